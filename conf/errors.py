@@ -1,0 +1,165 @@
+"""The one tree of errors. Each has a code to search for, and says what was wrong and what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DelaylineError(Exception):
+    """Root of every error that Delayline raises on purpose.
+
+    `code` is stable: scripts, dead letters and searches rely on it. `exit_code` is what the command line
+    ends with: 2 for what the caller can mend by calling otherwise, 1 for the rest.
+    """
+
+    code: ClassVar[str] = "delayline-error"
+    exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return f"{self.code}: {super().__str__()}"
+
+
+class SettingError(DelaylineError):
+    """A setting is unknown, unreadable or out of range. Names the key, the value and what is allowed."""
+
+    code = "bad-setting"
+    exit_code = 2
+
+
+class UsageError(DelaylineError):
+    """A command was called with arguments that cannot be carried out."""
+
+    code = "bad-usage"
+    exit_code = 2
+
+
+class JarsMissing(DelaylineError):
+    """The Java libraries of Spark's connectors or of the embedded broker have not been fetched."""
+
+    code = "jars-missing"
+
+
+class JavaMissing(DelaylineError):
+    """No Java 17 or newer was found."""
+
+    code = "java-missing"
+
+
+class BrokerFailed(DelaylineError):
+    """The embedded broker could not be formatted or started."""
+
+    code = "broker-failed"
+
+
+class BrokerUnreachable(DelaylineError):
+    """No broker answered at the configured bootstrap servers."""
+
+    code = "broker-unreachable"
+
+
+class TopicMissing(DelaylineError):
+    """A topic that the job needs does not exist. Says which, and how to create it."""
+
+    code = "topic-missing"
+
+
+class TopicMismatch(DelaylineError):
+    """A topic exists in a form the job cannot work with (partition count, cleanup policy)."""
+
+    code = "topic-mismatch"
+
+
+class PublishFailed(DelaylineError):
+    """The broker refused or did not confirm a published message."""
+
+    code = "publish-failed"
+
+
+class CheckpointMismatch(DelaylineError):
+    """The checkpoint, the tables and the progress topic do not tell one story; going on could lose or double."""
+
+    code = "checkpoint-mismatch"
+
+
+class LateRowsDropped(DelaylineError):
+    """Spark dropped rows behind the watermark, which must never happen to a message (invariant 6)."""
+
+    code = "late-rows-dropped"
+
+
+class CutoffMismatch(DelaylineError):
+    """Two parts of one batch disagree on its cutoff, or a cutoff went back (invariants 2 and 3)."""
+
+    code = "cutoff-mismatch"
+
+
+class DeliveryFailed(DelaylineError):
+    """The transaction with the output topics could not be completed; Spark retries the task."""
+
+    code = "delivery-failed"
+
+
+class BucketUnreadable(DelaylineError):
+    """A stored bucket, segment or state value is not what its metadata says."""
+
+    code = "bucket-unreadable"
+
+
+class InjectedFailure(DelaylineError):
+    """Raised by a failpoint, in tests only (`conf.failpoints`)."""
+
+    code = "injected-failure"
+
+
+class Rejected(DelaylineError):
+    """A message that cannot be scheduled: it goes to the dead-letter topic under this error's code."""
+
+    code = "rejected"
+
+
+class TwoDelays(Rejected):
+    """More than one delay header on one message."""
+
+    code = "two-delays"
+
+
+class BadDeliverAt(Rejected):
+    """The deliver-at header is neither epoch milliseconds nor ISO-8601 with an offset."""
+
+    code = "bad-deliver-at"
+
+
+class BadDeliverAfter(Rejected):
+    """The deliver-after header is not a duration."""
+
+    code = "bad-deliver-after"
+
+
+class BadDelayLevel(Rejected):
+    """The delay-level header is not a whole number of 0 or more."""
+
+    code = "bad-delay-level"
+
+
+class BadDeliverTo(Rejected):
+    """The deliver-to header is null, repeated, or not a topic name."""
+
+    code = "bad-deliver-to"
+
+
+class DelayTooLong(Rejected):
+    """The delay is above `limits.max_delay`."""
+
+    code = "delay-too-long"
+
+
+class TopicNotAllowed(Rejected):
+    """The deliver-to topic is not on the allow-list."""
+
+    code = "topic-not-allowed"
+
+
+class TopicUnknown(Rejected):
+    """The deliver-to topic is allowed, but did not exist when the job started."""
+
+    code = "topic-unknown"
