@@ -1,207 +1,325 @@
 """One typed, validated, frozen value that says how a deployment runs.
 
-Sources, each over the one before: a TOML file, the environment (`DELAYLINE_SECTION__KEY`), and
-`--set section.key=value`. Built on pydantic-settings, which does the reading, merging and checking.
+This file says what there is to set and what is allowed; `conf.load` fills it from the file, the environment
+and the command line. Each check's ValueError says only what is allowed: it never repeats the value, which may
+be a secret, and `conf.load` adds key, value and origin.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
-from pydantic import ValidationError as PydanticValidationError
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SecretStr,
+    model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from conf.durations import FORMS, parse_duration_ms
-from conf.errors import SettingError
 
-DEFAULT_FILE = Path(__file__).with_name("delayline.toml")
-_SECRET_KEY = re.compile(r"password|secret|jaas|token|passphrase|private|credential|access\.key", re.IGNORECASE)
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+_SECRET_KEY = re.compile(
+    r"passw|passphrase|secret|jaas|token|private|credential|signature|oauthbearer\.config|keystore\.key$|key\.pem"
+    r"|(?:access|account|encryption|shared|api|sas)[._-]?key",
+    re.IGNORECASE,
+)
+# Secrets inside other values: user:password@host in a URI, -Djavax.net.ssl.keyStorePassword=..., a PEM key.
+_SECRET_VALUE = re.compile(
+    r"(?:^|//|,)[^/@,\s]*:[^/@,\s]+@|(?:passw|secret|token|credential)[\w.-]*\s*[=:]|PRIVATE KEY",
+    re.IGNORECASE,
+)
+_SERVER = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s,:/@\[\]]+):(\d{1,5})")
 
-
-def _duration(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"a duration is written as {FORMS}")
-    return parse_duration_ms(str(value))
-
-
-def _topic(name: str) -> str:
-    if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
-        raise ValueError("a topic name is 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
-    return name
-
-
-def _topic_pattern(name: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z0-9._\-*?\[\]!]{1,249}", name, re.ASCII):
-        raise ValueError("an allowed output is a topic name or a shell pattern such as 'orders-*'")
-    return name
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+# Far above any use, far below where a sum of an instant and a duration leaves 64 bits.
+_LONGEST = 36_525 * _DAY
+_MOST = 2_147_483_647
 
 
-DurationMs = Annotated[int, BeforeValidator(_duration)]
-TopicName = Annotated[str, AfterValidator(_topic)]
-TopicPattern = Annotated[str, AfterValidator(_topic_pattern)]
-Positive = Annotated[int, Field(ge=1)]
+def is_secret(key: str, value: object = "") -> bool:
+    """Say whether the option `key`, or what stands in its value, must not be printed."""
+    return (
+        isinstance(value, SecretStr)
+        or bool(_SECRET_KEY.search(key))
+        or (isinstance(value, str) and bool(_SECRET_VALUE.search(value)))
+    )
+
+
+@dataclass(frozen=True)
+class _Between:
+    """A pydantic annotation: a whole number, or a duration in ms, within bounds. A failure is a sentence."""
+
+    low: int
+    high: int
+    is_duration: bool = False
+
+    def check(self, value: Any) -> int:
+        parse: Callable[[str], int] = parse_duration_ms if self.is_duration else int
+        try:
+            # True is an int to Python and never meant as one here; and 2.0 is no count.
+            if isinstance(value, int | str) and not isinstance(value, bool):
+                number = parse(str(value))
+                if self.low <= number <= self.high:
+                    return number
+        except ValueError:
+            pass  # The sentence below says more than the parser's.
+        raise ValueError(self.allowed())
+
+    def allowed(self) -> str:
+        if not self.is_duration:
+            return f"a whole number from {self.low} to {self.high}"
+        return f"a duration from {_exactly(self.low)} to {_exactly(self.high)}, written as {FORMS}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+def _duration(low_ms: int, high_ms: int) -> _Between:
+    return _Between(low_ms, high_ms, is_duration=True)
+
+
+def _exactly(ms: int) -> str:
+    units = (("d", _DAY), ("h", _HOUR), ("m", _MINUTE), ("s", _SECOND))
+    return next((f"{ms // size}{unit}" for unit, size in units if ms and ms % size == 0), f"{ms}ms")
+
+
+def _matching(pattern: str, allowed: str) -> AfterValidator:
+    """Check that a text matches `pattern` as a whole; `allowed` says the same in words."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(check)
+
+
+def _servers(text: str) -> str:
+    servers = [server.strip() for server in text.split(",")]
+    ports = [match and int(match[1]) for match in map(_SERVER.fullmatch, servers)]
+    if not all(port and port <= 65_535 for port in ports):
+        raise ValueError("host:port, or several separated by commas")
+    return ",".join(servers)
+
+
+def _list(value: Any) -> Any:
+    """Read a list out of one text, as the environment and `--set` give it: `["a", "b"]` or `a,b`."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return [item.strip() for item in value.split(",")] if value.strip() else []
+    try:
+        return tomllib.loads(f"list = {value.strip()}")["list"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError('a list, written as ["a", "b"] or a,b') from None
+
+
+Count = Annotated[int, _Between(1, _MOST)]
+ApplicationId = Annotated[
+    str, _matching(r"[a-zA-Z0-9._-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '.', '_', '-'")
+]
+TopicName = Annotated[
+    str,
+    _matching(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", "a topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"),
+]
+TopicPattern = Annotated[
+    str, _matching(r"[a-zA-Z0-9._\-*?\[\]!]{1,249}", "a topic name, or a shell pattern such as 'orders-*'")
+]
+HeaderName = Annotated[
+    str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")
+]
+# Credentials in a URI would be printed with it.
+StoragePath = Annotated[
+    str,
+    _matching(
+        r"(?!.*://[^/@]*:[^/@]*@).*\S.*",
+        "a local path, or a Hadoop URI without credentials (write those in [spark], as spark.hadoop.…)",
+    ),
+]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give `a.b = 1` written as a nested TOML table its dotted name back."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+def _option(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float | SecretStr):
+        raise ValueError("text, a number, true or false")
+    return value if isinstance(value, SecretStr) else str(value)
 
 
-def _option(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _plain(value: str | SecretStr) -> str:
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
-
-
-class _OptionTable(_Section):
+class OptionTable(_Section):
     """A section whose further keys are passed on as they are. Those that look secret are masked in print."""
 
     model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
-    __pydantic_extra__: dict[str, str | SecretStr] = Field(init=False)
+    __pydantic_extra__: dict[str, Annotated[str | SecretStr, BeforeValidator(_option)]] = Field(init=False)
 
     @model_validator(mode="before")
     @classmethod
     def _hide_secrets(cls, table: Any) -> Any:
-        if not isinstance(table, dict):
-            return table
+        return cls.hide_secrets(table) if isinstance(table, dict) else table
+
+    @classmethod
+    def hide_secrets(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """Return `table` with the values of secret-looking further keys as SecretStr."""
         return {
-            key: value if key in cls.model_fields or isinstance(value, SecretStr)
-            else SecretStr(_option(value)) if _SECRET_KEY.search(key) else _option(value)
-            for key, value in _flatten(table).items()
+            key: SecretStr(str(value))
+            if key not in cls.model_fields and isinstance(value, str | int | float) and is_secret(key, value)
+            else value
+            for key, value in table.items()
         }
 
     @property
     def options(self) -> dict[str, str]:
         """The further keys with their values in clear, secrets included: never print or log this."""
-        return {key: _plain(value) for key, value in (self.__pydantic_extra__ or {}).items()}
+        return {
+            key: value.get_secret_value() if isinstance(value, SecretStr) else value
+            for key, value in (self.__pydantic_extra__ or {}).items()
+        }
 
 
-class KafkaSettings(_OptionTable):
+class KafkaSettings(OptionTable):
     """How to reach the brokers. Further keys go to every Kafka client (`conf.kafka_options`)."""
 
-    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
+    bootstrap_servers: Annotated[str, AfterValidator(_servers)] = "127.0.0.1:9092"
 
 
-class SparkSettings(_OptionTable):
+class SparkSettings(OptionTable):
     """Spark options by their own names, over Delayline's defaults (`streaming.session`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_master(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        if wrong := [key for key in table if not key.startswith("spark.")]:
+            raise ValueError(f"keys that begin with 'spark.', not {wrong}")
+        # Two cores, and a failed task is tried up to four times, as on a cluster: plain local[2] tries once.
+        return {"spark.master": "local[2,4]"} | table
 
 
 class TopicSettings(_Section):
     """Where messages come from and go to. `progress` is None for `<application_id>-progress`."""
 
-    input: tuple[TopicName, ...] = Field(("delayline-in",), min_length=1)
+    input: Annotated[tuple[TopicName, ...], BeforeValidator(_list), Field(min_length=1)] = ("delayline-in",)
     output: TopicName = "delayline-out"
-    allowed_outputs: tuple[TopicPattern, ...] = ()
+    allowed_outputs: Annotated[tuple[TopicPattern, ...], BeforeValidator(_list)] = ()
     dead_letter: TopicName = "delayline-dead-letter"
-    progress: TopicName | None = None
+    # TOML has no null: the file writes "".
+    progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
 
 
 class StorageSettings(_Section):
     """Where the checkpoint and the tables live: a local path or any Hadoop URI."""
 
-    path: str = Field("./data", min_length=1)
-    time_partition: DurationMs = Field(3_600_000, ge=60_000)
+    path: StoragePath = "./data"
+    time_partition: Annotated[int, _duration(_MINUTE, _LONGEST)] = _HOUR
 
 
 class LimitSettings(_Section):
     """What is accepted, and how much of it at a time."""
 
-    max_delay: DurationMs = Field(366 * 86_400_000, ge=0)
-    messages_per_trigger: Positive = 200_000
+    max_delay: Annotated[int, _duration(0, _LONGEST)] = 366 * _DAY
+    messages_per_trigger: Count = 200_000
 
 
 class ClockSettings(_Section):
     """How often a batch starts, and how far its cutoff may be ahead of the batch before."""
 
-    trigger: DurationMs = Field(500, ge=0)
-    lookahead: DurationMs = Field(1_400, ge=0, le=60_000)
+    trigger: Annotated[int, _duration(0, _DAY)] = 500
+    lookahead: Annotated[int, _duration(0, _MINUTE)] = 1_400
 
 
 class BucketSettings(_Section):
     """When the far part of a shard's mutable bucket is sealed. `shards` is fixed at a checkpoint's birth."""
 
-    shards: int = Field(2, ge=1, le=1024)
-    max_messages: Positive = 20_000
-    max_bytes: int = Field(8 * 1024 * 1024, ge=1024)
+    shards: Annotated[int, _Between(1, 1024)] = 2
+    max_messages: Count = 20_000
+    max_bytes: Annotated[int, _Between(1024, _MOST)] = 8 * 1024 * 1024
 
 
 class SegmentSettings(_Section):
     """How a sealed bucket is cut."""
 
-    max_seconds: Positive = 300
-    max_messages: Positive = 50_000
+    max_seconds: Count = 300
+    max_messages: Count = 50_000
 
 
 class WindowSettings(_Section):
     """How far ahead of the cutoff segments are loaded, in time and in messages."""
 
-    ahead: DurationMs = Field(60_000, ge=1_000)
-    max_messages: Positive = 500_000
+    ahead: Annotated[int, _duration(_SECOND, _DAY)] = _MINUTE
+    max_messages: Count = 500_000
 
 
 class DeliverySettings(_Section):
     """How due messages are cut into Kafka transactions."""
 
-    transaction_messages: Positive = 50_000
-    slice: DurationMs = Field(100, ge=1)
-    transaction_timeout: DurationMs = Field(60_000, ge=1_000, le=900_000)
+    transaction_messages: Count = 50_000
+    slice: Annotated[int, _duration(1, _MINUTE)] = 100
+    # A broker refuses more than its transaction.max.timeout.ms, 15 minutes by default.
+    transaction_timeout: Annotated[int, _duration(_SECOND, 15 * _MINUTE)] = _MINUTE
 
 
 class HeaderSettings(_Section):
     """The names of the headers that publishers set."""
 
-    deliver_at: str = Field("deliver-at", min_length=1)
-    deliver_after: str = Field("deliver-after", min_length=1)
-    delay_level: str = Field("delay-level", min_length=1)
-    deliver_to: str = Field("deliver-to", min_length=1)
+    deliver_at: HeaderName = "deliver-at"
+    deliver_after: HeaderName = "deliver-after"
+    delay_level: HeaderName = "delay-level"
+    deliver_to: HeaderName = "deliver-to"
 
     @model_validator(mode="after")
     def _distinct(self) -> HeaderSettings:
         names = [self.deliver_at, self.deliver_after, self.delay_level, self.deliver_to]
         if len(set(names)) != len(names):
-            raise ValueError("the four header names must differ from each other")
+            raise ValueError(f"four names that differ from each other, not {names}")
         return self
 
 
 class LevelSettings(_Section):
     """RocketMQ's `messageDelayLevel`: level n is the n-th delay."""
 
-    delays: tuple[DurationMs, ...] = Field(
-        tuple(parse_duration_ms(d) for d in "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split()),
-        min_length=1,
+    delays: Annotated[
+        tuple[Annotated[int, _duration(0, _LONGEST)], ...],
+        BeforeValidator(_list),
+        Field(min_length=1),
+    ] = (
+        *(seconds * _SECOND for seconds in (1, 5, 10, 30)),
+        *(minutes * _MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+        *(hours * _HOUR for hours in (1, 2)),
     )
 
 
 class Settings(BaseSettings):
-    """The whole. Made by `load_settings`; durations are held in ms."""
+    """The whole; durations are held in ms. `conf.load.load_settings` makes one for a deployment."""
 
+    # Decoding is left to `_list`, which reads a list the same way wherever it comes from.
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, env_prefix="DELAYLINE_", env_nested_delimiter="__"
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        case_sensitive=True,
+        enable_decoding=False,
+        env_prefix="DELAYLINE_",
+        env_nested_delimiter="__",
+        env_nested_max_split=1,
     )
 
-    application_id: str = Field("delayline", pattern=r"^[a-zA-Z0-9._-]{1,100}$")
+    application_id: ApplicationId = "delayline"
     kafka: KafkaSettings = KafkaSettings()
     topics: TopicSettings = TopicSettings()
     storage: StorageSettings = StorageSettings()
@@ -215,6 +333,13 @@ class Settings(BaseSettings):
     levels: LevelSettings = LevelSettings()
     spark: SparkSettings = SparkSettings()
 
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let `Settings(...)` read nothing but its arguments; the environment is `load_settings`' part."""
+        return (init_settings,)
+
     @property
     def progress_topic(self) -> str:
         """The compacted topic that holds, for each shard, how far its delivery is committed."""
@@ -222,9 +347,21 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _no_loops(self) -> Settings:
-        outputs = {self.topics.output, self.topics.dead_letter, self.progress_topic}
-        if looped := outputs & set(self.topics.input):
-            raise ValueError(f"topics.input: {sorted(looped)} is also an output, dead-letter or progress topic")
-        if len(outputs) != 3:
-            raise ValueError("topics: output, dead_letter and progress must be three different topics")
+        topics, progress = self.topics, self.progress_topic
+        outputs = {"output": topics.output, "dead_letter": topics.dead_letter, "progress": progress}
+        wrong = [
+            f"topics.{key} = {topic!r}: allowed is a topic that is not in topics.input"
+            for key, topic in outputs.items()
+            if topic in topics.input
+        ]
+        # A pattern may match one of these by accident and `conf.rules` has to mind it; a name was meant.
+        wrong += [
+            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter or progress topic"
+            for topic in topics.allowed_outputs
+            if topic in {*topics.input, topics.dead_letter, progress}
+        ]
+        if len(set(outputs.values())) != len(outputs):
+            wrong.append(f"topics: output, dead_letter and progress must be different topics, not {outputs}")
+        if wrong:
+            raise ValueError("\n".join(wrong))
         return self

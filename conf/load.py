@@ -1,0 +1,217 @@
+"""Fill `Settings` from a TOML file, the environment and `--set`, each over the one before.
+
+pydantic-settings reads, merges and checks; this file says which names there are and turns what went wrong
+into sentences. No secret leaves it in clear, not even in the cause of an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from tomllib import TOMLDecodeError
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    TomlConfigSettingsSource,
+)
+
+from conf.errors import SettingError
+from conf.kafka_options import check_options
+from conf.settings import OptionTable, Settings, is_secret
+
+DEFAULT_FILE = Path(__file__).with_name("delayline.toml")
+CONFIG_VARIABLE = "DELAYLINE_CONFIG"
+"""Names the settings file; read by the command line, not here."""
+
+_PREFIX = "DELAYLINE_"
+_NOT_SETTINGS = (CONFIG_VARIABLE, "DELAYLINE_FAILPOINT")
+
+_KEY = re.compile(r"[\w.-]+", re.ASCII)
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+_KEYS = [name for name in Settings.model_fields if name not in _SECTIONS] + [
+    f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields
+]
+# What pydantic finds by itself, in the words of `conf.settings`.
+_ALLOWED = {"string_type": "text", "tuple_type": "a list", "too_short": "a list of one or more"}
+
+
+class _Source(NamedTuple):
+    """One place that settings come from: the source, and for each dotted key how to name its origin."""
+
+    source: PydanticBaseSettingsSource
+    origins: dict[str, str]
+
+
+def load_settings(
+    file: Path | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Return what `file` (None: the defaults), `environ` (None: the process's) and `overrides` say together.
+
+    An override is `section.key=value`, split at the first dot and the first `=`. A variable is
+    `DELAYLINE_SECTION__KEY`; in [kafka] and [spark] a key without a dot is read in lower case with its `_` as
+    dots. Raises SettingError that lists all that is wrong: key, value (`******` for a secret), what is
+    allowed, and where it came from.
+    """
+    problems: list[str] = []
+    from_file = _read_file(file)
+    from_environ = _read_environ(os.environ if environ is None else environ, problems)
+    from_overrides = _read_overrides(overrides, problems)
+    origins = from_file.origins | from_environ.origins | from_overrides.origins
+    sources = (from_overrides.source, from_environ.source, from_file.source)
+    settings = None
+    try:
+        # pydantic-settings' own way in for ready sources, which its dataclass transform hides from mypy.
+        settings = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg]
+        check_options(settings.kafka)
+    except ValidationError as error:
+        problems += [_sentence(detail, origins) for detail in error.errors()]
+    except SettingError as error:
+        problems.append(error.args[0])
+    if settings is None or problems:
+        # Raised out here, so that no error of pydantic's, which holds values in clear, is shown as its cause.
+        raise SettingError("\n".join(problems))
+    return settings
+
+
+class _Table(InitSettingsSource):
+    def __init__(self, table: dict[str, Any]) -> None:
+        super().__init__(Settings, _hide_secrets(table))
+
+
+class _Environment(EnvSettingsSource):
+    """Variables under their normalised names, from any mapping."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(Settings, case_sensitive=False)
+        self.env_vars = variables
+
+    def __call__(self) -> dict[str, Any]:
+        return _hide_secrets(super().__call__())
+
+
+def _hide_secrets(table: dict[str, Any]) -> dict[str, Any]:
+    """Hide them before pydantic-settings can report them, or log them (PYDANTIC_SETTINGS_DEBUG)."""
+    hidden = dict(table)
+    for section, model in _SECTIONS.items():
+        if issubclass(model, OptionTable) and isinstance(table.get(section), dict):
+            hidden[section] = model.hide_secrets(_flatten(table[section]))
+    return hidden
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Give `security.protocol = "SSL"`, which TOML reads as nested tables, its dotted name back."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _read_file(file: Path | None) -> _Source:
+    if file is None:
+        return _Source(_Table({}), {})
+    try:
+        # pydantic-settings takes a missing file for an empty one, and a directory for a missing file.
+        with file.open("rb"):
+            table = TomlConfigSettingsSource(Settings, toml_file=file).toml_data
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"settings file {str(file)!r} is not valid TOML: {error}") from None
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise SettingError(f"settings file {str(file)!r} cannot be read: {why}; give a TOML file") from None
+    return _Source(_Table(table), dict.fromkeys(_flatten(table), f"file {file}"))
+
+
+def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
+    variables: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or name.startswith(_NOT_SETTINGS):
+            continue
+        key = _key_of_variable(name)
+        if key in _SECTIONS:
+            problems.append(f"{name}: a section has no value; allowed is {name}__KEY=value")
+            continue
+        if key is None:
+            known = [_PREFIX + key.upper().replace(".", "__") for key in _KEYS]
+            problems.append(f"{name}: no such setting{_nearest(name, known)}")
+            continue
+        section, dot, rest = key.partition(".")
+        variables[f"{_PREFIX.lower()}{section}{'__' if dot else ''}{rest}"] = environ[name]
+        origins[key] = f"environment variable {name}"
+    return _Source(_Environment(variables), origins)
+
+
+def _key_of_variable(name: str) -> str | None:
+    """Return the dotted key, or the section, that the variable `name` stands for; None if there is none."""
+    section, _, rest = name.removeprefix(_PREFIX).partition("__")
+    section, model = section.lower(), _SECTIONS.get(section.lower())
+    if not rest:
+        return section if section in Settings.model_fields else None
+    if model is None:
+        return None
+    if rest.lower() in model.model_fields:
+        return f"{section}.{rest.lower()}"
+    if not issubclass(model, OptionTable):
+        return None
+    # A shell cannot set names with dots; `env` and compose files can, with the case that Spark minds.
+    return f"{section}.{rest if '.' in rest else rest.lower().replace('_', '.')}"
+
+
+def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:
+    table: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        section, dot, rest = key.partition(".")
+        if not equals or not _KEY.fullmatch(key):
+            # Only what can be nothing but a key is repeated: the rest may be a secret.
+            start = _KEY.match(override)
+            problems.append(f"--set {start[0] if start else ''}…: allowed is --set section.key=value")
+        elif dot and section in _SECTIONS:
+            table.setdefault(section, {})[rest] = value
+        elif key in _KEYS:
+            table[key] = value
+        elif key in _SECTIONS:
+            problems.append(f"--set {key}: a section has no value; allowed is --set {key}.key=value")
+        else:
+            problems.append(f"--set {key}: no such setting{_nearest(key, _KEYS)}")
+        origins[key] = "--set"
+    return _Source(_Table(table), origins)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    # A key under the wrong section is nearer to itself under the right one than any spelling.
+    same = [key for key in known if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    near = same[:1] or get_close_matches(name, known, n=1)
+    return f"; the nearest is {near[0]}" if near else f"; the sections are {', '.join(_SECTIONS)}"
+
+
+def _sentence(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+    """Turn one of pydantic's findings into: key, value, what is allowed, origin."""
+    path = [str(part) for part in detail["loc"] if isinstance(part, str)]
+    key, value = ".".join(path), detail["input"]
+    origin = origins.get(key, "")
+    suffix = f" (from {origin})" if origin else ""
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        known = _KEYS if len(path) > 1 else [*_KEYS, *_SECTIONS]
+        return f"{key}: no such setting{_nearest(key, known)}{suffix}"
+    allowed = str(detail["ctx"]["error"]) if kind == "value_error" else _ALLOWED.get(kind, detail["msg"])
+    if not path:
+        return allowed
+    if path[0] in _SECTIONS and len(path) == 1:
+        return f"[{key}]: allowed is {allowed if kind == 'value_error' else 'a table'}{suffix}"
+    return f"{key} = {'******' if is_secret(key, value) else repr(value)}: allowed is {allowed}{suffix}"

@@ -1,0 +1,211 @@
+"""The topics that a job needs: what they must be like, making them, and checking them before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.errors import (
+    KafkaConfigurationError,
+    KafkaError,
+    RetriableError,
+    TopicAlreadyExistsError,
+    for_code,
+)
+
+from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
+from conf.kafka_options import kafka_python_options
+from conf.settings import Settings
+
+CONNECT_TIMEOUT_MS = 10_000
+_REQUEST_TIMEOUT_MS = 15_000
+# What a topic of any role is made with; None leaves it to the broker.
+BROKER_DEFAULT = -1
+
+Role = Literal["input", "output", "dead letter", "progress"]
+
+
+@dataclass(frozen=True)
+class TopicReport:
+    """One topic of a job. `partitions` is 0 and `state` "missing" while it does not exist."""
+
+    name: str
+    role: Role
+    partitions: int
+    state: Literal["exists", "created", "missing"]
+
+
+def needed_topics(settings: Settings) -> dict[str, Role]:
+    """Return the topics that must exist, with what each is for. Patterns on the allow-list name none."""
+    exact = [name for name in settings.topics.allowed_outputs if not set(name) & set("*?[")]
+    roles: dict[str, Role] = dict.fromkeys(settings.topics.input, "input")
+    roles |= dict.fromkeys([settings.topics.output, *exact], "output")
+    roles[settings.topics.dead_letter] = "dead letter"
+    roles[settings.progress_topic] = "progress"
+    return roles
+
+
+def list_topics(settings: Settings) -> list[str]:
+    """Return the names of all topics but Kafka's own, sorted. Raises BrokerUnreachable."""
+    with connected(settings) as admin:
+        return _names(admin)
+
+
+def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
+    """Return the number of partitions of each of `topics`; those that do not exist are left out.
+
+    None stands for every topic that the job may write messages to: the output, the dead-letter topic, and
+    what the allow-list matches. Its own input and progress topics are never among these. Raises
+    BrokerUnreachable.
+    """
+    with connected(settings) as admin:
+        return _counts(admin, _writable(settings, _names(admin)) if topics is None else topics)
+
+
+def show_topics(settings: Settings) -> list[TopicReport]:
+    """Return what there is of the topics the job needs. Raises BrokerUnreachable."""
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        counts = _counts(admin, needed)
+    return [
+        TopicReport(name, role, counts.get(name, 0), "exists" if name in counts else "missing")
+        for name, role in needed.items()
+    ]
+
+
+def check_topics(settings: Settings) -> dict[str, int]:
+    """Return the partition count of every topic that the job needs.
+
+    Raises TopicMissing (naming each), TopicMismatch for a progress topic of another form, BrokerUnreachable.
+    """
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        counts = _counts(admin, needed)
+        if missing := [f"{name} ({role})" for name, role in needed.items() if name not in counts]:
+            raise TopicMissing(
+                f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
+                "create with `delayline topics create`, or name others in [topics]"
+            )
+        _check_progress(admin, settings, counts[settings.progress_topic])
+    return counts
+
+
+def ensure_topics(
+    settings: Settings, partitions: int = BROKER_DEFAULT, replication: int = BROKER_DEFAULT
+) -> list[TopicReport]:
+    """Create those that are missing of the topics the job needs, and say of each whether it was there.
+
+    `partitions` is for all but the progress topic, which has one for each shard. Raises TopicMismatch when an
+    existing progress topic has another form or the broker refuses to create one, BrokerUnreachable.
+    """
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        existing = _counts(admin, needed)
+        if settings.progress_topic in existing:
+            # Before anything is made: a refusal should leave all as it was.
+            _check_progress(admin, settings, existing[settings.progress_topic])
+        wanted = {
+            name: _form(settings, role, partitions, replication)
+            for name, role in needed.items()
+            if name not in existing
+        }
+        created = _create(admin, wanted) if wanted else set()
+        counts = _counts(admin, needed)
+    return [
+        TopicReport(name, role, counts.get(name, 0), "created" if name in created else "exists")
+        for name, role in needed.items()
+    ]
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
+    """An admin client for `settings.kafka`, closed afterwards.
+
+    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between.
+    """
+    options: dict[str, Any] = {
+        "client_id": settings.application_id,
+        "request_timeout_ms": _REQUEST_TIMEOUT_MS,
+        **kafka_python_options(settings.kafka),
+        "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
+    }
+    servers = settings.kafka.bootstrap_servers
+    try:
+        with KafkaAdminClient(**options) as admin:
+            yield admin
+    except KafkaConfigurationError as error:
+        raise SettingError(f"[kafka]: {error}") from error
+    except (RetriableError, OSError) as error:
+        raise BrokerUnreachable(
+            f"no broker answers at {servers} ({error}); is it running, and is kafka.bootstrap_servers right?"
+        ) from error
+    except KafkaError as error:
+        raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error
+
+
+def _writable(settings: Settings, names: Collection[str]) -> list[str]:
+    patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
+    # A message sent to an input topic still has its delay header, and would go round for ever.
+    barred = {*settings.topics.input, settings.progress_topic}
+    return [
+        name
+        for name in names
+        if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+
+
+def _names(admin: KafkaAdminClient) -> list[str]:
+    return sorted(name for name in admin.list_topics() if not name.startswith("__"))
+
+
+def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
+    # An empty list would be taken for "all".
+    described = admin.describe_topics(list(topics)) if topics else []
+    return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
+
+
+def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:
+    if role == "progress":
+        configs = {"cleanup.policy": "compact"}
+        return {
+            "num_partitions": settings.bucket.shards,
+            "replication_factor": replication,
+            "configs": configs,
+        }
+    return {"num_partitions": partitions, "replication_factor": replication}
+
+
+def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
+    """Create, and return which were not there: another may have made one meanwhile."""
+    created, refused = set(), []
+    for topic in admin.create_topics(wanted, raise_errors=False)["topics"]:
+        problem = for_code(topic["error_code"])
+        if topic["error_code"] == 0:
+            created.add(topic["name"])
+        elif problem is not TopicAlreadyExistsError:
+            refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
+    if refused:
+        raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
+    admin.wait_for_topics(list(wanted), timeout_ms=_REQUEST_TIMEOUT_MS)
+    return created
+
+
+def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int) -> None:
+    name, shards = settings.progress_topic, settings.bucket.shards
+    if partitions != shards:
+        raise TopicMismatch(
+            f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set "
+            "bucket.shards back to what the application began with, or begin a new one under another "
+            "application_id"
+        )
+    resource = ConfigResource("TOPIC", name, {"cleanup.policy": None})
+    policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]
+    if policy != "compact":
+        raise TopicMismatch(
+            f"progress topic {name} has cleanup.policy={policy}, and would forget what is delivered: "
+            "set it to compact"
+        )

@@ -1,0 +1,55 @@
+"""The configuration of the embedded broker's single node, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def node_properties(data: Path, listener: str, controller: str) -> dict[str, str]:
+    """Return Kafka's properties for one node that is broker and controller, each at a `host:port`."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{listener},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{listener}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+        # The job says which topic is missing; a broker that made one by itself would hide a typing error.
+        "auto.create.topics.enable": "false",
+        "delete.topic.enable": "true",
+        "num.partitions": "1",
+        # There is one node, so nothing can be kept more than once.
+        "default.replication.factor": "1",
+        "min.insync.replicas": "1",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        # Made at first use: 50 partitions each, the default, would take seconds.
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.num.partitions": "4",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """Write `properties` as a Java properties file, whose encoding is Latin-1."""
+    return "".join(f"{_escape(key, ' :=#!')}={_escape(value)}\n" for key, value in properties.items())
+
+
+def address(host: str, port: int) -> str:
+    """Write `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _escape(text: str, special: str = "") -> str:
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    for character in special:
+        escaped = escaped.replace(character, "\\" + character)
+    if escaped.startswith(" "):
+        escaped = "\\" + escaped
+    return "".join(c if c.isascii() else f"\\u{ord(c):04x}" for c in escaped)

@@ -1,0 +1,61 @@
+"""Kafka's default partitioner for keys, over a column at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_M = np.uint32(0x5BD1E995)
+_SEED = np.uint32(0x9747B28C)
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """Return the murmur2 hash of each key, as `org.apache.kafka.common.utils.Utils.murmur2` gives it.
+
+    `keys` is a binary array without nulls. Keys of one length are hashed together, a word at a time.
+    """
+    offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    content = keys.buffers()[2]
+    flat = np.frombuffer(content, dtype=np.uint8) if content is not None else np.empty(0, dtype=np.uint8)
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
+    hashes = np.empty(len(keys), dtype=np.uint32)
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        hashes[rows] = _murmur2_of_one_length(flat[starts[rows, None] + np.arange(length)])
+    return hashes
+
+
+def _murmur2_of_one_length(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Hash the rows of an (n, length) matrix of bytes."""
+    count, length = keys.shape
+    with np.errstate(over="ignore"):
+        h = np.full(count, _SEED ^ np.uint32(length), dtype=np.uint32)
+        whole = length // 4 * 4
+        words = np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((count, 0), np.uint32)
+        for column in range(words.shape[1]):
+            k = words[:, column] * _M
+            k = (k ^ (k >> np.uint32(24))) * _M
+            h = h * _M ^ k
+        tail = keys[:, whole:].astype(np.uint32)
+        if tail.shape[1]:
+            for at in range(tail.shape[1]):
+                h = h ^ (tail[:, at] << np.uint32(8 * at))
+            h = h * _M
+        h = (h ^ (h >> np.uint32(13))) * _M
+        return np.asarray(h ^ (h >> np.uint32(15)), dtype=np.uint32)
+
+
+def partitions_for(
+    keys: pa.Array, input_partitions: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the output partition of each message: by its key, or by its input partition if it has none.
+
+    `counts` is the number of partitions of each message's output topic.
+    """
+    chosen = input_partitions % counts
+    keyed = np.flatnonzero(np.asarray(keys.is_valid()))
+    if len(keyed):
+        hashes = murmur2(keys.drop_null()).astype(np.int64) & 0x7FFFFFFF
+        chosen[keyed] = hashes % counts[keyed]
+    return chosen

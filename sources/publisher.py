@@ -1,0 +1,183 @@
+"""Publishing messages for people and scripts: confirmed by all in-sync replicas, and named by their ids."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaConfigurationError, KafkaError
+
+from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
+from conf.kafka_options import kafka_python_options
+from conf.settings import Settings
+
+CONNECT_TIMEOUT_MS = 10_000
+DELIVERY_TIMEOUT_MS = 60_000
+MAX_IN_FLIGHT_MESSAGES = 5_000
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Publisher:
+    """An idempotent producer for one topic, or one partition of it. Close it, or use it as a context."""
+
+    def __init__(self, settings: Settings, topic: str, partition: int | None = None) -> None:
+        """Connect, and look the topic up.
+
+        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition).
+        """
+        self.topic = topic
+        self._partition = partition
+        self._servers = settings.kafka.bootstrap_servers
+        self._producer = self._connect(settings)
+        try:
+            self._check_topic()
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(
+        self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()
+    ) -> Iterator[str]:
+        """Send each value, and yield the message ids in the same order, each as soon as it is confirmed.
+
+        Values are taken while earlier ones are on their way, at most `MAX_IN_FLIGHT_MESSAGES` and
+        `MAX_IN_FLIGHT_BYTES` of them. Raises PublishFailed at the first that the broker refuses or does not
+        confirm within `DELIVERY_TIMEOUT_MS`; of those after it some may have been published.
+        """
+        flight = _Flight()
+        # A thread, so that an id is given while the next value is still awaited (a slow pipe).
+        feeder = threading.Thread(target=self._feed, args=(flight, values, key, list(headers)), daemon=True)
+        feeder.start()
+        try:
+            while (landing := flight.next()) is not None:
+                yield self._confirmed(landing)
+        finally:
+            flight.cancel()
+
+    def close(self) -> None:
+        """Give what is on its way a moment, and disconnect."""
+        self._producer.close(timeout=5)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, settings: Settings) -> KafkaProducer:
+        options: dict[str, Any] = {
+            "client_id": f"{settings.application_id}-publish",
+            "linger_ms": 5,
+            "batch_size": 256 * 1024,
+            # A record's limit is the topic's; the client must not have a lower one of its own.
+            "max_request_size": 100_000_000,
+            **kafka_python_options(settings.kafka),
+            "acks": "all",
+            "enable_idempotence": True,
+            "allow_auto_create_topics": False,
+            "delivery_timeout_ms": DELIVERY_TIMEOUT_MS,
+            "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
+            "max_block_ms": CONNECT_TIMEOUT_MS,
+        }
+        try:
+            return KafkaProducer(**options)
+        except KafkaConfigurationError as error:
+            raise SettingError(f"[kafka]: {error}") from error
+        except (KafkaError, OSError) as error:
+            raise BrokerUnreachable(
+                f"no broker answers at {self._servers} ({error}); is it running, "
+                "and is kafka.bootstrap_servers right?"
+            ) from error
+
+    def _check_topic(self) -> None:
+        try:
+            partitions = self._producer.partitions_for(self.topic)
+        except KafkaError:
+            partitions = None
+        if not partitions:
+            raise TopicMissing(
+                f"{self.topic} at {self._servers}: create it with `delayline topics create`, or name another"
+            )
+        if self._partition is not None and self._partition not in partitions:
+            raise UsageError(
+                f"{self.topic} has no partition {self._partition}, only 0 to {len(partitions) - 1}"
+            )
+
+    def _feed(
+        self, flight: _Flight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]
+    ) -> None:
+        try:
+            for value in values:
+                if not flight.board(len(value or b"")):
+                    return
+                sent = self._producer.send(
+                    self.topic, value=value, key=key, headers=headers, partition=self._partition
+                )
+                flight.depart(sent, len(value or b""))
+            flight.depart(None)
+        except BaseException as error:
+            flight.depart(error)
+
+    def _confirmed(self, landing: Any) -> str:
+        try:
+            if isinstance(landing, BaseException):
+                raise landing
+            record = landing.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
+        except KafkaError as error:
+            raise PublishFailed(
+                f"{self.topic} at {self._servers}: {type(error).__name__}: {error}"
+            ) from error
+        return f"{record.topic}/{record.partition}/{record.offset}"
+
+
+class _Flight:
+    """What is sent and not confirmed yet, in order: bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._landings: queue.Queue[tuple[Any, int]] = queue.Queue()
+        self._changed = threading.Condition()
+        self._messages = 0
+        self._bytes = 0
+        self._cancelled = False
+
+    def board(self, size: int) -> bool:
+        """Wait until a message of `size` bytes may be sent too. False: no more are wanted."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._cancelled
+                    # One that is alone may be of any size, or it could never be sent.
+                    or self._messages == 0
+                    or (self._messages < MAX_IN_FLIGHT_MESSAGES and self._bytes + size <= MAX_IN_FLIGHT_BYTES)
+                )
+            )
+            self._messages += 1
+            self._bytes += size
+            return not self._cancelled
+
+    def depart(self, sent: Any, size: int = 0) -> None:
+        """Add a future; None when there are no more, or the error that ended it."""
+        self._landings.put((sent, size))
+
+    def next(self) -> Any:
+        """Wait for the oldest, and make room for another."""
+        sent, size = self._landings.get()
+        with self._changed:
+            self._messages -= 1
+            self._bytes -= size
+            self._changed.notify()
+        return sent
+
+    def cancel(self) -> None:
+        """Let the feeding end."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify()

@@ -1,0 +1,79 @@
+"""Reading one delay header. Pure: text in, milliseconds out, or the error that goes to the dead letter."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from conf.durations import FORMS, parse_duration_ms
+from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo
+
+# Far above any instant that a maximum delay lets through, and safe to add to in 64 bits.
+MAX_INSTANT_MS = 2**61
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _text(value: bytes | None) -> str:
+    if value is None:
+        raise ValueError("it has no value")
+    try:
+        return value.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{value[:40]!r} is not UTF-8 text") from None
+
+
+def parse_deliver_at(value: bytes | None) -> int:
+    """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
+
+    Raises BadDeliverAt for anything else, for an instant before 1970 included.
+    """
+    try:
+        text = _text(value)
+        if text.isascii() and text.isdigit():
+            return min(int(text[:40]), MAX_INSTANT_MS)
+        instant = datetime.fromisoformat(text)
+        if instant.tzinfo is None:
+            raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
+        # Whole milliseconds, rounded up: rounding down would be early.
+        ms = -((_EPOCH - instant) // timedelta(milliseconds=1))
+        if ms < 0:
+            raise ValueError(f"{text[:40]!r} is before 1970")
+        return ms
+    except (ValueError, OverflowError) as problem:
+        raise BadDeliverAt(
+            f"deliver-at is epoch ms or ISO-8601 with an offset (2026-12-24T18:00:00Z): {problem}"
+        ) from None
+
+
+def parse_deliver_after(value: bytes | None) -> int:
+    """Return the delay in ms. Raises BadDeliverAfter if it is none of the forms of `conf.durations`."""
+    try:
+        return min(parse_duration_ms(_text(value)), MAX_INSTANT_MS)
+    except ValueError as problem:
+        raise BadDeliverAfter(f"deliver-after is {FORMS}: {problem}") from None
+
+
+def parse_delay_level(value: bytes | None) -> int:
+    """Return the level, 0 or more. Raises BadDelayLevel for anything else."""
+    try:
+        text = _text(value)
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{text[:40]!r} is not a whole number of 0 or more")
+        return min(int(text[:40]), 2**31)
+    except ValueError as problem:
+        raise BadDelayLevel(f"delay-level is 0 (at once), 1, 2, ...: {problem}") from None
+
+
+def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
+    """Return the delay of a level, as RocketMQ has it: 0 is none, above the last means the last."""
+    return 0 if level == 0 else levels_ms[min(level, len(levels_ms)) - 1]
+
+
+def parse_deliver_to(value: bytes | None) -> str:
+    """Return the topic's name. Raises BadDeliverTo if there is none."""
+    try:
+        text = _text(value)
+        if not text:
+            raise ValueError("it is empty")
+        return text
+    except ValueError as problem:
+        raise BadDeliverTo(f"deliver-to names a topic: {problem}") from None

@@ -1,0 +1,177 @@
+"""Reading a topic as a subscriber sees it: committed records only, each with how late it came.
+
+By confluent-kafka: kafka-python reads committed records rightly too, but stops with an error at the first
+batch that is compressed with lz4, snappy or zstd, unless further packages are installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from conf.errors import BrokerUnreachable, SettingError, TopicMissing
+from conf.kafka_options import librdkafka_options
+from conf.message import DELIVER_AT_HEADER, ID_HEADER
+from conf.settings import Settings
+
+CONNECT_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_POLL_MESSAGES = 500
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Received:
+    """One record, and when it was received (epoch ms)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    received_ms: int
+
+    def header(self, name: str) -> bytes | None:
+        """The value of the last header of this name, None if there is none."""
+        # The last: the service adds its own behind those of the publisher.
+        return next((value for given, value in reversed(self.headers) if given == name), None)
+
+    @property
+    def id(self) -> str | None:
+        """The message id, `topic/partition/offset` of the input; None if Delayline did not write it."""
+        value = self.header(ID_HEADER)
+        return None if value is None else value.decode(errors="replace")
+
+    @property
+    def deliver_at_ms(self) -> int | None:
+        """When it was due, epoch ms; None if Delayline did not deliver the record."""
+        value = self.header(DELIVER_AT_HEADER)
+        return int(value) if value is not None and value.isdigit() else None
+
+    @property
+    def lateness_ms(self) -> int | None:
+        """How long after it was due it was received."""
+        return None if self.deliver_at_ms is None else self.received_ms - self.deliver_at_ms
+
+
+class Subscriber:
+    """A consumer of all partitions of a topic, in no group. Partitions that are added later are not read.
+
+    Where it starts is fixed when it is made, so that what is published after that is not missed.
+    """
+
+    def __init__(self, settings: Settings, topic: str, from_beginning: bool = False) -> None:
+        """Raises BrokerUnreachable, TopicMissing, SettingError."""
+        self.topic = topic
+        self._servers = settings.kafka.bootstrap_servers
+        options = {
+            "log_level": "3",
+            "fetch.wait.max.ms": "50",
+            **librdkafka_options(settings.kafka),
+            # The client wants one; nothing is committed to it and no group is joined.
+            "group.id": f"{settings.application_id}-subscribe-{uuid.uuid4().hex}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": "false",
+            # For records that retention deletes before they are read.
+            "auto.offset.reset": "earliest",
+        }
+        try:
+            self._consumer = Consumer(options, logger=log)
+        except KafkaException as error:
+            raise SettingError(f"[kafka]: {error.args[0].str()}") from error
+        try:
+            self.start_offsets = self._start_offsets(from_beginning)
+            self._consumer.assign(
+                [TopicPartition(topic, number, offset) for number, offset in self.start_offsets.items()]
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def records(self, count: int | None = None, timeout_ms: int | None = None) -> Iterator[Received]:
+        """Yield records as they come, until there were `count`, or for `timeout_ms`; None: without end.
+
+        Raises BrokerUnreachable for an error that the client does not mend by itself.
+        """
+        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        seen = 0
+        while (count is None or seen < count) and (deadline_s is None or time.monotonic() < deadline_s):
+            wanted = _POLL_MESSAGES if count is None else min(_POLL_MESSAGES, count - seen)
+            # Not all of `wanted` at once, for that would wait for more while the first is due to be shown.
+            first = self._consumer.poll(_POLL_S)
+            messages = [] if first is None else [first, *self._consumer.consume(wanted - 1, 0)]
+            received_ms = int(time.time() * 1000)
+            for message in messages:
+                if error := message.error():
+                    self._check(error)
+                    continue
+                seen += 1
+                yield _received(message, received_ms)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_offsets(self, from_beginning: bool) -> dict[int, int]:
+        try:
+            described = self._consumer.list_topics(self.topic, CONNECT_TIMEOUT_S).topics[self.topic]
+            if described.error is not None and described.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise TopicMissing(
+                    f"{self.topic} at {self._servers}: create it with `delayline topics create`, "
+                    "or name another"
+                )
+            if described.error is not None:
+                raise KafkaException(described.error)
+            offsets = {}
+            for number in sorted(described.partitions):
+                # The end for a reader of committed records: before a transaction that is still open.
+                low, high = self._consumer.get_watermark_offsets(
+                    TopicPartition(self.topic, number), CONNECT_TIMEOUT_S, cached=False
+                )
+                offsets[number] = low if from_beginning else high
+            return offsets
+        except KafkaException as error:
+            raise self._unreachable(error.args[0]) from error
+
+    def _check(self, error: KafkaError) -> None:
+        # The client goes on by itself after a lost connection; and a group is neither joined nor written to.
+        lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
+        if lost or error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            log.warning("%s", error.str())
+            return
+        raise self._unreachable(error)
+
+    def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"{self.topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
+            "and is kafka.bootstrap_servers right?"
+        )
+
+
+def _received(message: Message, received_ms: int) -> Received:
+    return Received(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        timestamp_ms=message.timestamp()[1],
+        key=message.key(),
+        value=message.value(),
+        headers=list(message.headers() or []),
+        received_ms=received_ms,
+    )

@@ -1,0 +1,176 @@
+"""One batch, from the state stage to the last commit: the steps of DESIGN.md's flow, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import CheckpointMismatch, CutoffMismatch
+from conf.failpoints import failpoint
+from conf.kafka_options import librdkafka_options
+from conf.settings import Settings
+from sinks.delivery import REPORT_SCHEMA, deliver_chunks, deliver_rows, explode_chunks
+from sinks.transactional_writer import DeliveryPlan
+from state.adapter import DUE, KEPT, SEALED
+from state.segments import Segment
+from state.stored import STORED_SCHEMA, stored_rows
+from streaming.due_window import DueWindow
+from streaming.recovery import Recovered
+from streaming.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cutoffs:
+    """A batch delivers what is due in [previous_ms, cutoff_ms), and what came too late for an earlier batch."""
+
+    previous_ms: int
+    cutoff_ms: int
+
+
+class BatchRunner:
+    """Runs batches, one after the other, in the query's thread."""
+
+    def __init__(self, state: Recovered, settings: Settings) -> None:
+        self._checkpoint = state.checkpoint
+        self._rules = state.rules
+        self._store = state.store
+        self._window = DueWindow(
+            state.store, state.catalog, state.delivered_before_ms, settings.window.ahead, settings.window.max_messages
+        )
+        self._upkeep = Upkeep(state.store, state.partitions)
+        self._settings = settings
+        self._last: tuple[int, int] | None = None
+        self._last_writers: dict[int, str] = {}
+        self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
+
+    def run(self, held: DataFrame, batch_id: int) -> None:
+        """Deliver and seal what the state stage of batch `batch_id` gives out; `held` has `HELD_SCHEMA`.
+
+        Called by `foreachBatch`. Whatever fails here fails the batch, which is then replayed whole: each step
+        either leaves nothing behind or knows on the second time that it is done.
+        """
+        failpoint("batch-begun")
+        cutoffs = self._cutoffs(batch_id)
+        held = held.persist()
+        try:
+            outcome = held.drop("chunk").collect()
+            _check(outcome, cutoffs)
+            failpoint("state-held")
+            sealed = [row for row in outcome if row["kind"] == SEALED]
+            due = self._due(held, outcome, batch_id, cutoffs)
+            steps: list[Future[None]] = []
+            if due is not None:
+                steps.append(self._start(self._deliver, due, batch_id))
+            if sealed:
+                steps.append(self._start(self._seal, held, batch_id))
+            for done in steps:
+                done.result()
+            self._window.add(_segments(sealed))
+            self._upkeep.sealed_into({row["time_partition"] for row in sealed})
+        finally:
+            held.unpersist()
+        self._window.advance(cutoffs.cutoff_ms)
+        self._upkeep.after_batch(cutoffs.previous_ms)
+        self._last = (batch_id, cutoffs.cutoff_ms)
+        failpoint("batch-done")
+
+    def close(self) -> None:
+        """Stop what runs beside the batches."""
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._window.close()
+        self._upkeep.close()
+
+    @cached_property
+    def _checkpoint_id(self) -> str:
+        # Spark gives a new checkpoint its id when the query starts, and not before.
+        checkpoint_id = self._checkpoint.query_id()
+        if checkpoint_id is None:
+            raise CheckpointMismatch(f"the checkpoint at {self._checkpoint.path} has lost its metadata file")
+        return checkpoint_id
+
+    def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
+        # Spark's local properties, the batch id among them, must reach the tasks of either step.
+        return self._beside.submit(inheritable_thread_target(step), *arguments)
+
+    def _cutoffs(self, batch_id: int) -> Cutoffs:
+        """Read both cutoffs from the offset log, which a replayed batch finds as it left it."""
+        cutoff = self._checkpoint.planned(batch_id).watermark_ms
+        if self._last is not None and self._last[0] == batch_id - 1:
+            previous = self._last[1]
+        else:
+            previous = self._checkpoint.planned(batch_id - 1).watermark_ms if batch_id else 0
+        if cutoff < previous:
+            raise CutoffMismatch(f"batch {batch_id} has cutoff {cutoff}, behind {previous} of the batch before")
+        return Cutoffs(previous, cutoff)
+
+    def _due(
+        self, held: DataFrame, outcome: list[Row], batch_id: int, cutoffs: Cutoffs
+    ) -> tuple[DataFrame, bool] | None:
+        """Return what is due, in order for each shard, and whether it comes as chunks; None if nothing is due.
+
+        Due messages of the mutable buckets alone are in order as they lie. With sealed ones among them the two
+        kinds are merged by one shuffle and sort.
+        """
+        chunks = held.where(F.col("kind") == DUE).select("shard", "chunk")
+        any_chunks = any(row["kind"] == DUE for row in outcome)
+        loaded = self._window.take(cutoffs.previous_ms, cutoffs.cutoff_ms)
+        if not loaded:
+            return (chunks, True) if any_chunks else None
+        rows = list(loaded)
+        if any_chunks:
+            rows.append(chunks.mapInArrow(explode_chunks, loaded[0].schema))
+        keys = F.array(*(F.lit(key) for key in self._rules.at(batch_id).shard_keys))
+        merged = reduce(DataFrame.unionByName, rows).repartition(
+            self._rules.at(batch_id).shards, F.element_at(keys, F.col("shard") + 1)
+        )
+        return merged.sortWithinPartitions("shard", "deliver_at_ms", "topic", "partition", "offset"), False
+
+    def _deliver(self, due: tuple[DataFrame, bool], batch_id: int) -> None:
+        messages, as_chunks = due
+        plan = DeliveryPlan(
+            application_id=self._settings.application_id,
+            checkpoint=self._checkpoint_id,
+            batch_id=batch_id,
+            progress_topic=self._settings.progress_topic,
+            slice_ms=self._settings.delivery.slice,
+            transaction_messages=self._settings.delivery.transaction_messages,
+            transaction_timeout_ms=self._settings.delivery.transaction_timeout,
+            options=librdkafka_options(self._settings.kafka),
+            last_writers=self._last_writers,
+        )
+        function = deliver_chunks(plan) if as_chunks else deliver_rows(plan)
+        reports = messages.mapInArrow(function, REPORT_SCHEMA).collect()
+        self._last_writers.update({report["shard"]: report["writer"] for report in reports})
+        failpoint("delivered")
+
+    def _seal(self, held: DataFrame, batch_id: int) -> None:
+        rows = held.where(F.col("kind") == SEALED).mapInArrow(stored_rows, from_arrow_schema(STORED_SCHEMA))
+        failpoint("sealing")
+        self._store.append(rows, self._checkpoint_id, batch_id)
+        failpoint("sealed")
+
+
+def _check(outcome: Iterable[Row], cutoffs: Cutoffs) -> None:
+    """Hold invariants 2 and 3 against what the state stage says."""
+    for row in outcome:
+        if row["cutoff_ms"] != cutoffs.cutoff_ms:
+            raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoffs.cutoff_ms}")
+        if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoffs.cutoff_ms:
+            raise CutoffMismatch(f"shard {row['shard']} holds back a message due at {row['min_deliver_at_ms']}")
+
+
+def _segments(sealed: Iterable[Row]) -> list[Segment]:
+    return [
+        Segment(**{name: row[name] for name in Segment.__dataclass_fields__})
+        for row in sealed
+    ]

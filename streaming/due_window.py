@@ -1,0 +1,124 @@
+"""The due window: of the sealed buckets, the messages that fall due next, loaded ahead of need.
+
+The driver holds metadata only. A *piece* is a range of deliver_at that has been read from the buckets and is
+cached in Spark; each sealed message is in at most one piece.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from sinks.bucket_store import BucketStore
+from state.catalog import SegmentCatalog
+from state.segments import Segment
+
+log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class _Piece:
+    """The sealed messages due in [start_ms, end_ms), cached."""
+
+    start_ms: int
+    end_ms: int
+    messages: DataFrame
+
+
+class DueWindow:
+    """Loads ahead up to `ahead_ms` past the cutoff, or about `max_messages`, whichever is less.
+
+    Used by one thread, the query's; loading ahead runs in a thread of its own. `start_ms` is the cutoff up to which
+    everything has been delivered.
+    """
+
+    def __init__(
+        self, store: BucketStore, catalog: SegmentCatalog, start_ms: int, ahead_ms: int, max_messages: int
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._ahead_ms = ahead_ms
+        self._max_messages = max_messages
+        self._pieces: list[_Piece] = []
+        self._horizon_ms = start_ms
+        self._loading: Future[list[_Piece]] | None = None
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
+
+    def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
+        """Return the sealed messages due in [start_ms, end_ms), as none or more DataFrames."""
+        self._finish_loading()
+        if end_ms > self._horizon_ms:
+            segments = self._catalog.overlapping(self._horizon_ms, end_ms)
+            self._pieces += self._load(segments, self._horizon_ms, end_ms)
+            self._horizon_ms = end_ms
+        return [
+            piece.messages.where((F.col("deliver_at_ms") >= start_ms) & (F.col("deliver_at_ms") < end_ms))
+            for piece in self._pieces
+            if piece.start_ms < end_ms and piece.end_ms > start_ms
+        ]
+
+    def add(self, sealed: Iterable[Segment]) -> None:
+        """Take in newly sealed segments, of which the part below the horizon must be loaded now."""
+        fresh = self._catalog.add(sealed)
+        self._finish_loading()
+        below = [segment for segment in fresh if segment.min_deliver_at_ms < self._horizon_ms]
+        if below:
+            start = min(segment.min_deliver_at_ms for segment in below)
+            self._pieces += self._load(below, start, self._horizon_ms)
+
+    def advance(self, cutoff_ms: int) -> None:
+        """Let go what is delivered below `cutoff_ms`, and start to load what comes next."""
+        for piece in [piece for piece in self._pieces if piece.end_ms <= cutoff_ms]:
+            piece.messages.unpersist()
+            self._pieces.remove(piece)
+        self._catalog.forget_before(cutoff_ms)
+        if self._loading is not None and not self._loading.done():
+            return
+        self._finish_loading()
+        start, end = self._horizon_ms, self._reach(cutoff_ms)
+        # In steps of half a window: a load costs a job, however few its messages.
+        if end - start >= self._ahead_ms // 2 or (end > start and start - cutoff_ms < self._ahead_ms // 4):
+            # Chosen here, in the query's thread: a bucket that is sealed meanwhile comes in by `add`.
+            segments = self._catalog.overlapping(start, end)
+            self._horizon_ms = end
+            self._loading = self._loader.submit(inheritable_thread_target(self._load), segments, start, end)
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _reach(self, cutoff_ms: int) -> int:
+        """Return how far the window may reach, by the number of messages that the metadata promises."""
+        start, end = self._horizon_ms, cutoff_ms + self._ahead_ms
+        expected = 0.0
+        for segment in self._catalog.overlapping(start, end):
+            span = segment.max_deliver_at_ms - segment.min_deliver_at_ms + 1
+            inside = min(end, segment.max_deliver_at_ms + 1) - max(start, segment.min_deliver_at_ms)
+            expected += segment.count * inside / span
+        if expected > self._max_messages:
+            end = max(start + 1000, start + int((end - start) * self._max_messages / expected))
+        return end
+
+    def _finish_loading(self) -> None:
+        if self._loading is not None:
+            self._pieces += self._loading.result()
+            self._loading = None
+
+    def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> list[_Piece]:
+        if not segments:
+            return []
+        # The bound on buckets leaves out one that is sealed while this reads: `add` brings it in by itself.
+        messages = self._store.messages(
+            start_ms,
+            end_ms,
+            [segment.time_partition for segment in segments],
+            min(segment.bucket for segment in segments),
+            max(segment.bucket for segment in segments),
+        ).persist()
+        log.info("loaded %d sealed messages due in [%d, %d)", messages.count(), start_ms, end_ms)
+        return [_Piece(start_ms, end_ms, messages)]

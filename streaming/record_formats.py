@@ -1,0 +1,104 @@
+"""How a received record is shown: a JSON object a line, or a row for people."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import typer
+
+from conf.durations import format_duration
+from sources.subscriber import Received
+
+Show = Callable[[Received], None]
+# Width of each column but the last, which takes what is left.
+_COLUMNS = (
+    ("received", 12),
+    ("lateness", 9),
+    ("topic/partition/offset", 30),
+    ("id", 30),
+    ("key", 16),
+    ("value", 0),
+)
+_ON_TIME_MS = 1_000
+
+
+def as_json() -> Show:
+    """Return a function that prints a record as one line of JSON (the fields are in `subscribe --help`)."""
+    return lambda record: typer.echo(json.dumps(json_fields(record), ensure_ascii=False))
+
+
+def as_rows() -> Show:
+    """Print a heading, and return a function that prints a record as a row; in colours on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def row(cells: list[str], style: str = "") -> None:
+        line = "  ".join(_fit(cell, width) for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        if console.is_terminal:
+            console.print(Text(line, style), no_wrap=True, overflow="ellipsis", crop=True)
+        else:
+            typer.echo(line)
+
+    def show(record: Received) -> None:
+        late = record.lateness_ms is not None and record.lateness_ms > _ON_TIME_MS
+        row(_cells(record), "yellow" if late else "")
+
+    row([name for name, _ in _COLUMNS], "bold")
+    return show
+
+
+def json_fields(record: Received) -> dict[str, Any]:
+    """Return the record as values that JSON knows; bytes that are not UTF-8 as {"base64": …}."""
+    return {
+        "id": record.id,
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": _text_or_base64(record.key),
+        "value": _text_or_base64(record.value),
+        "headers": [[name, _text_or_base64(value)] for name, value in record.headers],
+        "deliver_at_ms": record.deliver_at_ms,
+        "received_ms": record.received_ms,
+        "lateness_ms": record.lateness_ms,
+    }
+
+
+def _text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
+    if value is None:
+        return None
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}
+
+
+def _cells(record: Received) -> list[str]:
+    received = datetime.fromtimestamp(record.received_ms / 1000)
+    return [
+        received.strftime("%H:%M:%S.") + f"{record.received_ms % 1000:03}",
+        "-" if record.lateness_ms is None else format_duration(record.lateness_ms),
+        f"{record.topic}/{record.partition}/{record.offset}",
+        record.id or "-",
+        _shown(record.key),
+        _shown(record.value),
+    ]
+
+
+def _shown(value: bytes | None) -> str:
+    if value is None:
+        return "(null)"
+    text = value[:200].decode(errors="replace")
+    # Control characters would be obeyed by the terminal.
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _fit(cell: str, width: int) -> str:
+    if not width:
+        return cell
+    return f"{cell:{width}}" if len(cell) <= width else f"{cell[: width - 1]}…"

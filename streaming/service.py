@@ -1,0 +1,103 @@
+"""The running service: start, watch, and end after the running batch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
+
+from conf.errors import LateRowsDropped
+from conf.failpoints import ROOT_VARIABLE, failpoint
+from conf.settings import Settings
+from sinks.topics import check_topics
+from streaming.batch import BatchRunner
+from streaming.query import held_messages, start_query
+from streaming.recovery import checkpoint_path, recover
+from streaming.session import open_session
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+
+
+class Gate:
+    """Lets batches through until it is closed; then the next one waits here, with nothing of it done."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.batch_waits = threading.Event()
+
+    def close(self) -> None:
+        """Let no further batch begin."""
+        self._open.clear()
+
+    def guard(self, run_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """Return `run_batch` behind the gate."""
+
+        def guarded(held: DataFrame, batch_id: int) -> None:
+            if not self._open.is_set():
+                self.batch_waits.set()
+            self._open.wait()
+            run_batch(held, batch_id)
+
+        return guarded
+
+
+def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[], None] = lambda: None) -> None:
+    """Run the job until SIGTERM or SIGINT, or until the query fails.
+
+    Raises a DelaylineError for what it knows; anything else that stops the query comes as Spark tells it.
+    `on_started` is called when the query runs.
+    """
+    os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
+    check_topics(settings)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    spark = open_session(settings)
+    try:
+        state = recover(spark, settings, fresh)
+        failpoint("recovering")
+        with closing(BatchRunner(state, settings)) as runner:
+            gate = Gate()
+            held = held_messages(spark, settings, state.rules)
+            query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
+            on_started()
+            _watch(query, gate, stop)
+    finally:
+        spark.stop()
+
+
+def _watch(query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:
+    """Wait for the end: asked for, or by an error. Checks each batch's progress on the way (invariant 6)."""
+    while not stop.wait(_POLL_S):
+        _check_progress(query)
+        if not query.isActive:
+            # Nothing but an error ends the query: this raises it.
+            query.awaitTermination()
+            return
+    log.info("stopping after the running batch")
+    gate.close()
+    while not gate.batch_waits.is_set() and query.isActive and query.status["isTriggerActive"]:
+        time.sleep(0.02)
+    query.stop()
+    _check_progress(query)
+
+
+def _check_progress(query: StreamingQuery) -> None:
+    for progress in query.recentProgress:
+        dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+        if dropped:
+            query.stop()
+            raise LateRowsDropped(
+                f"batch {progress['batchId']}: Spark dropped {dropped} chunks of messages behind the watermark; "
+                "please report this with the checkpoint"
+            )

@@ -1,0 +1,53 @@
+"""The Spark session that Delayline runs in."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from conf.jars import spark_jars
+from conf.settings import Settings
+
+
+def spark_options(settings: Settings) -> dict[str, str]:
+    """Return the session's options: Delayline's own, and over them those of the `[spark]` section."""
+    return {
+        "spark.app.name": settings.application_id,
+        "spark.master": "local[2,4]",
+        # `spark.jars.packages` would put each jar on the path of every Python worker.
+        "spark.jars": ",".join(str(jar) for jar in spark_jars()),
+        "spark.python.daemon.module": "streaming.worker_daemon",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.minBatchesToRetain": "10",
+        "spark.sql.shuffle.partitions": str(settings.bucket.shards),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+        # An hour, as the bucket table says; the job is the only writer, so that nothing of it can be in flight so long.
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    } | settings.spark.options
+
+
+def open_session(settings: Settings) -> SparkSession:
+    """Start Spark, or take the session that `spark-submit` prepared."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    for name, value in spark_options(settings).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.durations import format_duration, parse_duration_ms
+
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("0", 0),
+        ("1500", 1500),
+        ("1500ms", 1500),
+        (" 10 s ", 10_000),
+        ("1.5h", 5_400_000),
+        ("30d", 2_592_000_000),
+        ("2w", 1_209_600_000),
+        ("PT10S", 10_000),
+        ("PT0S", 0),
+        ("P1DT2H3M4.5S", 93_784_500),
+        ("P2W", 1_209_600_000),
+    ],
+)
+def test_each_form_of_a_duration_is_read(text: str, ms: int) -> None:
+    assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s",
+        "-1s",
+        "+1s",
+        "1.5",
+        "1e3",
+        "1,5s",
+        "10 S",
+        "1y",
+        "P",
+        "PT",
+        "P1DT",
+        "P1M",
+        "P1Y",
+        "-PT1S",
+        "٣s",
+        "1s2m",
+    ],
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration_ms(text)
+
+
+@given(st.integers(0, 10**12), st.sampled_from(sorted(UNITS_MS)))
+def test_whole_numbers_are_exact_in_every_unit(number: int, unit: str) -> None:
+    assert parse_duration_ms(f"{number}{unit}") == number * UNITS_MS[unit]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 999_999_999), st.sampled_from(["ms", "s", "m"]))
+def test_a_fraction_of_a_millisecond_is_rounded_up_and_never_down(whole: int, nanos: int, unit: str) -> None:
+    exact_in_billionths = (whole * 10**9 + nanos) * UNITS_MS[unit]
+    ms = parse_duration_ms(f"{whole}.{nanos:09d}{unit}")
+    assert (ms - 1) * 10**9 < exact_in_billionths <= ms * 10**9
+
+
+@given(st.text(max_size=30))
+def test_any_text_gives_milliseconds_or_a_value_error(text: str) -> None:
+    try:
+        assert parse_duration_ms(text) >= 0
+    except ValueError as error:
+        assert "duration" in str(error)  # noqa: PT017 - both outcomes are right, and nothing else is
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0ms"), (999, "999ms"), (1500, "1.5s"), (-1500, "-1.5s"), (7_200_000, "2h"), (86_400_000, "1d")],
+)
+def test_durations_are_shown_in_their_largest_fitting_unit(ms: int, text: str) -> None:
+    assert format_duration(ms) == text

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+import traceback
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import SettingError
+from conf.load import DEFAULT_FILE, load_settings
+from conf.settings import OptionTable, Settings
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        file = tmp_path / "settings.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def failure(*overrides: str, file: Path | None = None, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingError) as raised:
+        load_settings(file, overrides, environ or {})
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+    return str(raised.value)
+
+
+# The default file
+
+
+def test_the_default_file_says_exactly_what_holds_without_it() -> None:
+    assert load_settings(DEFAULT_FILE, environ={}) == load_settings(environ={}) == Settings()
+
+
+def test_the_default_file_has_every_key_and_a_comment_above_it() -> None:
+    table = tomllib.loads(DEFAULT_FILE.read_text())
+    written = {
+        f"{section}.{key}" for section, keys in table.items() if isinstance(keys, dict) for key in keys
+    }
+    known = {
+        f"{section}.{key}"
+        for section, field in Settings.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", {})
+    }
+    assert written == known | {"spark.spark.master"}
+    assert "application_id" in table
+    lines = DEFAULT_FILE.read_text().splitlines()
+    for above, line in pairwise(lines):
+        if re.match(r'["a-z_.]+ = ', line):
+            assert above.startswith("# "), line
+
+
+# Precedence
+
+
+def test_the_environment_goes_over_the_file_and_set_over_both(toml: Any) -> None:
+    file = toml('application_id = "f"\n[bucket]\nshards = 3\nmax_messages = 30\nmax_bytes = 3000')
+    environ = {"DELAYLINE_BUCKET__MAX_MESSAGES": "40", "DELAYLINE_BUCKET__MAX_BYTES": "4000"}
+    settings = load_settings(file, ["bucket.max_bytes=5000"], environ)
+    assert settings.application_id == "f"
+    assert (settings.bucket.shards, settings.bucket.max_messages, settings.bucket.max_bytes) == (3, 40, 5000)
+
+
+def test_the_last_of_two_overrides_holds() -> None:
+    assert load_settings(None, ["bucket.shards=3", "bucket.shards=4"], {}).bucket.shards == 4
+
+
+def test_options_of_clients_are_merged_over_all_three_sources(toml: Any) -> None:
+    file = toml('[kafka]\nsecurity.protocol = "SSL"\n"client.id" = "f"\n"ssl.ca.location" = "ca.pem"')
+    environ = {"DELAYLINE_KAFKA__CLIENT_ID": "e", "DELAYLINE_KAFKA__ssl.crl.location": "crl.pem"}
+    settings = load_settings(file, ["kafka.security.protocol=PLAINTEXT"], environ)
+    assert settings.kafka.options == {
+        "security.protocol": "PLAINTEXT",
+        "client.id": "e",
+        "ssl.ca.location": "ca.pem",
+        "ssl.crl.location": "crl.pem",
+    }
+
+
+def test_without_an_environment_given_the_process_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLINE_APPLICATION_ID", "mine")
+    assert load_settings().application_id == "mine"
+    assert load_settings(environ={}).application_id == "delayline"
+
+
+# Forms of values
+
+
+def test_an_override_is_split_at_the_first_dot_and_the_first_equals_sign() -> None:
+    settings = load_settings(
+        None, ["spark.spark.master=local[4]", "spark.spark.x=a=b", "storage.path=s3a://b/p.q"], {}
+    )
+    assert settings.spark.options == {"spark.master": "local[4]", "spark.x": "a=b"}
+    assert settings.storage.path == "s3a://b/p.q"
+
+
+@pytest.mark.parametrize("text", ['["a", "b"]', "['a','b']", "a,b", " a , b "])
+def test_a_list_is_read_in_each_of_its_forms(text: str) -> None:
+    assert load_settings(None, [f"topics.input={text}"], {}).topics.input == ("a", "b")
+    assert load_settings(None, [], {"DELAYLINE_TOPICS__INPUT": text}).topics.input == ("a", "b")
+
+
+def test_an_empty_text_is_an_empty_list() -> None:
+    assert load_settings(None, ["topics.allowed_outputs="], {}).topics.allowed_outputs == ()
+
+
+def test_a_text_that_looks_like_a_number_stays_text() -> None:
+    assert load_settings(None, ["topics.output=123", "application_id=9"], {}).topics.output == "123"
+
+
+def test_durations_are_held_in_milliseconds() -> None:
+    settings = load_settings(None, ["clock.trigger=2s", "limits.max_delay=PT1H", "levels.delays=1s,2m"], {})
+    assert (settings.clock.trigger, settings.limits.max_delay) == (2000, 3_600_000)
+    assert settings.levels.delays == (1000, 120_000)
+
+
+def test_spark_keeps_the_case_of_a_dotted_variable() -> None:
+    environ = {
+        "DELAYLINE_SPARK__spark.executor.memoryOverhead": "1g",
+        "DELAYLINE_SPARK__SPARK_EXECUTOR_CORES": "2",
+    }
+    options = load_settings(None, [], environ).spark.options
+    assert options["spark.executor.memoryOverhead"] == "1g"
+    assert options["spark.executor.cores"] == "2"
+
+
+# What is wrong is named: key, value, what is allowed, where from
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed"),
+    [
+        ("bucket.shards=two", "a whole number from 1 to 1024"),
+        ("bucket.shards=2.0", "a whole number from 1 to 1024"),
+        ("bucket.shards=", "a whole number from 1 to 1024"),
+        ("bucket.shards=0", "a whole number from 1 to 1024"),
+        ("bucket.shards=1025", "a whole number from 1 to 1024"),
+        ("limits.messages_per_trigger=-1", "a whole number from 1 to"),
+        ("limits.max_delay=5 parsecs", "a duration from 0ms to 36525d, written as ms"),
+        ("limits.max_delay=-1s", "a duration"),
+        ("clock.lookahead=2m", "a duration from 0ms to 1m"),
+        ("delivery.transaction_timeout=1h", "a duration from 1s to 15m"),
+        ("topics.output=a b", "a topic name"),
+        ("topics.dead_letter=..", "a topic name"),
+        ("topics.input=a,b/c", "a topic name"),
+        ("topics.input=", "a list of one or more"),
+        ('topics.input=["a"', "a list, written as"),
+        ("topics.allowed_outputs=a{b}", "a topic name, or a shell pattern"),
+        ("application_id=a/b", "1 to 100 of"),
+        ("kafka.bootstrap_servers=localhost", "host:port"),
+        ("kafka.bootstrap_servers=a:99999", "host:port"),
+        ("headers.deliver_at=", "1 character or more"),
+        ("headers.deliver_at=delayline-id", "1 character or more, not beginning with"),
+        ("storage.path= ", "a local path"),
+        ("levels.delays=1s,soon", "a duration"),
+    ],
+)
+def test_a_wrong_value_names_key_value_allowed_and_origin(override: str, allowed: str) -> None:
+    text = failure(override)
+    key, _, value = override.partition("=")
+    assert text.startswith(f"bad-setting: {key} = ")
+    assert f"allowed is {allowed}" in text
+    assert text.endswith("(from --set)")
+    assert any(repr(part) in text for part in (value, *value.split(","))) or value == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[bucket]\nshards = true", "bucket.shards = True"),
+        ("[bucket]\nshards = 2.5", "bucket.shards = 2.5"),
+        ("[topics]\noutput = 3", "topics.output = 3"),
+        ("[topics]\ninput = 3", "topics.input = 3"),
+        ("[clock]\ntrigger = 0.5", "clock.trigger = 0.5"),
+        ("[kafka]\n'client.id' = ['a']", "kafka.client.id = ['a']"),
+        ("[topics.output]\nname = 'x'", "topics.output = {'name': 'x'}"),
+        ("bucket = 3", "[bucket]: allowed is a table"),
+    ],
+)
+def test_a_wrong_type_in_the_file_is_named_with_the_file(toml: Any, text: str, key: str) -> None:
+    file = toml(text)
+    assert failure(file=file).startswith(f"bad-setting: {key}")
+
+
+def test_an_error_names_the_file_or_variable_that_it_came_from(toml: Any) -> None:
+    file = toml("[bucket]\nshards = 0")
+    assert f"(from file {file})" in failure(file=file)
+    variable = "DELAYLINE_BUCKET__SHARDS"
+    assert f"(from environment variable {variable})" in failure(file=file, environ={variable: "x"})
+
+
+def test_all_wrong_settings_are_listed_at_once(toml: Any) -> None:
+    file = toml("[bucket]\nshards = 0\nsize = 1\n[nowhere]\nx = 1")
+    text = failure("limits.max_delay=x", "nothing", file=file, environ={"DELAYLINE_CLOCK__TRIGGR": "1s"})
+    for key in (
+        "bucket.shards = 0",
+        "bucket.size",
+        "nowhere",
+        "limits.max_delay",
+        "nothing",
+        "CLOCK__TRIGGR",
+    ):
+        assert key in text
+    assert len(text.splitlines()) == 6
+
+
+def test_equal_header_names_are_refused() -> None:
+    assert "[headers]: allowed is four names" in failure("headers.deliver_at=x", "headers.deliver_to=x")
+
+
+def test_looped_topics_are_refused() -> None:
+    assert "topics.output = 'delayline-in'" in failure("topics.output=delayline-in")
+
+
+# Unknown names
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[buckets]\nshards = 2", "buckets: no such setting; the nearest is bucket"),
+        ("[bucket]\nshard = 2", "bucket.shard: no such setting; the nearest is bucket.shards"),
+        ("[bucket]\nmax_delay = 2", "bucket.max_delay: no such setting; the nearest is limits.max_delay"),
+        ("applicationid = 'x'", "applicationid: no such setting; the nearest is application_id"),
+        (
+            "[kafka]\n'security.protocl' = 'SSL'",
+            "kafka.security.protocl: no such setting; the nearest is kafka.security",
+        ),
+        ("[kafka]\nbootstrap_server = 'a:1'", "the nearest is kafka.bootstrap_servers"),
+        ("[spark]\nmaster = 'local'", "[spark]: allowed is keys that begin with 'spark.'"),
+    ],
+)
+def test_an_unknown_name_in_the_file_gets_the_nearest_known_one(toml: Any, text: str, names: str) -> None:
+    assert names in failure(file=toml(text))
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [
+        ("DELAYLINE_BUCKET__SHARD", "the nearest is DELAYLINE_BUCKET__SHARDS"),
+        ("DELAYLINE_BUCKET_SHARDS", "the nearest is DELAYLINE_BUCKET__SHARDS"),
+        ("DELAYLINE_APPLICATIONID", "the nearest is DELAYLINE_APPLICATION_ID"),
+        ("DELAYLINE_QQQQ__X", "no such setting"),
+        ("DELAYLINE_", "no such setting"),
+        ("DELAYLINE_KAFKA", "a section has no value"),
+        ("DELAYLINE_KAFKA__SECURITY_PROTOCL", "kafka.security.protocl: no such setting"),
+    ],
+)
+def test_an_unknown_variable_is_refused(variable: str, names: str) -> None:
+    assert names in failure(environ={variable: SECRET})
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    environ = {
+        "DELAYLINE_CONFIG": "x.toml",
+        "DELAYLINE_FAILPOINT": "sealed=kill",
+        "DELAYLINE_FAILPOINT_ROOT": "1",
+        "DELAYLINER": "x",
+        "PATH": "/bin",
+    }
+    assert load_settings(None, [], environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    "override", ["", "=x", "bucket.shards", "bucket shards=3", "bucket", f"kafka.sasl.password {SECRET}"]
+)
+def test_an_override_of_another_shape_is_refused(override: str) -> None:
+    assert "allowed is --set section.key=value" in failure(override)
+
+
+@pytest.mark.parametrize(
+    "override", ["kafka=x", "shards=3", "nowhere.x=3", "bucket.shards.x=3", ".x=1", "bucket.=1"]
+)
+def test_an_override_of_no_setting_is_refused(override: str) -> None:
+    assert override.partition("=")[0] in failure(override)
+
+
+# Files
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert re.search(r"nowhere\.toml' cannot be read: No such file", failure(file=tmp_path / "nowhere.toml"))
+
+
+def test_a_directory_is_no_settings_file(tmp_path: Path) -> None:
+    assert "Is a directory" in failure(file=tmp_path)
+
+
+def test_a_file_that_is_no_toml_is_named_with_the_line(toml: Any) -> None:
+    assert "line 2" in failure(file=toml(f'[kafka]\n"sasl.password" = {SECRET}'))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b"\xff\xfe")
+    assert "is not valid TOML" in failure(file=file)
+
+
+# Secrets
+
+
+def test_no_error_shows_a_secret(toml: Any) -> None:
+    file = toml(
+        f'[kafka]\n"sasl.password" = ["{SECRET}"]\n'
+        f'"sasl.jaas.config" = {{ a = ["{SECRET}"] }}\n'
+        f'[kafak]\nx = "{SECRET}"'
+    )
+    environ = {
+        "DELAYLINE_KAFKA__SASL_PASSWRD": SECRET,
+        "DELAYLINE_STORAGE__PATH": f"s3a://id:{SECRET}@bucket/",
+    }
+    text = failure(
+        f"kafka.bootstrap_servers=u:{SECRET}@host:1", "bucket.shards=0", file=file, environ=environ
+    )
+    assert "kafka.sasl.password = ******" in text
+    assert "storage.path = ******" in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sasl.password": SECRET, "sasl.username": "u"},
+        {"sasl.password": SECRET, "security.protocol": "SASL_SSL"},
+        {"sasl.jaas.config": SECRET, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+    ],
+)
+def test_no_error_of_a_combination_of_client_options_shows_a_secret(options: dict[str, str]) -> None:
+    assert "kafka." in failure(*(f"kafka.{key}={value}" for key, value in options.items()))
+
+
+def test_not_even_the_debug_log_of_the_library_shows_a_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, toml: Any
+) -> None:
+    monkeypatch.setenv("PYDANTIC_SETTINGS_DEBUG", "1")
+    file = toml(f'[kafka]\nssl.key.password = "{SECRET}"\n')
+    with caplog.at_level(logging.DEBUG):
+        load_settings(
+            file, [f"spark.spark.x.secret={SECRET}"], {"DELAYLINE_KAFKA__SSL_TRUSTSTORE_PASSWORD": SECRET}
+        )
+    assert "kafka" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_every_section_that_takes_further_keys_hides_its_secrets() -> None:
+    tables = {
+        name
+        for name, field in Settings.model_fields.items()
+        if issubclass(field.annotation or str, OptionTable)
+    }
+    assert tables == {"kafka", "spark"}

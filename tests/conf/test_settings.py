@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from conf.settings import KafkaSettings, Settings, SparkSettings, is_secret
+
+SECRET = "hunter2"
+SECRET_OPTIONS = {
+    "sasl.password": SECRET,
+    "sasl.jaas.config": f'x.PlainLoginModule required username="u" password="{SECRET}";',
+    "ssl.key.password": SECRET,
+    "ssl.keystore.key": SECRET,
+    "ssl.truststore.password": SECRET,
+}
+SECRET_SPARK_OPTIONS = {
+    "spark.hadoop.fs.s3a.access.key": SECRET,
+    "spark.hadoop.fs.s3a.secret.key": SECRET,
+    "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net": SECRET,
+    "spark.ssl.keyStorePassword": SECRET,
+    "spark.driver.extraJavaOptions": f"-Djavax.net.ssl.trustStorePassword={SECRET}",
+    "spark.jars.repositories": f"https://user:{SECRET}@repo.example.org",
+}
+
+
+def test_settings_read_nothing_but_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLINE_BUCKET__SHARDS", "7")
+    assert Settings().bucket.shards == 2
+
+
+def test_no_rendering_of_settings_shows_a_secret() -> None:
+    kafka = {"security.protocol": "SASL_SSL", **SECRET_OPTIONS}
+    settings = Settings(kafka=KafkaSettings(**kafka), spark=SparkSettings(**SECRET_SPARK_OPTIONS))
+    for text in (
+        repr(settings),
+        str(settings),
+        f"{settings.kafka!r} {settings.kafka}",
+        repr(settings.model_dump()),
+        repr(settings.model_dump(mode="json")),
+        settings.model_dump_json(),
+        repr(vars(settings)),
+        repr(settings.kafka.model_extra),
+        repr(list(settings.kafka)),
+        repr(copy.deepcopy(settings)),
+        repr(pickle.loads(pickle.dumps(settings))),
+    ):
+        assert SECRET not in text
+    assert "SASL_SSL" in repr(settings)
+    assert json.loads(settings.model_dump_json())["kafka"]["sasl.password"] == "**********"
+
+
+def test_options_give_secrets_to_those_who_ask_for_them() -> None:
+    settings = Settings(kafka=KafkaSettings(**SECRET_OPTIONS))
+    assert settings.kafka.options == SECRET_OPTIONS
+
+
+def test_changing_the_options_that_were_asked_for_changes_no_setting() -> None:
+    kafka = KafkaSettings(**{"client.id": "a"})
+    kafka.options["client.id"] = "b"
+    assert kafka.options == {"client.id": "a"}
+
+
+@pytest.mark.parametrize(
+    "key", ["ssl.ca.location", "ssl.key.location", "ssl.keystore.location", "sasl.username"]
+)
+def test_paths_and_names_are_no_secrets(key: str) -> None:
+    assert not is_secret(key, "/etc/pki/client.key")
+
+
+def test_a_secret_stays_one_whatever_its_key() -> None:
+    assert is_secret("anything", SecretStr("x"))
+
+
+def test_settings_are_frozen_and_hashable() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.application_id = "other"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.bucket.shards = 3  # type: ignore[misc]
+    assert hash(settings) == hash(Settings())
+
+
+def test_option_values_are_text_in_the_clients_spelling() -> None:
+    spark = SparkSettings(**{"spark.a": True, "spark.b": 3, "spark.c": 0.5, "spark.d": "x"})  # type: ignore[arg-type]
+    assert spark.options == {"spark.a": "true", "spark.b": "3", "spark.c": "0.5", "spark.d": "x"} | {
+        "spark.master": "local[2,4]"
+    }
+
+
+def test_options_distinguish_settings() -> None:
+    assert KafkaSettings(**{"client.id": "a"}) != KafkaSettings(**{"client.id": "b"})
+
+
+def test_the_progress_topic_follows_the_application_id_unless_it_is_named() -> None:
+    assert Settings(application_id="a").progress_topic == "a-progress"
+    assert Settings(topics={"progress": "p"}).progress_topic == "p"  # type: ignore[arg-type]
+    assert Settings(topics={"progress": ""}).topics.progress is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        {"input": ["a", "b"], "output": "b"},
+        {"input": ["a"], "dead_letter": "a"},
+        {"input": ["delayline-progress"]},
+        {"output": "x", "dead_letter": "x"},
+        {"output": "delayline-progress"},
+        {"allowed_outputs": ["delayline-in"]},
+        {"allowed_outputs": ["delayline-dead-letter"]},
+    ],
+)
+def test_no_message_may_go_in_circles(topics: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="topic"):
+        Settings(topics=topics)  # type: ignore[arg-type]
+
+
+def test_pydantics_own_errors_repeat_no_value() -> None:
+    with pytest.raises(ValidationError) as raised:
+        Settings(kafka={"bootstrap_servers": SECRET, "sasl.password": [SECRET]}, limits={"max_delay": SECRET})
+    assert raised.value.error_count() == 3
+    assert SECRET not in f"{raised.value} {raised.value!r}"
