@@ -99,6 +99,18 @@ class DeliveryFailed(DelaylineError):
     code = "delivery-failed"
 
 
+class QueryFailed(DelaylineError):
+    """The query ended by an error. Nothing is lost: the next start replays the batch that failed."""
+
+    code = "query-failed"
+
+
+class ServiceStopping(DelaylineError):
+    """The job was asked to end, so that no further batch begins. Not a failure."""
+
+    code = "service-stopping"
+
+
 class BucketUnreadable(DelaylineError):
     """A stored bucket, segment or state value is not what its metadata says."""
 

@@ -13,8 +13,11 @@ Points are passed in the order in which a batch goes through them; `POINTS` is t
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -35,6 +38,7 @@ POINTS = {
     "batch-done": "all of the batch is done, and Spark has not written its commit log",
 }
 
+_PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _passed: Counter[str] = Counter()
 
 
@@ -62,7 +66,7 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
     """Return (point, passing, action). Raises SettingError for an unknown point or action."""
     where, _, action = text.partition("=")
     point, _, passing = where.partition("@")
-    if point not in POINTS or action not in {"kill", "raise"} or not (passing or "1").isdigit():
+    if point not in POINTS or action not in {"kill", "raise"} or not _PASSING.fullmatch(passing or "1"):
         raise SettingError(
             f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of {', '.join(POINTS)}"
         )
@@ -70,18 +74,25 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL the process `root` and all its descendants, children first stopped so that none is spared.
+    """SIGKILL the process `root` and all its descendants, all stopped before so that none is spared.
 
     The caller may be one of them.
     """
     parent = psutil.Process(root)
-    family = [parent, *parent.children(recursive=True)]
-    own = os.getpid()
-    for process in family:
-        if process.pid != own:
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-    if any(process.pid == own for process in family):
-        os.kill(own, signal.SIGKILL)
+    family: set[psutil.Process] = set()
+    # A process can start another between the look and the stop, but not after it.
+    while new := {parent, *parent.children(recursive=True)} - family:
+        _signal(new, signal.SIGSTOP)
+        family |= new
+    _signal(family, signal.SIGKILL)
+    if any(process.pid == os.getpid() for process in family):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those of `processes` that still run, except the caller."""
+    for process in processes:
+        if process.pid != os.getpid():
+            # One that is gone is what was wanted.
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)

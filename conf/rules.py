@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 
+from conf.errors import CheckpointMismatch
 from conf.settings import HeaderSettings, Settings
 
 
@@ -20,8 +21,9 @@ from conf.settings import HeaderSettings, Settings
 class BatchRules:
     """What holds for a run of batches. Durations in ms, sizes in bytes.
 
-    `partitions` gives the partition count of each topic that may be written to; `shard_keys[s]` is the
-    group key that Spark's hash puts on state partition `s`.
+    `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions` gives
+    the partition count of each topic that may be written to; `shard_keys[s]` is the group key that Spark's hash
+    puts on state partition `s`.
     """
 
     headers: HeaderSettings
@@ -29,6 +31,7 @@ class BatchRules:
     max_delay_ms: int
     output: str
     allowed_outputs: tuple[str, ...]
+    forbidden_outputs: tuple[str, ...]
     dead_letter: str
     partitions: Mapping[str, int]
     shard_keys: tuple[int, ...]
@@ -45,7 +48,12 @@ class BatchRules:
         return len(self.shard_keys)
 
     def allows(self, topic: str) -> bool:
-        """Say whether `deliver-to` may name `topic`: the default output, or one on the allow-list."""
+        """Say whether `deliver-to` may name `topic`: the default output, or one on the allow-list.
+
+        Never one of the job's own: in an input topic the message would go round for ever.
+        """
+        if topic in self.forbidden_outputs:
+            return False
         return topic == self.output or any(fnmatchcase(topic, pattern) for pattern in self.allowed_outputs)
 
 
@@ -57,6 +65,7 @@ def rules_from(settings: Settings, partitions: Mapping[str, int], shard_keys: Se
         max_delay_ms=settings.limits.max_delay,
         output=settings.topics.output,
         allowed_outputs=settings.topics.allowed_outputs,
+        forbidden_outputs=(*settings.topics.input, settings.topics.dead_letter, settings.progress_topic),
         dead_letter=settings.topics.dead_letter,
         partitions=dict(partitions),
         shard_keys=tuple(shard_keys),
@@ -76,8 +85,11 @@ class RuleBook:
     entries: tuple[tuple[int, BatchRules], ...]
 
     def at(self, batch_id: int) -> BatchRules:
-        """Return the rules that batch `batch_id` runs under."""
-        return self.entries[bisect_right([first for first, _ in self.entries], batch_id) - 1][1]
+        """Return the rules that batch `batch_id` runs under. Raises CheckpointMismatch if none are known."""
+        later = bisect_right([first for first, _ in self.entries], batch_id)
+        if not later:
+            raise CheckpointMismatch(f"the rules of batch {batch_id} are not in the checkpoint; put it back whole")
+        return self.entries[later - 1][1]
 
     def amended(self, from_batch: int, rules: BatchRules, keep_from: int) -> RuleBook:
         """Let `rules` hold from `from_batch` on, and forget rules that ended before batch `keep_from`."""

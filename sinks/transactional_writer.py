@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
@@ -168,9 +169,9 @@ def records(tables: Iterator[pa.Table]) -> Iterator[Record]:
 
 def _records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     headers = batch.column("headers")
-    names = headers.values.field(0).to_pylist()
-    values = headers.values.field(1).to_pylist()
-    ends = headers.offsets.to_pylist()
+    # Not `values` and `offsets`, which know nothing of nulls, and of the slice that a batch can be.
+    names, values = (part.to_pylist() for part in headers.flatten().flatten())
+    ends = [0, *accumulate(length or 0 for length in headers.value_lengths().to_pylist())]
     columns = (
         batch.column(name).to_pylist()
         for name in (

@@ -103,7 +103,11 @@ class EmbeddedBroker:
         self._process = None
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL), and wait until it is gone."""
+        """End it as a crash would (SIGKILL), and wait until it is gone.
+
+        The next start then takes about 10 s: Kafka's controller holds the node for alive until
+        `broker.session.timeout.ms` (9 s) has passed.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait()

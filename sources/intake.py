@@ -57,7 +57,8 @@ class _Headers:
 
 def _flatten(headers: pa.Array) -> _Headers:
     flat = headers.flatten()
-    rows = np.asarray(pc.list_parent_indices(headers)).astype(np.int64)
+    # Not `list_parent_indices`: it counts what lies under a null list too, which `flatten` leaves out.
+    rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))
     return _Headers(rows, pc.struct_field(flat, 0), pc.struct_field(flat, 1))
 
 
@@ -182,7 +183,7 @@ def _route(headers: _Headers, count: int, rules: BatchRules, verdicts: _Verdicts
 
 def _allowed(topic: str, rules: BatchRules) -> str:
     if not rules.allows(topic):
-        raise TopicNotAllowed(f"{topic[:249]!r} is not among topics.allowed_outputs")
+        raise TopicNotAllowed(f"{topic!r} is not among topics.allowed_outputs, or is a topic of the job's own")
     if topic not in rules.partitions:
         raise TopicUnknown(f"{topic!r} is allowed but did not exist when the job started; create it and restart")
     return topic

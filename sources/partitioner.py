@@ -8,6 +8,7 @@ import pyarrow as pa
 
 _M = np.uint32(0x5BD1E995)
 _SEED = np.uint32(0x9747B28C)
+_BYTES_AT_ONCE = 4 * 1024 * 1024
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
@@ -21,8 +22,11 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     hashes = np.empty(len(keys), dtype=np.uint32)
     for length in np.unique(lengths):
-        rows = np.flatnonzero(lengths == length)
-        hashes[rows] = _murmur2_of_one_length(flat[starts[rows, None] + np.arange(length)])
+        same = np.flatnonzero(lengths == length)
+        # The index of a byte takes eight: a batch of large keys goes through in parts.
+        step = max(1, _BYTES_AT_ONCE // max(1, int(length)))
+        for rows in (same[at : at + step] for at in range(0, len(same), step)):
+            hashes[rows] = _murmur2_of_one_length(flat[starts[rows, None] + np.arange(length)])
     return hashes
 
 

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaConfigurationError, KafkaError
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaConfigurationError, KafkaError, for_code
 
 from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
 from conf.kafka_options import kafka_python_options
@@ -19,6 +20,16 @@ CONNECT_TIMEOUT_MS = 10_000
 DELIVERY_TIMEOUT_MS = 60_000
 MAX_IN_FLIGHT_MESSAGES = 5_000
 MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+_PRODUCER: dict[str, Any] = {
+    "acks": "all",
+    "enable_idempotence": True,
+    "allow_auto_create_topics": False,
+    "delivery_timeout_ms": DELIVERY_TIMEOUT_MS,
+    "linger_ms": 5,
+    "batch_size": 256 * 1024,
+    # A record's limit is the topic's; the client must not have a lower one of its own.
+    "max_request_size": 100_000_000,
+}
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -34,12 +45,21 @@ class Publisher:
         self.topic = topic
         self._partition = partition
         self._servers = settings.kafka.bootstrap_servers
-        self._producer = self._connect(settings)
+        common = {
+            "client_id": f"{settings.application_id}-publish",
+            **kafka_python_options(settings.kafka),
+            "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
+        }
         try:
-            self._check_topic()
-        except BaseException:
-            self.close()
-            raise
+            self._check_topic(common)
+            self._producer = KafkaProducer(**_PRODUCER | common | {"max_block_ms": CONNECT_TIMEOUT_MS})
+        except KafkaConfigurationError as error:
+            raise SettingError(f"[kafka]: {error}") from error
+        except (KafkaError, OSError) as error:
+            raise BrokerUnreachable(
+                f"no broker answers at {self._servers} ({error}); is it running, "
+                "and is kafka.bootstrap_servers right?"
+            ) from error
 
     def publish(
         self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()
@@ -72,44 +92,19 @@ class Publisher:
     ) -> None:
         self.close()
 
-    def _connect(self, settings: Settings) -> KafkaProducer:
-        options: dict[str, Any] = {
-            "client_id": f"{settings.application_id}-publish",
-            "linger_ms": 5,
-            "batch_size": 256 * 1024,
-            # A record's limit is the topic's; the client must not have a lower one of its own.
-            "max_request_size": 100_000_000,
-            **kafka_python_options(settings.kafka),
-            "acks": "all",
-            "enable_idempotence": True,
-            "allow_auto_create_topics": False,
-            "delivery_timeout_ms": DELIVERY_TIMEOUT_MS,
-            "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
-            "max_block_ms": CONNECT_TIMEOUT_MS,
-        }
-        try:
-            return KafkaProducer(**options)
-        except KafkaConfigurationError as error:
-            raise SettingError(f"[kafka]: {error}") from error
-        except (KafkaError, OSError) as error:
-            raise BrokerUnreachable(
-                f"no broker answers at {self._servers} ({error}); is it running, "
-                "and is kafka.bootstrap_servers right?"
-            ) from error
-
-    def _check_topic(self) -> None:
-        try:
-            partitions = self._producer.partitions_for(self.topic)
-        except KafkaError:
-            partitions = None
-        if not partitions:
+    def _check_topic(self, options: dict[str, Any]) -> None:
+        # By an admin client: a producer would wait for a missing topic to appear until its patience ends.
+        with KafkaAdminClient(**options) as admin:
+            (described,) = admin.describe_topics([self.topic])
+        partitions = len(described["partitions"])
+        if described["error_code"] or not partitions:
+            why = for_code(described["error_code"]).__name__
             raise TopicMissing(
-                f"{self.topic} at {self._servers}: create it with `delayline topics create`, or name another"
+                f"{self.topic} at {self._servers} ({why}): create it with `delayline topics create`, "
+                "or name another"
             )
-        if self._partition is not None and self._partition not in partitions:
-            raise UsageError(
-                f"{self.topic} has no partition {self._partition}, only 0 to {len(partitions) - 1}"
-            )
+        if self._partition is not None and self._partition >= partitions:
+            raise UsageError(f"{self.topic} has no partition {self._partition}, only 0 to {partitions - 1}")
 
     def _feed(
         self, flight: _Flight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]

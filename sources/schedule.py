@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 from conf.durations import FORMS, parse_duration_ms
@@ -9,6 +10,9 @@ from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliver
 
 # Far above any instant that a maximum delay lets through, and safe to add to in 64 bits.
 MAX_INSTANT_MS = 2**61
+_NANOSECONDS = re.compile(r"[.,]\d{6}0*[1-9]", re.ASCII)
+# What Kafka takes as the name of a topic.
+_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -21,6 +25,11 @@ def _text(value: bytes | None) -> str:
         raise ValueError(f"{value[:40]!r} is not UTF-8 text") from None
 
 
+def _number(digits: str, most: int) -> int:
+    # Python refuses to read a number of thousands of digits.
+    return min(int(digits.lstrip("0")[:40] or "0"), most)
+
+
 def parse_deliver_at(value: bytes | None) -> int:
     """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
 
@@ -29,11 +38,13 @@ def parse_deliver_at(value: bytes | None) -> int:
     try:
         text = _text(value)
         if text.isascii() and text.isdigit():
-            return min(int(text[:40]), MAX_INSTANT_MS)
+            return _number(text, MAX_INSTANT_MS)
         instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:
             raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
-        # Whole milliseconds, rounded up: rounding down would be early.
+        # Whole milliseconds, rounded up: rounding down would be early. Python leaves out what is below 1 us.
+        if _NANOSECONDS.search(text):
+            instant += timedelta(microseconds=1)
         ms = -((_EPOCH - instant) // timedelta(milliseconds=1))
         if ms < 0:
             raise ValueError(f"{text[:40]!r} is before 1970")
@@ -58,7 +69,7 @@ def parse_delay_level(value: bytes | None) -> int:
         text = _text(value)
         if not (text.isascii() and text.isdigit()):
             raise ValueError(f"{text[:40]!r} is not a whole number of 0 or more")
-        return min(int(text[:40]), 2**31)
+        return _number(text, 2**31)
     except ValueError as problem:
         raise BadDelayLevel(f"delay-level is 0 (at once), 1, 2, ...: {problem}") from None
 
@@ -69,11 +80,11 @@ def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
 
 
 def parse_deliver_to(value: bytes | None) -> str:
-    """Return the topic's name. Raises BadDeliverTo if there is none."""
+    """Return the topic's name. Raises BadDeliverTo if it can be none."""
     try:
         text = _text(value)
-        if not text:
-            raise ValueError("it is empty")
+        if not _TOPIC.fullmatch(text):
+            raise ValueError(f"{text[:40]!r} is not 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'")
         return text
     except ValueError as problem:
         raise BadDeliverTo(f"deliver-to names a topic: {problem}") from None

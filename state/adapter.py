@@ -41,7 +41,8 @@ def hold(rules_now: Callable[[], tuple[int, BatchRules]]) -> StateFunction:
         result = step(waiting, chunks, cutoff_ms, rules)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
-            state.setTimeoutTimestamp(result.next_due_ms)
+            # A message due at 0 waits while the first cutoff is 0, and Spark takes no timeout of 0.
+            state.setTimeoutTimestamp(max(1, result.next_due_ms or 0))
         elif state.exists:
             state.remove()
         rows = list(_rows(result, batch_id, shard, cutoff_ms, rules))

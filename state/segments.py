@@ -89,11 +89,24 @@ def partition_end_ms(label: str) -> int:
 
 
 def _row_bytes(messages: pa.Table) -> np.ndarray:
-    """Return about how many bytes each message takes: its key and value, and a constant for the rest."""
+    """Return about how many bytes each message takes: key, value, headers, and a constant for the rest."""
     sizes = np.full(messages.num_rows, 64, dtype=np.int64)
     for name in ("key", "value"):
         sizes += pc.binary_length(messages.column(name)).fill_null(0).to_numpy().astype(np.int64)
+    start = 0
+    for headers in messages.column("headers").chunks:
+        sizes[start : start + len(headers)] += _header_bytes(headers)
+        start += len(headers)
     return sizes
+
+
+def _header_bytes(headers: pa.ListArray) -> np.ndarray:
+    flat = headers.flatten()
+    lengths = np.zeros(len(flat), dtype=np.int64)
+    for name in ("key", "value"):
+        lengths += np.asarray(pc.binary_length(pc.struct_field(flat, name)).fill_null(0))
+    rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))
+    return np.bincount(rows, lengths, minlength=len(headers)).astype(np.int64)
 
 
 def message_ids(rows: pa.Table) -> list[dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class BatchRunner:
         either leaves nothing behind or knows on the second time that it is done.
         """
         failpoint("batch-begun")
+        begun = time.monotonic()
         cutoffs = self._cutoffs(batch_id)
         held = held.persist()
         try:
@@ -82,6 +84,12 @@ class BatchRunner:
         self._window.advance(cutoffs.cutoff_ms)
         self._upkeep.after_batch(cutoffs.previous_ms)
         self._last = (batch_id, cutoffs.cutoff_ms)
+        if due is not None or sealed:
+            log.info(
+                "batch %d: delivered below %d, sealed %d messages in %d segments, %.2f s",
+                batch_id, cutoffs.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
+                time.monotonic() - begun,
+            )  # fmt: skip
         failpoint("batch-done")
 
     def close(self) -> None:

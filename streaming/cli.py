@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from conf.errors import DelaylineError, Rejected
 from streaming.cli_broker import broker, jars
 from streaming.cli_publish import publish
+from streaming.cli_run import run
 from streaming.cli_subscribe import subscribe
 from streaming.cli_topics import topics_app
 
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.command()(broker)
 app.command()(jars)
+app.command()(run)
 app.add_typer(topics_app, name="topics")
 app.command()(publish)
 app.command()(subscribe)

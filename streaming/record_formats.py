@@ -15,14 +15,9 @@ from sources.subscriber import Received
 
 Show = Callable[[Received], None]
 # Width of each column but the last, which takes what is left.
-_COLUMNS = (
-    ("received", 12),
-    ("lateness", 9),
-    ("topic/partition/offset", 30),
-    ("id", 30),
-    ("key", 16),
-    ("value", 0),
-)
+_COLUMNS = {"received": 12, "lateness": 8, "topic/partition/offset": 24, "id": 24, "key": 10, "value": 0}
+# On a terminal narrower than this the id gives way to the value.
+_WIDE = 110
 _ON_TIME_MS = 1_000
 
 
@@ -37,9 +32,10 @@ def as_rows() -> Show:
     from rich.text import Text
 
     console = Console(highlight=False)
+    hidden = {"id"} if console.is_terminal and console.width < _WIDE else set()
 
-    def row(cells: list[str], style: str = "") -> None:
-        line = "  ".join(_fit(cell, width) for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+    def row(cells: dict[str, str], style: str = "") -> None:
+        line = "  ".join(_fit(cells[name], width) for name, width in _COLUMNS.items() if name not in hidden)
         if console.is_terminal:
             console.print(Text(line, style), no_wrap=True, overflow="ellipsis", crop=True)
         else:
@@ -49,7 +45,7 @@ def as_rows() -> Show:
         late = record.lateness_ms is not None and record.lateness_ms > _ON_TIME_MS
         row(_cells(record), "yellow" if late else "")
 
-    row([name for name, _ in _COLUMNS], "bold")
+    row({name: name for name in _COLUMNS}, "bold")
     return show
 
 
@@ -78,16 +74,16 @@ def _text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
         return {"base64": b64encode(value).decode()}
 
 
-def _cells(record: Received) -> list[str]:
+def _cells(record: Received) -> dict[str, str]:
     received = datetime.fromtimestamp(record.received_ms / 1000)
-    return [
-        received.strftime("%H:%M:%S.") + f"{record.received_ms % 1000:03}",
-        "-" if record.lateness_ms is None else format_duration(record.lateness_ms),
-        f"{record.topic}/{record.partition}/{record.offset}",
-        record.id or "-",
-        _shown(record.key),
-        _shown(record.value),
-    ]
+    return {
+        "received": received.strftime("%H:%M:%S.") + f"{record.received_ms % 1000:03}",
+        "lateness": "-" if record.lateness_ms is None else format_duration(record.lateness_ms),
+        "topic/partition/offset": f"{record.topic}/{record.partition}/{record.offset}",
+        "id": record.id or "-",
+        "key": _shown(record.key),
+        "value": _shown(record.value),
+    }
 
 
 def _shown(value: bytes | None) -> str:
@@ -99,6 +95,7 @@ def _shown(value: bytes | None) -> str:
 
 
 def _fit(cell: str, width: int) -> str:
-    if not width:
-        return cell
-    return f"{cell:{width}}" if len(cell) <= width else f"{cell[: width - 1]}…"
+    if not width or len(cell) <= width:
+        return f"{cell:{width}}" if width else cell
+    # The end of an id tells more than its beginning.
+    return "…" + cell[1 - width :] if "/" in cell else cell[: width - 1] + "…"

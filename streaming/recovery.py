@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -38,12 +39,18 @@ class Recovered:
 
 def checkpoint_path(settings: Settings) -> str:
     """Return where the query's checkpoint lies."""
-    return f"{settings.storage.path.rstrip('/')}/checkpoint"
+    return f"{_storage(settings)}/checkpoint"
 
 
 def buckets_path(settings: Settings) -> str:
     """Return where the table of sealed buckets lies."""
-    return f"{settings.storage.path.rstrip('/')}/buckets"
+    return f"{_storage(settings)}/buckets"
+
+
+def _storage(settings: Settings) -> str:
+    """Return `storage.path`; a local one absolute, since the JVM runs in a folder of its own."""
+    path = settings.storage.path
+    return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
 
 
 def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:

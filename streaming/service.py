@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import LateRowsDropped
+from conf.errors import LateRowsDropped, QueryFailed, ServiceStopping
 from conf.failpoints import ROOT_VARIABLE, failpoint
 from conf.settings import Settings
 from sinks.topics import check_topics
@@ -28,24 +29,25 @@ _POLL_S = 0.5
 
 
 class Gate:
-    """Lets batches through until it is closed; then the next one waits here, with nothing of it done."""
+    """Lets batches through until it is closed; a batch that comes later ends the query with nothing of it done.
+
+    Such a batch is planned in the offset log only, and is replayed by the next start. To let it pass without
+    running it would commit it, and lose what it read.
+    """
 
     def __init__(self) -> None:
-        self._open = threading.Event()
-        self._open.set()
-        self.batch_waits = threading.Event()
+        self._open = True
 
     def close(self) -> None:
         """Let no further batch begin."""
-        self._open.clear()
+        self._open = False
 
     def guard(self, run_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """Return `run_batch` behind the gate."""
 
         def guarded(held: DataFrame, batch_id: int) -> None:
-            if not self._open.is_set():
-                self.batch_waits.set()
-            self._open.wait()
+            if not self._open:
+                raise ServiceStopping(f"batch {batch_id} is left to the next start")
             run_batch(held, batch_id)
 
         return guarded
@@ -71,25 +73,28 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             held = held_messages(spark, settings, state.rules)
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
-            _watch(query, gate, stop)
+            _watch(spark, query, gate, stop)
     finally:
         spark.stop()
 
 
-def _watch(query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:
+def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:
     """Wait for the end: asked for, or by an error. Checks each batch's progress on the way (invariant 6)."""
     while not stop.wait(_POLL_S):
         _check_progress(query)
         if not query.isActive:
-            # Nothing but an error ends the query: this raises it.
-            query.awaitTermination()
-            return
+            raise QueryFailed(_cause(query))
     log.info("stopping after the running batch")
+    # Spark would report the gate's refusal as a failure of the query.
+    spark.sparkContext.setLogLevel("OFF")
     gate.close()
-    while not gate.batch_waits.is_set() and query.isActive and query.status["isTriggerActive"]:
+    while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.02)
     query.stop()
     _check_progress(query)
+    problem = query.exception()
+    if problem is not None and ServiceStopping.code not in str(problem):
+        raise QueryFailed(_cause(query))
 
 
 def _check_progress(query: StreamingQuery) -> None:
@@ -101,3 +106,13 @@ def _check_progress(query: StreamingQuery) -> None:
                 f"batch {progress['batchId']}: Spark dropped {dropped} chunks of messages behind the watermark; "
                 "please report this with the checkpoint"
             )
+
+
+def _cause(query: StreamingQuery) -> str:
+    """Return the sentence that tells why the query ended: Delayline's own if it has one, else Spark's first."""
+    text = str(query.exception())
+    own = re.findall(r"^(?:.*\W)?conf\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    if own:
+        return str(own[-1])
+    causes = re.findall(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception)\b.*)$", text, re.MULTILINE)
+    return str(causes[-1]) if causes else text.splitlines()[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 
 from pyspark.sql import SparkSession
 
@@ -36,6 +38,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+        "spark.sql.warehouse.dir": tempfile.gettempdir(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
@@ -48,6 +51,8 @@ def open_session(settings: Settings) -> SparkSession:
     builder = SparkSession.builder
     for name, value in spark_options(settings).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
+    with contextlib.chdir(tempfile.gettempdir()):
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

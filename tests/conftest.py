@@ -1,0 +1,68 @@
+"""What several folders of tests share: a real broker, topics of their own, settings that point there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from conf.load import load_settings
+from conf.settings import Settings
+from sources.broker import EmbeddedBroker
+
+MakeTopic = Callable[..., str]
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One broker for all tests; it ends with the test process, however that ends."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
+    """An admin client for `broker`."""
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def make_topic(admin: KafkaAdminClient) -> MakeTopic:
+    """A function that makes a topic of a new name: `make_topic(2, **{"cleanup.policy": "compact"})`."""
+
+    def make(partitions: int = 1, **configs: str) -> str:
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        form = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
+        admin.create_topics({name: form}, wait_for_metadata=True)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> str:
+    """A topic of the test's own, with one partition."""
+    return make_topic()
+
+
+@pytest.fixture
+def make_settings(broker: EmbeddedBroker) -> MakeSettings:
+    """A function that makes settings for `broker`, under an application id of the test's own."""
+
+    def make(*overrides: str) -> Settings:
+        own = f"app-{uuid.uuid4().hex[:8]}"
+        topics = [f"topics.{role}={own}-{role}" for role in ("input", "output", "dead_letter")]
+        servers = f"kafka.bootstrap_servers={broker.bootstrap}"
+        return load_settings(None, [f"application_id={own}", servers, *topics, *overrides], environ={})
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings for `broker` with nothing else set."""
+    return make_settings()

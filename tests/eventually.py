@@ -1,0 +1,20 @@
+"""Waiting for a condition, instead of sleeping and hoping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+_POLL_S = 0.02
+
+
+def assert_eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "the condition") -> T:
+    """Return the first true value of `condition`; fail when there was none for `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what} did not come true within {timeout_s} s; last: {value!r}")
+        time.sleep(_POLL_S)
+    return value

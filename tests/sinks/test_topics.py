@@ -1,0 +1,127 @@
+"""Making and checking the job's topics on a real broker."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.topics import (
+    check_topics,
+    ensure_topics,
+    list_topics,
+    needed_topics,
+    partition_counts,
+    show_topics,
+)
+from tests.conftest import MakeSettings, MakeTopic
+
+
+def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings) -> None:
+    settings = make_settings("topics.allowed_outputs=orders,mail-*", "topics.input=a,b")
+    own = settings.application_id
+    assert needed_topics(settings) == {
+        "a": "input",
+        "b": "input",
+        f"{own}-output": "output",
+        "orders": "output",
+        f"{own}-dead_letter": "dead letter",
+        f"{own}-progress": "progress",
+    }
+
+
+def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: KafkaAdminClient) -> None:
+    settings = make_settings("bucket.shards=3")
+    assert {report.state for report in show_topics(settings)} == {"missing"}
+    first = ensure_topics(settings, partitions=2)
+    assert [(report.role, report.partitions, report.state) for report in first] == [
+        ("input", 2, "created"),
+        ("output", 2, "created"),
+        ("dead letter", 2, "created"),
+        ("progress", 3, "created"),
+    ]
+    # Others may ask for another number; what exists stays as it is.
+    again = ensure_topics(settings, partitions=7)
+    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3)]
+    assert show_topics(settings) == again
+    assert check_topics(settings) == {report.name: report.partitions for report in again}
+
+
+def test_only_what_is_missing_is_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    settings = make_settings(f"topics.input={make_topic(5)}")
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 3]
+
+
+def test_each_missing_topic_is_named_with_the_way_out(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    settings = make_settings(f"topics.output={make_topic()}")
+    with pytest.raises(TopicMissing) as raised:
+        check_topics(settings)
+    said = str(raised.value)
+    own = settings.application_id
+    for missing in (f"{own}-input (input)", f"{own}-dead_letter (dead letter)", f"{own}-progress (progress)"):
+        assert missing in said
+    assert settings.topics.output not in said
+    assert "delayline topics create" in said
+
+
+def test_a_progress_topic_for_another_number_of_shards_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    progress = make_topic(2, **{"cleanup.policy": "compact"})
+    settings = make_settings(f"topics.progress={progress}", "bucket.shards=4")
+    with pytest.raises(TopicMismatch, match=r"has 2 partitions, but bucket.shards is 4"):
+        ensure_topics(settings)
+    # It was refused before anything was made.
+    assert [report.state for report in show_topics(settings)] == ["missing"] * 3 + ["exists"]
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_progress_topic_that_forgets_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic, policy: str
+) -> None:
+    progress = make_topic(2, **{"cleanup.policy": policy})
+    settings = make_settings(f"topics.progress={progress}")
+    with pytest.raises(TopicMismatch, match="would forget"):
+        ensure_topics(settings)
+
+
+def test_what_the_broker_refuses_to_create_is_said(settings: Settings) -> None:
+    with pytest.raises(TopicMismatch, match=r"refused to create.*replication factor of 3"):
+        ensure_topics(settings, 1, replication=3)
+
+
+def test_partition_counts_leave_missing_topics_out(
+    settings: Settings, make_topic: MakeTopic, admin: KafkaAdminClient
+) -> None:
+    three = make_topic(3)
+    assert partition_counts(settings, [three, "nowhere"]) == {three: 3}
+    assert partition_counts(settings, []) == {}
+    assert three in list_topics(settings)
+    assert not any(name.startswith("__") for name in list_topics(settings))
+
+
+def test_a_job_may_write_what_its_allow_list_matches_but_never_its_own_input(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    source, other = make_topic(2), make_topic(4)
+    settings = make_settings(f"topics.input={source}", "topics.allowed_outputs=t-*")
+    ensure_topics(settings, 1)
+    counts = partition_counts(settings)
+    assert counts[other] == 4
+    assert {settings.topics.output, settings.topics.dead_letter} <= set(counts)
+    assert not {source, settings.progress_topic} & set(counts)
+
+
+def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.topics.CONNECT_TIMEOUT_MS", 1_000)
+    settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
+    begun_s = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
+        list_topics(settings)
+    assert time.monotonic() - begun_s < 10

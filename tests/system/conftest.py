@@ -1,0 +1,72 @@
+"""A service with topics and storage of its own, and a ledger of what goes in and comes out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_settings
+from sinks.topics import ensure_topics
+from sources.broker import EmbeddedBroker
+from tests.system.ledger import Ledger
+from tests.system.service import Service
+
+MakeService = Callable[..., tuple[Service, Ledger]]
+
+
+class Application:
+    """The names of one test's application."""
+
+    def __init__(self, broker: EmbeddedBroker, folder: Path) -> None:
+        self.id = f"app-{uuid.uuid4().hex[:8]}"
+        self.bootstrap = broker.bootstrap
+        self.folder = folder
+        self.input, self.output, self.other, self.dead = (
+            f"{self.id}-{role}" for role in ("in", "out", "other", "dead")
+        )
+
+    def overrides(self, *more: str) -> list[str]:
+        """The settings as `--set` takes them: thresholds so low that every path is walked."""
+        return [
+            f"application_id={self.id}",
+            f"kafka.bootstrap_servers={self.bootstrap}",
+            f"topics.input={self.input}",
+            f"topics.output={self.output}",
+            f"topics.allowed_outputs={self.other}",
+            f"topics.dead_letter={self.dead}",
+            f"storage.path={self.folder / 'storage'}",
+            "bucket.max_messages=100",
+            "segment.max_messages=60",
+            "segment.max_seconds=5",
+            "window.ahead=3s",
+            "delivery.transaction_messages=40",
+            *more,
+        ]
+
+
+@pytest.fixture
+def application(broker: EmbeddedBroker, tmp_path: Path) -> Application:
+    """Names of the test's own."""
+    return Application(broker, tmp_path)
+
+
+@pytest.fixture
+def make_service(application: Application) -> Iterator[MakeService]:
+    """A function that makes a service and its ledger, with further `--set` overrides. The topics are made by it."""
+    made: list[tuple[Service, Ledger]] = []
+
+    def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
+        settings = application.overrides(*overrides)
+        ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
+        service = Service(application.folder, settings)
+        ledger = Ledger(application.bootstrap, [application.output, application.other, application.dead])
+        made.append((service, ledger))
+        return service, ledger
+
+    yield make
+    for service, ledger in made:
+        service.kill()
+        ledger.close()

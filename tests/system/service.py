@@ -1,0 +1,66 @@
+"""The job as its users run it: a process of its own, which a test can stop, kill, and start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from conf.failpoints import VARIABLE, kill_tree
+from tests.eventually import assert_eventually
+
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 60.0
+
+
+class Service:
+    """`delayline run` with the settings given as `--set`; its output goes to `<folder>/run-<n>.log`."""
+
+    def __init__(self, folder: Path, overrides: list[str]) -> None:
+        self.folder = folder
+        self.overrides = overrides
+        self._runs = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What the newest run has printed."""
+        return (self.folder / f"run-{self._runs}.log").read_text(errors="replace")
+
+    def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:
+        """Start the job; with `wait`, return once its query runs."""
+        self._runs += 1
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        if failpoint:
+            environment[VARIABLE] = failpoint
+        command = [sys.executable, "-m", "streaming.cli", "run", *arguments]
+        for override in self.overrides:
+            command += ["--set", override]
+        with (self.folder / f"run-{self._runs}.log").open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        if wait:
+            assert_eventually(lambda: self._running_or_failed(), _START_TIMEOUT_S, "the start of the job")
+
+    def _running_or_failed(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the job ended with {self._process.returncode}:\n{self.log[-4000:]}"
+        return "\nrunning\n" in "\n" + self.log
+
+    def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+        """Wait until the job ends by itself, and return its exit code: -9 when it was killed."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the driver and all that it started."""
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(self._process.pid)
+            self._process.wait(_STOP_TIMEOUT_S)

@@ -1,0 +1,23 @@
+"""Mixed messages through the whole service: every one once, on time, in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+
+def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    for wave in range(4):
+        publish_mixed(ledger, application, 300, seed=wave)
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert "sealed" in service.log, "the thresholds were meant to be low enough to seal"
+    assert service.stop() == 0, service.log[-3000:]
