@@ -1,8 +1,8 @@
 """Failpoints: named places where a test makes the service die or fail, instead of sleeping and hoping.
 
 The test seam of the crash matrix. Off unless the environment says otherwise:
-`DELAYLINE_FAILPOINT=<name>[@<n>]=<action>` where the n-th passing (default 1, counted per process) of the point
-`<name>` takes `<action>`:
+`DELAYLINE_FAILPOINT=<name>[@<n>]=<action>` where the n-th passing (default 1, counted per process) of the
+point `<name>` takes `<action>`:
 
 - `kill`: SIGKILL to the driver and everything it started (`DELAYLINE_FAILPOINT_ROOT`, set by the driver);
 - `raise`: an `InjectedFailure`, as a failed task or a failed batch would be. Only in a task's first attempt.

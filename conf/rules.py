@@ -21,9 +21,9 @@ from conf.settings import HeaderSettings, Settings
 class BatchRules:
     """What holds for a run of batches. Durations in ms, sizes in bytes.
 
-    `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions` gives
-    the partition count of each topic that may be written to; `shard_keys[s]` is the group key that Spark's hash
-    puts on state partition `s`.
+    `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions`
+    gives the partition count of each topic that may be written to; `shard_keys[s]` is the group key that
+    Spark's hash puts on state partition `s`.
     """
 
     headers: HeaderSettings
@@ -115,7 +115,7 @@ class RuleBook:
     def from_json(text: str) -> RuleBook:
         """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         entries = []
-        for entry in json.loads(text)["rules"]:
+        for entry in map(dict, json.loads(text)["rules"]):
             first = entry.pop("from_batch")
             lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
             entries.append((first, BatchRules(**{**entry, **lists, "headers": HeaderSettings(**entry["headers"])})))

@@ -1,7 +1,8 @@
 """The delivery marker: how far each shard's delivery is committed.
 
-It lives in a compacted topic of the service's own, one partition for each shard, written in the very transaction
-whose progress it tells. Consumer group offsets would do the same but expire with a job that rests.
+It lives in a compacted topic of the service's own, one partition for each shard, written in the very
+transaction whose progress it tells. Consumer group offsets would do the same but expire with a job that
+rests.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -20,7 +21,7 @@ _READ_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Of batch `batch_id` under the checkpoint `checkpoint`, the first `messages` due messages are committed."""
+    """Of batch `batch_id` of checkpoint `checkpoint`, the first `messages` due messages are committed."""
 
     checkpoint: str
     batch_id: int
@@ -34,7 +35,10 @@ class Progress:
     def from_bytes(value: bytes) -> Progress:
         """Read a marker record. Raises CheckpointMismatch if it is none."""
         try:
-            return Progress(**json.loads(value))
+            progress = Progress(**json.loads(value))
+            if [type(part) for part in astuple(progress)] != [str, int, int]:
+                raise TypeError("a checkpoint and two whole numbers")
+            return progress
         except (TypeError, ValueError) as problem:
             raise CheckpointMismatch(
                 f"the progress topic holds {value[:80]!r}, which is no marker of Delayline; "

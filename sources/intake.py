@@ -103,7 +103,7 @@ def accept(records: pa.Table, rules: BatchRules, clock_ms: int) -> pa.Table:
 
 
 def shards_of(messages: pa.Table, shards: int) -> Ints:
-    """Return each message's shard: a function of its output topic and partition, so that one writer keeps order."""
+    """Return each message's shard: a function of its output partition, so that one writer keeps its order."""
     topics = messages.column("output_topic").dictionary_encode().combine_chunks()
     bases = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
     partitions = messages.column("output_partition").to_numpy().astype(np.int64)
@@ -138,7 +138,9 @@ def _schedule(headers: _Headers, timestamps: Ints, rules: BatchRules, clock_ms: 
                 DelayTooLong(f"{name} asks for more than limits.max_delay ({format_duration(rules.max_delay_ms)})"),
             )
         # A delay that is refused is not added up: near the end of 64 bits the sum would wrap.
-        deliver_at[rows] = np.where(too_long, 0, parsed if absolute else timestamps[rows] + np.where(too_long, 0, parsed))
+        deliver_at[rows] = np.where(
+            too_long, 0, parsed if absolute else timestamps[rows] + np.where(too_long, 0, parsed)
+        )
     twice = np.flatnonzero(seen > 1)
     if len(twice):
         names = f"{rules.headers.deliver_at}, {rules.headers.deliver_after} and {rules.headers.delay_level}"
@@ -147,9 +149,7 @@ def _schedule(headers: _Headers, timestamps: Ints, rules: BatchRules, clock_ms: 
     return deliver_at
 
 
-def _parse_distinct(
-    rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], verdicts: _Verdicts
-) -> Ints:
+def _parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], verdicts: _Verdicts) -> Ints:
     """Parse each distinct header value once; rows whose value is unreadable get 0 and a verdict."""
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
@@ -168,6 +168,9 @@ def _route(headers: _Headers, count: int, rules: BatchRules, verdicts: _Verdicts
     rows, values = headers.named(rules.headers.deliver_to)
     if not len(rows):
         return topics
+    # Told before what is wrong with either value, or the one told would depend on the records around.
+    repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
+    verdicts.reject(repeated, BadDeliverTo(f"a message takes one {rules.headers.deliver_to} header"))
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
     for at, value in enumerate(encoded.dictionary.to_pylist()):
@@ -176,8 +179,6 @@ def _route(headers: _Headers, count: int, rules: BatchRules, verdicts: _Verdicts
             topics[chosen] = _allowed(parse_deliver_to(value), rules)
         except Rejected as error:
             verdicts.reject(chosen, error)
-    repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
-    verdicts.reject(repeated, BadDeliverTo(f"a message takes one {rules.headers.deliver_to} header"))
     return topics
 
 

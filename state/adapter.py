@@ -51,9 +51,7 @@ def hold(rules_now: Callable[[], tuple[int, BatchRules]]) -> StateFunction:
     return hold_shard
 
 
-def _rows(
-    result: BucketStep, batch_id: int, shard: int, cutoff_ms: int, rules: BatchRules
-) -> Iterable[dict[str, Any]]:
+def _rows(result: BucketStep, batch_id: int, shard: int, cutoff_ms: int, rules: BatchRules) -> Iterable[dict[str, Any]]:
     """Give the rows of `HELD_SCHEMA` for one step."""
     base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": batch_id, "segment": 0, "time_partition": ""}
     if result.due.num_rows:

@@ -39,7 +39,9 @@ class Segment:
     bytes: int
 
 
-def cut(sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, rules: BatchRules) -> Iterator[tuple[Segment, pa.Table]]:
+def cut(
+    sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, rules: BatchRules
+) -> Iterator[tuple[Segment, pa.Table]]:
     """Cut `sealed`, which is in delivery order, into segments with their metadata.
 
     No segment crosses a time partition, reaches over more than `segment_max_ms`, or holds more than

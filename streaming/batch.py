@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -18,13 +18,14 @@ from conf.errors import CheckpointMismatch, CutoffMismatch
 from conf.failpoints import failpoint
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery import REPORT_SCHEMA, deliver_chunks, deliver_rows, explode_chunks
+from sinks.delivery import REPORT_SCHEMA, ArrowFunction, deliver_chunks, deliver_rows, explode_chunks
 from sinks.transactional_writer import DeliveryPlan
 from state.adapter import DUE, KEPT, SEALED
 from state.segments import Segment
 from state.stored import STORED_SCHEMA, stored_rows
 from streaming.due_window import DueWindow
 from streaming.recovery import Recovered
+from streaming.session import worker_pool
 from streaming.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class BatchRunner:
             due = self._due(held, outcome, batch_id, cutoffs)
             steps: list[Future[None]] = []
             if due is not None:
-                steps.append(self._start(self._deliver, due, batch_id))
+                steps.append(self._start(self._deliver, due))
             if sealed:
                 steps.append(self._start(self._seal, held, batch_id))
             for done in steps:
@@ -121,30 +122,29 @@ class BatchRunner:
             raise CutoffMismatch(f"batch {batch_id} has cutoff {cutoff}, behind {previous} of the batch before")
         return Cutoffs(previous, cutoff)
 
-    def _due(
-        self, held: DataFrame, outcome: list[Row], batch_id: int, cutoffs: Cutoffs
-    ) -> tuple[DataFrame, bool] | None:
-        """Return what is due, in order for each shard, and whether it comes as chunks; None if nothing is due.
+    def _due(self, held: DataFrame, outcome: list[Row], batch_id: int, cutoffs: Cutoffs) -> DataFrame | None:
+        """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
 
-        Due messages of the mutable buckets alone are in order as they lie. With sealed ones among them the two
-        kinds are merged by one shuffle and sort.
+        Due messages of a mutable bucket alone are in order as they lie. With sealed ones among them the two kinds
+        are merged by a sort.
         """
+        shards = sorted({row["shard"] for row in outcome if row["kind"] == DUE})
         chunks = held.where(F.col("kind") == DUE).select("shard", "chunk")
-        any_chunks = any(row["kind"] == DUE for row in outcome)
         loaded = self._window.take(cutoffs.previous_ms, cutoffs.cutoff_ms)
         if not loaded:
-            return (chunks, True) if any_chunks else None
-        rows = list(loaded)
-        if any_chunks:
-            rows.append(chunks.mapInArrow(explode_chunks, loaded[0].schema))
-        keys = F.array(*(F.lit(key) for key in self._rules.at(batch_id).shard_keys))
-        merged = reduce(DataFrame.unionByName, rows).repartition(
-            self._rules.at(batch_id).shards, F.element_at(keys, F.col("shard") + 1)
-        )
-        return merged.sortWithinPartitions("shard", "deliver_at_ms", "topic", "partition", "offset"), False
+            return self._delivery(chunks, shards, deliver_chunks, batch_id)
+        if shards:
+            loaded.append(chunks.mapInArrow(explode_chunks, loaded[0].schema))
+        merged = reduce(DataFrame.unionByName, loaded)
+        return self._delivery(merged, range(self._settings.bucket.shards), deliver_rows, batch_id)
 
-    def _deliver(self, due: tuple[DataFrame, bool], batch_id: int) -> None:
-        messages, as_chunks = due
+    def _delivery(
+        self,
+        due: DataFrame,
+        shards: Iterable[int],
+        function: Callable[[DeliveryPlan], ArrowFunction],
+        batch_id: int,
+    ) -> DataFrame | None:
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
             checkpoint=self._checkpoint_id,
@@ -156,9 +156,18 @@ class BatchRunner:
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
         )
-        function = deliver_chunks(plan) if as_chunks else deliver_rows(plan)
-        reports = messages.mapInArrow(function, REPORT_SCHEMA).collect()
-        self._last_writers.update({report["shard"]: report["writer"] for report in reports})
+        tasks = []
+        for shard in shards:
+            messages = due.where(F.col("shard") == shard).coalesce(1)
+            if "deliver_at_ms" in due.columns:
+                messages = messages.sortWithinPartitions("deliver_at_ms", "topic", "partition", "offset")
+            # A pool of its own for each shard, so that its task comes back to the process with its producer.
+            with worker_pool(due.sparkSession, f"shard-{shard}"):
+                tasks.append(messages.mapInArrow(function(plan), REPORT_SCHEMA))
+        return reduce(DataFrame.union, tasks) if tasks else None
+
+    def _deliver(self, due: DataFrame) -> None:
+        self._last_writers.update({report["shard"]: report["writer"] for report in due.collect()})
         failpoint("delivered")
 
     def _seal(self, held: DataFrame, batch_id: int) -> None:

@@ -6,11 +6,16 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from conf.jars import spark_jars
 from conf.settings import Settings
+from streaming.startup_noise import startup_noise_dropped
+
+_LOG_CONFIG = Path(__file__).parent.parent / "conf" / "log4j2.properties"
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
@@ -37,22 +42,38 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": "-Dlog4j2.level=ERROR",
+        # Not extraJavaOptions, which a deployment may need for its own.
+        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"',
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
 
 
-def open_session(settings: Settings) -> SparkSession:
-    """Start Spark, or take the session that `spark-submit` prepared."""
+def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark, or take the session that `spark-submit` prepared. `options` go over all others."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for name, value in spark_options(settings).items():
+    for name, value in {**spark_options(settings), **(options or {})}.items():
         builder = builder.config(name, value)
     # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
-    with contextlib.chdir(tempfile.gettempdir()):
+    with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped():
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+@contextlib.contextmanager
+def worker_pool(spark: SparkSession, name: str) -> Iterator[None]:
+    """Let the Python functions that are given to Spark inside run in worker processes that no others use.
+
+    Spark keeps its idle Python workers by the environment they were started with, and hands out the one that
+    has been idle longest.
+    """
+    environment = spark.sparkContext.environment
+    environment["DELAYLINE_WORKER_POOL"] = name
+    try:
+        yield
+    finally:
+        del environment["DELAYLINE_WORKER_POOL"]

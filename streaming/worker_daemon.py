@@ -28,8 +28,6 @@ if __name__ == "__main__":
     import pyarrow.compute  # noqa: F401
     from pyspark.daemon import manager
 
-    import sinks.delivery
-    import sources.intake
     import state.adapter  # noqa: F401
 
     manager()

@@ -1,0 +1,84 @@
+"""`python -m benchmarks`: run them one after the other, each on a stand of its own."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks import burst, idle, ingest, lateness
+from benchmarks.outcome import Outcome
+from benchmarks.plots import save
+from benchmarks.stand import Stand, say
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a benchmark's file offers."""
+
+    measure: Callable[[Stand, float], Outcome]
+    draw: Callable[[Outcome], Any]
+
+
+BENCHMARKS = {
+    "lateness": Benchmark(lateness.measure, lateness.draw),
+    "ingest": Benchmark(ingest.measure, ingest.draw),
+    "burst": Benchmark(burst.measure, burst.draw),
+    "idle": Benchmark(idle.measure, idle.draw),
+}
+
+
+class Which(StrEnum):
+    """What can be asked for."""
+
+    lateness = "lateness"
+    ingest = "ingest"
+    burst = "burst"
+    idle = "idle"
+    all = "all"
+
+
+def main(
+    which: Annotated[Which, typer.Argument(help="One of them, or all.")] = Which.all,
+    scale: Annotated[float, typer.Option(min=0.001, max=10, help="Share of the full number of messages.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("benchmarks/results"),
+) -> None:
+    """Measure Delayline on a broker of its own. Exit code 1 when a benchmark could not be run to its end.
+
+    An aim that is not met is a result, and no error.
+    """
+    # Whatever ends this, the broker and the jobs end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, out)]
+    if failed:
+        say(f"not measured: {', '.join(failed)}")
+        raise typer.Exit(1)
+
+
+def _run(name: str, scale: float, out: Path) -> bool:
+    benchmark, begun = BENCHMARKS[name], time.monotonic()
+    say(f"{name}, at scale {scale:g}")
+    try:
+        with Stand() as stand:
+            outcome = benchmark.measure(stand, scale)
+    except Exception:
+        # The others are worth their time all the same.
+        traceback.print_exc()
+        return False
+    outcome.write(out, scale)
+    save(benchmark.draw(outcome), out / f"{name}.png")
+    outcome.show()
+    say(f"{name}: {'met' if outcome.met else 'NOT met'}, in {time.monotonic() - begun:.0f} s; {out / name}.json, .png")
+    return True
+
+
+if __name__ == "__main__":
+    typer.run(main)

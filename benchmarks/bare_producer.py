@@ -1,0 +1,85 @@
+"""A confluent-kafka producer with nothing around it: what a delivery is measured against.
+
+`python -m benchmarks.bare_producer BOOTSTRAP TOPIC PARTITION COUNT ID` prints `ready`, waits for a line on
+its input, and prints the seconds that COUNT transactional messages took.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from confluent_kafka import Producer
+
+from benchmarks.load import key_of, value_of
+
+TRANSACTION_MESSAGES = 50_000
+_TIMEOUT_S = 600
+
+
+def rate(bootstrap: str, topic: str, count: int, processes: int) -> float:
+    """Return the messages/s that so many processes together write to `topic`, each to a partition of its own."""
+    share = count // processes
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.bare_producer", bootstrap, topic, str(number), str(share),
+             f"bare-{processes}-{number}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(processes)
+    ]  # fmt: skip
+    try:
+        for process in running:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"a bare producer ended with {process.wait(_TIMEOUT_S)}")
+        begun = time.monotonic()
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        if any(process.wait(_TIMEOUT_S) for process in running):
+            raise RuntimeError(f"a bare producer ended with {[process.returncode for process in running]}")
+        return share * processes / (time.monotonic() - begun)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Write, a transaction after the other, what a delivery would write: value, key, timestamp, three headers."""
+    bootstrap, topic, partition, count, identity = sys.argv[1:]
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": identity, "linger.ms": 5,
+         "queue.buffering.max.messages": 500_000}
+    )  # fmt: skip
+    producer.init_transactions(30)
+    now_ms = time.time_ns() // 1_000_000
+    due = b"%d" % now_ms
+    numbers = range(min(int(count), TRANSACTION_MESSAGES))
+    # Made beforehand, as a delivery finds its messages made.
+    rows = [
+        (value_of(n, now_ms * 1000), key_of(n),
+         [("deliver-at", due), ("delayline-id", b"burst-in/0/%d" % n), ("delayline-deliver-at", due)])
+        for n in numbers
+    ]  # fmt: skip
+    print("ready", flush=True)
+    sys.stdin.readline()
+    left = int(count)
+    while left:
+        producer.begin_transaction()
+        for value, key, headers in rows[:left]:
+            while True:
+                try:
+                    producer.produce(topic, value, key, int(partition), timestamp=now_ms, headers=headers)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        producer.commit_transaction(60)
+        left -= min(left, len(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Spark's checkpoint on the local disk, watched from outside: which batch was planned and committed when."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A committed batch. Instants are the times of its log files, epoch s; `end` counts input messages up to it."""
+
+    batch_id: int
+    planned_s: float
+    committed_s: float
+    end: int
+
+
+class CheckpointWatch(threading.Thread):
+    """Collects every batch as it is committed; Spark itself keeps the last few files only."""
+
+    def __init__(self, checkpoint: Path, topic: str) -> None:
+        super().__init__(daemon=True, name="checkpoint-watch")
+        self._checkpoint = checkpoint
+        self._topic = topic
+        self._found: dict[int, Batch] = {}
+        self._ended = threading.Event()
+        # What is there already belongs to an earlier run.
+        self._before = set(self._committed())
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches committed since the start, in order."""
+        return [self._found[batch_id] for batch_id in sorted(self._found)]
+
+    @property
+    def messages(self) -> int:
+        """How many messages of the input topic are in committed batches."""
+        return max((batch.end for batch in list(self._found.values())), default=0)
+
+    def between(self, start_s: float, end_s: float) -> list[Batch]:
+        """The batches committed in [start_s, end_s), epoch s."""
+        return [batch for batch in self.batches if start_s <= batch.committed_s < end_s]
+
+    def run(self) -> None:
+        """Watch until `stop`."""
+        while not self._ended.wait(_POLL_S):
+            for batch_id in set(self._committed()) - self._before - set(self._found):
+                batch = self._read(batch_id)
+                if batch is not None:
+                    self._found[batch_id] = batch
+
+    def stop(self) -> None:
+        """End the watching."""
+        self._ended.set()
+        self.join()
+
+    def _committed(self) -> list[int]:
+        folder = self._checkpoint / "commits"
+        return [int(file.name) for file in folder.iterdir() if file.name.isdigit()] if folder.is_dir() else []
+
+    def _read(self, batch_id: int) -> Batch | None:
+        planned, committed = (self._checkpoint / log / str(batch_id) for log in ("offsets", "commits"))
+        try:
+            lines = planned.read_text().splitlines()
+            times = planned.stat().st_mtime, committed.stat().st_mtime
+        except FileNotFoundError:
+            return None  # Purged: it was committed long ago.
+        sources = [json.loads(line) for line in lines[2:] if line.startswith("{")]
+        ends: dict[str, int] = next((source[self._topic] for source in sources if self._topic in source), {})
+        return Batch(batch_id, *times, sum(ends.values()))

@@ -1,0 +1,60 @@
+"""Idle: how long a trigger takes with nothing to do, and what a job costs that only waits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.plots import figure_of
+from benchmarks.stand import Application, Stand, say
+
+WARM_UP_S, MEASURED_S = 20.0, 30.0
+
+
+def measure(stand: Stand, scale: float) -> Outcome:
+    """Let triggers follow each other without a pause, then as a deployment has them."""
+    application = stand.application("idle")
+    back_to_back, first = _run(stand, application, scale, "clock.trigger=0ms")
+    default, second = _run(stand, application, scale)
+    aim = Aim("p50 of a trigger, one after the other", first["p50_s"], 0.45, "s")
+    figures = {"one after the other": first, "default trigger": second}
+    series = {"one after the other": [back_to_back], "default trigger": [default]}
+    return Outcome("idle", "triggers with nothing to do", [aim], figures, series)
+
+
+def draw(outcome: Outcome) -> Any:
+    """Draw how the durations are distributed."""
+    figure, axes = figure_of(outcome)
+    axes.hist([values for (values,) in outcome.series.values()], bins=30, label=list(outcome.series))
+    axes.axvline(0.45, color="grey", linestyle=":", label="aim")
+    axes.set(xlabel="s from one commit to the next", ylabel="triggers")
+    axes.legend()
+    return figure
+
+
+def _run(stand: Stand, application: Application, scale: float, *overrides: str) -> tuple[list[float], dict[str, Any]]:
+    """Return the seconds between commits, and the figures of one run of the job."""
+    job = stand.job(application, *overrides)
+    warm_up_s, measured_s = max(5.0, WARM_UP_S * scale), max(5.0, MEASURED_S * scale)
+    say(f"idle {' '.join(overrides) or 'by default'}: {warm_up_s:.0f} s of warm-up, {measured_s:.0f} s")
+    time.sleep(warm_up_s)
+    start_s = time.time()
+    time.sleep(measured_s)
+    job.check()
+    batches, usage = job.batches.between(start_s, time.time()), job.usage.between(start_s, time.time())
+    job.stop()
+    spans = np.diff([batch.committed_s for batch in batches])
+    inner = [batch.committed_s - batch.planned_s for batch in batches]
+    figures = {
+        "triggers": len(batches),
+        "p50_s": round(float(np.percentile(spans, 50)), 3),
+        "p99_s": round(float(np.percentile(spans, 99)), 3),
+        "mean_s": round(float(spans.mean()), 3),
+        "plan_to_commit_p50_s": round(float(np.percentile(inner, 50)), 3),
+        "start_s": round(job.start_s, 1),
+        **usage,
+    }
+    return [round(float(span), 3) for span in spans], figures

@@ -1,0 +1,127 @@
+"""The load: 100-byte values that say when they are due, published with every header form, at once or at a rate."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from confluent_kafka import Producer
+
+VALUE_BYTES = 100
+KEYS = 1000
+_PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[: VALUE_BYTES - 30] for seed in range(64)]
+_OPTIONS = {"linger.ms": 5, "queue.buffering.max.messages": 500_000, "acks": "all"}
+_FLUSH_S = 120
+
+Header = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One message: its number, when it is due and when it was published, both epoch ms."""
+
+    number: int
+    due_ms: int
+    stamp_ms: int
+
+
+def value_of(number: int, due_us: int) -> bytes:
+    """Return a value that begins with the message's number and its due time in epoch microseconds."""
+    return f"{number:012d} {due_us:016d} {_PADDING[number % len(_PADDING)]}".encode()
+
+
+def read_value(value: bytes) -> tuple[int, int]:
+    """Return the number and the due time (epoch microseconds) of `value_of`."""
+    return int(value[:12]), int(value[13:29])
+
+
+def key_of(number: int) -> bytes | None:
+    """Return a key of `KEYS`; a tenth of the messages has none."""
+    return None if number % 10 == 9 else b"key-%d" % (number % KEYS)
+
+
+def any_delay(load: Load) -> Header:
+    """Give the due time in one of four forms: an instant as ms or ISO-8601, a delay with and without a unit."""
+    form = load.number % 4
+    if form < 2:
+        return instant(Load(form, load.due_ms, load.stamp_ms))
+    delay = b"%d" % (load.due_ms - load.stamp_ms)
+    return "deliver-after", delay if form == 2 else delay + b"ms"
+
+
+def instant(load: Load) -> Header:
+    """Give the due time as an instant, by turns in ms and in ISO-8601."""
+    if load.number % 2 == 0:
+        return "deliver-at", b"%d" % load.due_ms
+    at = datetime.fromtimestamp(load.due_ms / 1000, UTC)
+    return "deliver-at", at.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+
+
+class Publisher:
+    """Publishes to one topic, by turns to each partition, with explicit timestamps, so that delays are exact."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS})
+        self._topic = topic
+        self._partitions = partitions
+
+    def preload(self, loads: Iterable[Load], header: Callable[[Load], Header]) -> float:
+        """Publish all at once, each with one header, and return the seconds it took."""
+        begun = time.monotonic()
+        for load in loads:
+            self.publish(load, [header(load)])
+        self.flush()
+        return time.monotonic() - begun
+
+    def pace(self, rate: int, seconds: float, load_at: Callable[[int, float], tuple[int, list[Header]]]) -> int:
+        """Publish `rate` messages a second, and return how many.
+
+        `load_at` gives, for a number and the instant of publishing (epoch s), the due time (epoch
+        microseconds) and the headers.
+        """
+        count, begun = int(rate * seconds), time.time()
+        for number in range(count):
+            while (ahead := begun + number / rate - time.time()) > 0:
+                self._producer.poll(0)
+                time.sleep(min(ahead, 0.005))
+            now = time.time()
+            due_us, headers = load_at(number, now)
+            self._send(number, due_us, int(now * 1000), headers)
+        self.flush()
+        return count
+
+    def publish(self, load: Load, headers: list[Header]) -> None:
+        """Publish one message."""
+        self._send(load.number, load.due_ms * 1000, load.stamp_ms, headers)
+
+    def flush(self) -> None:
+        """Wait until the broker has all of it. Raises RuntimeError if it has not."""
+        if left := self._producer.flush(_FLUSH_S):
+            raise RuntimeError(f"{left} messages could not be published to {self._topic}")
+
+    def _send(self, number: int, due_us: int, stamp_ms: int, headers: list[Header]) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic, value_of(number, due_us), key_of(number), number % self._partitions,
+                    timestamp=stamp_ms, headers=headers,
+                )  # fmt: skip
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+            finally:
+                if number % 1000 == 0:
+                    self._producer.poll(0)
+
+
+def far_loads(count: int, after_s: float, spread_s: float) -> Iterable[Load]:
+    """Give `count` messages due `after_s` from now, spread evenly over `spread_s` in no order."""
+    stamp_ms = time.time_ns() // 1_000_000
+    spread_ms = max(1, int(spread_s * 1000))
+    chance = random.Random(1)
+    for number in range(count):
+        yield Load(number, stamp_ms + int(after_s * 1000) + chance.randrange(spread_ms), stamp_ms)

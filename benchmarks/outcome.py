@@ -1,0 +1,132 @@
+"""What a benchmark found: figures, aims and whether they are met, written as JSON and shown as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from conf.jars import broker_jars, java_command, java_version
+
+_PACKAGES = ("pyspark", "delta-spark", "pyarrow", "pandas", "confluent-kafka")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One figure with a target, in `unit`; met at or below it, or at or above it."""
+
+    what: str
+    value: float
+    target: float
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached."""
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def as_json(self) -> dict[str, Any]:
+        """The aim as it stands in a result file."""
+        relation = ">=" if self.at_least else "<="
+        aim = f"{relation} {self.target:g} {self.unit}".strip()
+        return {"what": self.what, "value": round(self.value, 4), "aim": aim, "met": self.met}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A benchmark's result. With `one_is_enough`, one met aim meets the whole; otherwise all must be.
+
+    `figures` are what else was measured, by case; `series` is what the plot shows.
+    """
+
+    name: str
+    about: str
+    aims: list[Aim]
+    figures: dict[str, dict[str, Any]]
+    series: dict[str, list[list[float]]] = field(default_factory=dict)
+    one_is_enough: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the benchmark's aim is met."""
+        verdicts = [aim.met for aim in self.aims]
+        return any(verdicts) if self.one_is_enough else all(verdicts)
+
+    def write(self, folder: Path, scale: float) -> None:
+        """Write `<folder>/<name>.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "benchmark": self.name,
+            "about": self.about,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+            "scale": scale,
+            "met": self.met,
+            "aims_needed": "any" if self.one_is_enough else "all",
+            "aims": [aim.as_json() for aim in self.aims],
+            "figures": self.figures,
+            "machine": machine(),
+        }
+        # The series on one line: a reader wants the figures.
+        text = json.dumps(content, indent=1).removesuffix("\n}")
+        (folder / f"{self.name}.json").write_text(f'{text},\n "series": {json.dumps(self.series)}\n}}\n')
+
+    def show(self) -> None:
+        """Print the aims, then the figures."""
+        console = Console()
+        table = Table("aim", "value", "target", "met", title=f"{self.name}: {self.about}", title_justify="left")
+        for aim in map(Aim.as_json, self.aims):
+            table.add_row(aim["what"], f"{aim['value']:,g}", aim["aim"], "yes" if aim["met"] else "NO")
+        console.print(table)
+        figures = Table("figure", *self.figures)
+        for name in dict.fromkeys(name for case in self.figures.values() for name in case):
+            figures.add_row(name, *(_text(case.get(name)) for case in self.figures.values()))
+        console.print(figures)
+
+
+def machine() -> dict[str, Any]:
+    """Describe what the figures were measured on, and of which commit."""
+    root = Path(__file__).parent.parent
+    java = java_command()
+    kafka = next((jar.stem for jar in broker_jars() if jar.name.startswith("kafka_")), "?")
+    return {
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "java": java_version(java),
+        "broker": kafka,
+        **{package: version(package) for package in _PACKAGES},
+        "commit": _git(root, "rev-parse", "HEAD") or "?",
+        "uncommitted_changes": bool(_git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results")),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.10g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

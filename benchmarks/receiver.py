@@ -1,0 +1,146 @@
+"""A subscriber of committed records in a process of its own, so that no other work holds its clock up.
+
+`python -m benchmarks.receiver BOOTSTRAP TOPIC PARTITIONS COUNT TIMEOUT_S OUT` prints `ready`, reads the topic from
+its beginning until it has COUNT records (and two seconds more, for those that should not be there), and writes an
+array for each column to OUT, a .npz file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.load import read_value
+
+_GRACE_S = 2.0
+COLUMNS = ("partition", "offset", "number", "due_us", "received_us", "header_ms", "in_partition", "in_offset")
+
+
+@dataclass(frozen=True)
+class Received:
+    """Columns of what was received, in the order of output partition and offset. Instants in epoch microseconds."""
+
+    columns: dict[str, npt.NDArray[np.int64]]
+
+    @classmethod
+    def read(cls, file: Path) -> Received:
+        """Read what `main` wrote."""
+        with np.load(file) as columns:
+            order = np.lexsort((columns["offset"], columns["partition"]))
+            return cls({name: columns[name][order] for name in COLUMNS})
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+        return self.columns[name]
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Received:
+        """Keep some of the records."""
+        return Received({name: column[chosen] for name, column in self.columns.items()})
+
+    @property
+    def lateness_ms(self) -> npt.NDArray[np.float64]:
+        """Received minus due, by the publisher's word for when it is due."""
+        return np.asarray((self["received_us"] - self["due_us"]) / 1000)
+
+    def faults(self, published: int) -> dict[str, int]:
+        """Count what the contract forbids. `published` messages were numbered from 0.
+
+        `inversions`: neighbours in an output partition with descending due times; `out_of_order`: those that are not
+        in the contract's whole order; `altered`: records whose `delayline-deliver-at` is not when they were due.
+        """
+        distinct = len(np.unique(self["number"]))
+        same = self["partition"][1:] == self["partition"][:-1]
+        steps = [np.diff(self[name]) for name in ("due_us", "in_partition", "in_offset")]
+        descends = (steps[0] < 0) | ((steps[0] == 0) & ((steps[1] < 0) | ((steps[1] == 0) & (steps[2] < 0))))
+        return {
+            "early": int((self["received_us"] < self["due_us"]).sum()),
+            "inversions": int((same & (steps[0] < 0)).sum()),
+            "out_of_order": int((same & descends).sum()),
+            "lost": published - distinct,
+            "duplicates": len(self["number"]) - distinct,
+            "altered": int((self["header_ms"] != self["due_us"] // 1000).sum()),
+        }
+
+
+class Receiver:
+    """Runs `main` as a process. A context, which ends it."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, count: int, timeout_s: float, out: Path) -> None:
+        self._out, self._timeout_s = out, timeout_s
+        arguments = [bootstrap, topic, str(partitions), str(count), str(timeout_s), str(out)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.receiver", *arguments], stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Receiver:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            self._process.kill()
+            raise RuntimeError(f"the receiver ended with {self._process.wait()}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def result(self) -> Received:
+        """Wait until it has all or its time is over, and return what it has."""
+        if code := self._process.wait(self._timeout_s + 60):
+            raise RuntimeError(f"the receiver ended with {code}")
+        return Received.read(self._out)
+
+
+def receive(bootstrap: str, topic: str, partitions: int, count: int, timeout_s: float) -> list[array[int]]:
+    """Read `count` records, or what comes within `timeout_s`; one array for each of `COLUMNS`."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "receiver", "isolation.level": "read_committed",
+         "enable.auto.commit": False, "fetch.wait.max.ms": 100}
+    )  # fmt: skip
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    columns = [array("q") for _ in COLUMNS]
+    print("ready", flush=True)
+    deadline, seen = time.monotonic() + timeout_s, 0
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.2)
+        if message is None:
+            continue
+        received_us = time.time_ns() // 1000
+        if message.error() is not None:
+            raise RuntimeError(message.error())
+        row = (message.partition(), message.offset(), *read_value(message.value()), received_us, *_headers(message))
+        for column, number in zip(columns, row, strict=True):
+            column.append(number)
+        seen += 1
+        if seen == count:
+            deadline = time.monotonic() + _GRACE_S
+    consumer.close()
+    return columns
+
+
+def _headers(message: Any) -> tuple[int, int, int]:
+    """Return what the service says: due (epoch ms), input partition and offset; -1 where it says nothing."""
+    headers = dict(message.headers() or [])
+    if "delayline-id" not in headers:
+        return -1, -1, -1
+    _, partition, offset = headers["delayline-id"].rsplit(b"/", 2)
+    return int(headers.get("delayline-deliver-at", -1)), int(partition), int(offset)
+
+
+def main() -> None:
+    """Read, and write the columns."""
+    bootstrap, topic, partitions, count, timeout_s, out = sys.argv[1:]
+    columns = receive(bootstrap, topic, int(partitions), int(count), float(timeout_s))
+    arrays = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
+    np.savez(out, **arrays)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from conf import failpoints
+from conf.errors import InjectedFailure, SettingError
+from conf.failpoints import POINTS, ROOT_VARIABLE, VARIABLE, failpoint, parse_failpoint
+from tests.eventually import assert_eventually
+
+# A driver with two generations of children; the last generation passes the point, as a task would.
+CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('delivered')"
+SLEEPER = "import time; time.sleep(600)"
+DRIVER = f"""
+import os, subprocess, sys
+os.environ[{ROOT_VARIABLE!r}] = str(os.getpid())
+sleeper = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])
+child = subprocess.Popen([sys.executable, '-c', {CHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(sleeper.pid, child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_point_passed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failpoints, "_passed", type(failpoints._passed)())
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("sealed=kill", ("sealed", 1, "kill")),
+        ("batch-begun@12=raise", ("batch-begun", 12, "raise")),
+    ],
+)
+def test_a_failpoint_names_point_passing_and_action(text: str, parsed: tuple[str, int, str]) -> None:
+    assert parse_failpoint(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "sealed", "sealed=", "=kill", "nowhere=kill", "sealed=stop", "sealed=kill=kill"]
+    + [f"sealed@{passing}=kill" for passing in ("x", "0", "-1", "²")],
+)
+def test_anything_else_is_refused_with_the_list_of_points(text: str) -> None:
+    with pytest.raises(SettingError, match="batch-begun") as caught:
+        parse_failpoint(text)
+    assert all(point in str(caught.value) for point in POINTS)
+
+
+def test_without_the_variable_every_point_is_passed() -> None:
+    for point in POINTS:
+        failpoint(point)
+
+
+def test_the_named_passing_raises_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "sealing@3=raise")
+    for _ in range(2):
+        failpoint("sealing")
+        failpoint("sealed")
+    with pytest.raises(InjectedFailure, match="sealing, passing 3"):
+        failpoint("sealing")
+    failpoint("sealing")
+
+
+def test_a_retried_task_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "transaction-open=raise")
+    failpoint("transaction-open", attempt=1)
+
+
+def test_a_wrong_variable_is_an_error_and_not_a_test_that_tests_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "nowhere=kill")
+    with pytest.raises(SettingError):
+        failpoint("sealed")
+
+
+def test_kill_takes_the_driver_and_everything_it_started() -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER],
+        env={**os.environ, VARIABLE: "delivered=kill"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+    try:
+        driver.communicate("\n", timeout=20)
+        assert driver.returncode == -9
+        assert_eventually(lambda: not any(_runs(process) for process in started), what="the end of the children")
+    finally:
+        for process in started:
+            if _runs(process):
+                process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,64 @@
+"""Builders of what the pure core works on: records as they come, messages, and a batch's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from conf.message import HEADERS, MESSAGE_SCHEMA
+from conf.rules import BatchRules, rules_from
+from conf.settings import Settings
+
+# Columns and types as `sources.kafka_reader` reads them through Spark.
+RECORD_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+    ]
+)
+RECORD: dict[str, Any] = {
+    "key": None,
+    "value": b"v",
+    "headers": None,
+    "topic": "delayline-in",
+    "partition": 0,
+    "offset": 0,
+    "timestamp_ms": 0,
+}
+MESSAGE: dict[str, Any] = {
+    **RECORD,
+    "deliver_at_ms": 0,
+    "output_topic": "delayline-out",
+    "output_partition": 0,
+    "error_code": None,
+    "error_text": None,
+}
+PARTITIONS = {"delayline-out": 4, "orders": 3, "delayline-dead-letter": 2}
+
+
+def headers(*pairs: tuple[str, bytes | None]) -> list[dict[str, Any]]:
+    """Return headers as Arrow's rows have them."""
+    return [{"key": key, "value": value} for key, value in pairs]
+
+
+def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return a table of records; what a row leaves out is as in `RECORD`."""
+    return pa.Table.from_pylist([{**RECORD, **row} for row in rows], schema=RECORD_SCHEMA)
+
+
+def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return a table of `MESSAGE_SCHEMA`; what a row leaves out is as in `MESSAGE`."""
+    return pa.Table.from_pylist([{**MESSAGE, **row} for row in rows], schema=MESSAGE_SCHEMA)
+
+
+def some_rules(**changes: Any) -> BatchRules:
+    """Return the rules of the default settings for two shards, with `changes`."""
+    return replace(rules_from(Settings(), PARTITIONS, shard_keys=(7, 1)), **changes)

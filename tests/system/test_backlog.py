@@ -1,0 +1,130 @@
+"""What waited in Kafka while no job ran: nothing of it may fall behind the watermark and vanish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.structs import TopicPartition as AdminPartition
+
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+_MILLION = 1_000_000
+
+
+def test_a_backlog_of_a_million_comes_out_whole(application: Application, make_service: MakeService) -> None:
+    service, _ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
+                                    "delivery.transaction_messages=50000")  # fmt: skip
+    producer = Producer(
+        {"bootstrap.servers": application.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 2 * _MILLION}
+    )
+    for number in range(_MILLION):
+        delay = b"%dms" % (number % 20_000)
+        producer.produce(application.input, b"x" * 20, partition=number % 2, headers=[("deliver-after", delay)])
+        if number % 10_000 == 0:
+            producer.poll(0)
+    assert producer.flush(60) == 0
+    service.start()
+    seen = _count_by_id(application, _MILLION, timeout_s=240)
+    assert service.stop() == 0, service.log[-3000:]
+    assert (seen == 1).all(), f"{(seen == 0).sum()} lost, {(seen > 1).sum()} doubled"
+
+
+def _count_by_id(application: Application, count: int, timeout_s: float) -> np.ndarray:
+    """Count how often each message id of the two input partitions comes out, until all have."""
+    consumer = Consumer(
+        {"bootstrap.servers": application.bootstrap, "group.id": "counter", "isolation.level": "read_committed"}
+    )
+    consumer.assign([TopicPartition(application.output, number, 0) for number in range(2)])
+    seen = np.zeros((2, count // 2), dtype=np.int64)
+    received, silent = 0, 0.0
+    while received < count and silent < timeout_s / 4:
+        messages = consumer.consume(50_000, 0.5)
+        silent = 0.0 if messages else silent + 0.5
+        for message in messages:
+            assert message.error() is None, message.error()
+            _, partition, offset = dict(message.headers())["delayline-id"].rsplit(b"/", 2)
+            seen[int(partition), int(offset)] += 1
+        received += len(messages)
+    consumer.close()
+    return seen
+
+
+def test_a_job_that_was_down_for_ten_minutes_delivers_all_that_fell_due(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=40_000)
+    service.start()
+    ledger.wait_for(lambda: len(ledger.got) > 60, 60)
+    assert service.stop() == 0, service.log[-3000:]
+    _age_checkpoint(application.folder / "storage" / "checkpoint", 600_000)
+    publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
+    ledger.accepted_ms = max(sent.timestamp_ms for sent in ledger.sent.values()) + 60_000
+    service.start()
+    ledger.wait_for_all(90)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def _age_checkpoint(checkpoint: Path, by_ms: int) -> None:
+    """Set the clock that the checkpoint remembers back, as if the job had stopped that long ago."""
+    for entry in (checkpoint / "offsets").iterdir():
+        if entry.name.isdigit():
+            version, about, *rest = entry.read_text().split("\n")
+            facts = json.loads(about)
+            facts["batchTimestampMs"] -= by_ms
+            facts["batchWatermarkMs"] = max(0, facts["batchWatermarkMs"] - by_ms)
+            _rewrite(entry, "\n".join([version, json.dumps(facts), *rest]))
+    for entry in (checkpoint / "commits").iterdir():
+        if entry.name.isdigit():
+            version, about = entry.read_text().split("\n")
+            facts = json.loads(about)
+            facts["nextBatchWatermarkMs"] = max(0, facts["nextBatchWatermarkMs"] - by_ms)
+            _rewrite(entry, f"{version}\n{json.dumps(facts)}")
+
+
+def _rewrite(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def test_messages_outlive_the_deletion_of_their_input_records(
+    application: Application, make_service: MakeService, admin: KafkaAdminClient
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    publish_mixed(ledger, application, 500, seed=7, longest_ms=25_000)
+    ledger.wait_for(lambda: len(ledger.got) > 20, 60)
+    # What came out came through the state, and so did all that lies before it in its partition.
+    ledger.wait_for(lambda: _ingested(application) == len(ledger.sent), 30)
+    assert len(ledger.got) < len(ledger.sent), "everything came out before it could be deleted"
+    _delete_all(admin, application.input)
+    service.kill()
+    service.start()
+    ledger.accepted_ms = max(sent.timestamp_ms for sent in ledger.sent.values()) + 60_000
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def _ingested(application: Application) -> int:
+    """Return how many input records committed batches have taken in."""
+    checkpoint = application.folder / "storage" / "checkpoint"
+    committed = max(int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit())
+    sources = (checkpoint / "offsets" / str(committed)).read_text().splitlines()[2:]
+    offsets = [json.loads(line).get(application.input, {}) for line in sources if line.startswith("{")]
+    return sum(sum(by_partition.values()) for by_partition in offsets)
+
+
+def _delete_all(admin: KafkaAdminClient, topic: str) -> None:
+    partitions = [AdminPartition(topic, number) for number in range(2)]
+    ends = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    admin.delete_records({partition: ends[partition].offset for partition in partitions})

@@ -1,0 +1,69 @@
+"""The contract with publishers, at the doors: bytes, header forms, and each way to get a header wrong."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.system.conftest import Application, MakeService
+
+pytestmark = pytest.mark.system
+
+_MALFORMED = {
+    "bad-deliver-at": [("deliver-at", b"tomorrow")],
+    "bad-deliver-after": [("deliver-after", None)],
+    "bad-delay-level": [("delay-level", b"-1")],
+    "bad-deliver-to": [("deliver-to", b"\xff\xfe")],
+    "two-delays": [("deliver-after", b"1s"), ("delay-level", b"1")],
+    "delay-too-long": [("deliver-after", b"367d")],
+    "topic-not-allowed": [("deliver-to", b"somewhere-else")],
+    "topic-unknown": [("deliver-to", b"allowed-but-absent")],
+}
+
+
+def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_topic_under_their_code(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("topics.allowed_outputs=allowed-*")
+    headers = [("a", b"1"), ("a", None), ("b", b""), ("a", b"\x00\xff"), ("ünïcode", b"2")]
+    bodies = [b"", None, b"\x00" * 10, b"x" * 900_000, "grün".encode(), b"plain"]
+    keys = [None, b"", b"\x00\x01\xff", b"key", "schlüssel".encode()]
+    for number, (body, key) in enumerate((body, key) for body in bodies for key in keys):
+        form, delay = [([], None), ([("deliver-after", b"2s")], 2000), ([("delay-level", b"99")], 3000)][number % 3]
+        ledger.publish(
+            application.input, body, headers + form, key=key, output=application.output, delay_ms=delay
+        )
+    malformed: dict[bytes, str] = {}
+    for code, wrong in _MALFORMED.items():
+        malformed[code.encode()] = code
+        ledger.publish(application.input, code.encode(), [*headers, *wrong], key=b"k", output=application.dead)
+    service.overrides.append('levels.delays=["1s","3s"]')
+    service.start()
+    ledger.wait_for_all(60)
+    ledger.verify()
+    dead = {record.value: record for record in ledger.got if record.topic == application.dead}
+    assert {value: record.last("delayline-error") for value, record in dead.items()} == malformed
+    assert all(record.last("delayline-error-text") for record in dead.values())
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_records_stamped_years_away_from_now_are_delivered_and_none_is_early(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    now = time.time_ns() // 1_000_000
+    year = 365 * 86_400_000
+    for number in range(50):
+        common = {"key": str(number).encode(), "output": application.output}
+        old = now - 3 * year
+        ledger.publish(application.input, b"old and plain", timestamp_ms=old, **common)
+        after = [("deliver-after", b"1h")]
+        ledger.publish(application.input, b"old", after, timestamp_ms=old, delay_ms=3_600_000, **common)
+        soon = now + 12_000
+        at = [("deliver-at", str(soon).encode())]
+        ledger.publish(application.input, b"ahead", at, timestamp_ms=now + 3_000_000, deliver_at_ms=soon, **common)
+    service.start()
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]

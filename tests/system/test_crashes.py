@@ -1,0 +1,58 @@
+"""The crash matrix: SIGKILL to the whole process tree at each point of a batch, and the invariants still hold."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from conf.failpoints import POINTS
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+# Where a batch is cut into several transactions, the second passing is in the middle of it.
+_PASSING = {"transaction-open": 2, "transaction-committed": 2}
+
+
+def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
+    application: Application, make_service: MakeService
+) -> None:
+    """Each start has a failpoint of its own, and recovers from the one before."""
+    service, ledger = make_service("delivery.slice=20ms")
+    for seed, point in enumerate(POINTS):
+        publish_mixed(ledger, application, 250, seed, longest_ms=20_000)
+        service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
+        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+    publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
+    service.start()
+    ledger.accepted_ms = time.time_ns() // 1_000_000 + 5_000
+    ledger.wait_for_all(90)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_a_task_that_fails_inside_a_transaction_and_is_retried_delivers_once(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start("transaction-open@2=raise")
+    publish_mixed(ledger, application, 300, seed=1)
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert "failpoint transaction-open" in service.log, "no task failed"
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_a_task_that_fails_after_its_transaction_and_is_retried_delivers_once(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start("transaction-committed@1=raise")
+    publish_mixed(ledger, application, 300, seed=1)
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert "failpoint transaction-committed" in service.log, "no task failed"
+    assert service.stop() == 0, service.log[-3000:]

@@ -1,0 +1,55 @@
+"""What a start refuses, and how it says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+
+def test_a_start_without_its_topics_names_them_and_how_to_create_them(application: Application) -> None:
+    service = Service(application.folder, application.overrides())
+    service.start(wait=False)
+    assert service.wait() == 1
+    assert "topic-missing" in service.log
+    assert application.input in service.log
+    assert "delayline topics create" in service.log
+
+
+def test_a_wrong_setting_names_the_key_the_value_and_what_is_allowed(application: Application) -> None:
+    service = Service(application.folder, application.overrides("bucket.shards=none"))
+    service.start(wait=False)
+    assert service.wait() == 2
+    assert "bucket.shards" in service.log
+    assert "none" in service.log
+
+
+def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_delivered_twice(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    publish_mixed(ledger, application, 100, seed=1, longest_ms=2_000)
+    ledger.wait_for_all(60)
+    assert service.stop() == 0, service.log[-3000:]
+
+    service.overrides.append("bucket.shards=3")
+    service.start(wait=False)
+    assert service.wait() == 1
+    # The progress topic, made for two shards, says so before Spark is started.
+    assert "topic-mismatch" in service.log or "checkpoint-mismatch" in service.log
+    service.overrides.pop()
+
+    shutil.rmtree(Path(application.folder) / "storage" / "checkpoint")
+    service.start(wait=False)
+    assert service.wait() == 1
+    assert "checkpoint-mismatch" in service.log
+    assert "--fresh" in service.log
+    ledger.verify()
