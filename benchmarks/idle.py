@@ -9,9 +9,10 @@ import numpy as np
 
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
-from benchmarks.stand import Application, Stand, say
+from benchmarks.stand import Application, Stand, say, wait_until
 
 WARM_UP_S, MEASURED_S = 20.0, 30.0
+_FEWEST, _PATIENCE_S = 5, 120.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
@@ -42,8 +43,12 @@ def _run(stand: Stand, application: Application, scale: float, *overrides: str) 
     say(f"idle {' '.join(overrides) or 'by default'}: {warm_up_s:.0f} s of warm-up, {measured_s:.0f} s")
     time.sleep(warm_up_s)
     start_s = time.time()
-    time.sleep(measured_s)
-    job.check()
+    end_s = start_s + measured_s
+
+    def enough() -> bool:
+        return time.time() >= end_s and len(job.batches.between(start_s, time.time())) >= _FEWEST
+
+    wait_until(enough, measured_s + _PATIENCE_S, f"{_FEWEST} triggers", job.check)
     batches, usage = job.batches.between(start_s, time.time()), job.usage.between(start_s, time.time())
     job.stop()
     spans = np.diff([batch.committed_s for batch in batches])

@@ -65,6 +65,8 @@ class Stand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Before the broker goes: the client would complain that it is gone.
+        del self.admin
         self._stack.close()
 
     @property

@@ -12,8 +12,10 @@ from typer.core import TyperGroup
 
 from conf.errors import DelaylineError, Rejected
 from streaming.cli_broker import broker, jars
+from streaming.cli_demo import demo
 from streaming.cli_publish import publish
 from streaming.cli_run import run
+from streaming.cli_status import status
 from streaming.cli_subscribe import subscribe
 from streaming.cli_topics import topics_app
 
@@ -51,6 +53,8 @@ app.command()(run)
 app.add_typer(topics_app, name="topics")
 app.command()(publish)
 app.command()(subscribe)
+app.command()(status)
+app.command()(demo)
 
 
 def _print_version(wanted: bool) -> None:

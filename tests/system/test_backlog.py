@@ -61,10 +61,16 @@ def test_a_job_that_was_down_for_ten_minutes_delivers_all_that_fell_due(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()
-    publish_mixed(ledger, application, 400, seed=1, longest_ms=40_000)
+    for number in range(400):
+        delay = 25_000 + 37 * number
+        after = [("deliver-after", str(delay).encode())]
+        key = str(number % 30).encode()
+        ledger.publish(application.input, b"before", after, key=key, output=application.output, delay_ms=delay)
+    ledger.flush()
     service.start()
-    ledger.wait_for(lambda: len(ledger.got) > 60, 60)
+    ledger.wait_for(lambda: _ingested(application) == len(ledger.sent), 60)
     assert service.stop() == 0, service.log[-3000:]
+    assert not ledger.got, "what was delivered cannot be due after the aged clock"
     _age_checkpoint(application.folder / "storage" / "checkpoint", 600_000)
     publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
     ledger.accepted_ms = max(sent.timestamp_ms for sent in ledger.sent.values()) + 60_000
@@ -118,7 +124,10 @@ def test_messages_outlive_the_deletion_of_their_input_records(
 def _ingested(application: Application) -> int:
     """Return how many input records committed batches have taken in."""
     checkpoint = application.folder / "storage" / "checkpoint"
-    committed = max(int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit())
+    entries = (checkpoint / "commits").glob("[0-9]*")
+    committed = max((int(entry.name) for entry in entries), default=None)
+    if committed is None:
+        return 0
     sources = (checkpoint / "offsets" / str(committed)).read_text().splitlines()[2:]
     offsets = [json.loads(line).get(application.input, {}) for line in sources if line.startswith("{")]
     return sum(sum(by_partition.values()) for by_partition in offsets)

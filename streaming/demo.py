@@ -1,0 +1,147 @@
+"""The demo: broker, job, about a thousand messages, a SIGKILL in the middle, and the count at the end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from conf.errors import QueryFailed
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.topics import ensure_topics
+from sources.broker import EmbeddedBroker
+from streaming.demo_job import Job
+from streaming.demo_messages import LONGEST_MS, Publication
+from streaming.demo_outputs import Outputs
+from streaming.demo_verdict import Outage, Verdict, judge
+from streaming.demo_view import View, glance
+
+MESSAGES = 1_000
+_PUBLISH_S = 20.0
+_PARTITIONS = 3
+_POLL_S = 0.1
+# Far above what is needed even on a machine that is busy otherwise: what takes longer hangs.
+_START_LIMIT_S = 180.0
+_CATCH_UP_LIMIT_S = 120.0
+_QUIET_S = 1.5
+
+
+def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
+    """Return the job's settings as `--set` takes them. Thresholds are low, so that a thousand messages seal."""
+    return [
+        "application_id=demo",
+        f"kafka.bootstrap_servers={bootstrap}",
+        "topics.input=demo-in",
+        "topics.output=demo-out",
+        "topics.allowed_outputs=demo-reminders",
+        "topics.dead_letter=demo-dead-letter",
+        f"storage.path={folder / 'storage'}",
+        "bucket.max_messages=100",
+        "segment.max_messages=60",
+        "segment.max_seconds=5",
+        "window.ahead=3s",
+        # A killed JVM leaves its unpacked libraries where its temporary files are.
+        f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",
+    ]
+
+
+def run_demo(console: Console, keep: Path | None = None) -> Verdict:
+    """Run it all, and return what the judge says. Everything is in `keep`, or in a folder that goes with the demo.
+
+    Nothing is left running, however this ends. Raises BrokerFailed, JarsMissing, JavaMissing; QueryFailed with
+    the end of the job's log.
+    """
+    view = View(console)
+    with ExitStack() as stack:
+        folder = (keep or Path(stack.enter_context(_scratch()))).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        view.step(f"starting a Kafka broker in {folder}")
+        broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+        overrides = demo_overrides(broker.bootstrap, folder)
+        settings = load_settings(None, overrides, environ={})
+        ensure_topics(settings, partitions=_PARTITIONS)
+        job = Job(folder, overrides)
+        stack.callback(job.kill)
+        outputs = Outputs(settings, _outputs(settings))
+        stack.callback(outputs.close)
+        publication = Publication(settings, MESSAGES, _PUBLISH_S)
+        stack.callback(publication.close)
+        return _Scenario(view, job, settings, publication, outputs).run()
+
+
+class _Scenario:
+    """The demo's steps, in order."""
+
+    def __init__(self, view: View, job: Job, settings: Settings, publication: Publication, outputs: Outputs) -> None:
+        self._view = view
+        self._job = job
+        self._publication = publication
+        self._outputs = outputs
+        self._dead_letter = settings.topics.dead_letter
+
+    def run(self) -> Verdict:
+        view, job = self._view, self._job
+        view.step("starting the job (delayline run)")
+        job.start()
+        with view.live():
+            self._watch("starting", lambda: job.running, _START_LIMIT_S)
+            view.step(f"publishing {MESSAGES} messages in {_PUBLISH_S:.0f} s, due up to {LONGEST_MS // 1000} s later")
+            self._publication.start()
+            self._watch("running", lambda: self._count() >= MESSAGES // 2, _PUBLISH_S * 3)
+            view.step("killing the job with SIGKILL, its JVM and its workers with it")
+            job.kill()
+            killed_ms = _now_ms()
+            job.start()
+            self._watch("restarting", lambda: job.running, _START_LIMIT_S)
+            restarted_ms = _now_ms()
+            view.step(f"the job is back after {(restarted_ms - killed_ms) / 1000:.1f} s")
+            self._watch("running", self._complete, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, or_else=True)
+            view.step("stopping the job (SIGTERM)")
+            job.stop()
+        self._outputs.settle(_QUIET_S, limit_s=10.0)
+        got = list(self._outputs.got)
+        after = [record.received_ms for record in got if record.received_ms > restarted_ms]
+        outage = Outage(killed_ms, min(after, default=_now_ms()))
+        return judge(self._publication.sent, got, outage)
+
+    def _watch(self, job: str, until: Callable[[], bool], limit_s: float, or_else: bool = False) -> None:
+        """Show what happens until `until()`; with `or_else`, at the limit too: the judge says what is missing."""
+        deadline_s = time.monotonic() + limit_s
+        while not until():
+            if time.monotonic() > deadline_s:
+                if or_else:
+                    return
+                raise QueryFailed(f"{job}: took over {limit_s:.0f} s; the end of the job's log:\n{self._job.log_end()}")
+            self._outputs.check()
+            self._view.show(job, glance(self._publication, self._outputs, self._dead_letter))
+            time.sleep(_POLL_S)
+
+    def _count(self) -> int:
+        """How many are published. Looks after the job and the publisher on the way."""
+        _ = self._job.running, self._publication.done
+        return len(self._publication.sent)
+
+    def _complete(self) -> bool:
+        _ = self._job.running
+        if not self._publication.done:
+            return False
+        return set(self._publication.sent) <= {record.id for record in list(self._outputs.got)}
+
+
+def _outputs(settings: Settings) -> list[str]:
+    return [settings.topics.output, *settings.topics.allowed_outputs, settings.topics.dead_letter]
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="delayline-demo-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,82 @@
+"""The demo's job: `delayline run` as its users run it, in a process that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from conf.errors import QueryFailed
+from conf.failpoints import kill_tree
+
+_STOP_TIMEOUT_S = 60.0
+_TAIL_LINES = 25
+
+
+class Job:
+    """`delayline run` with the settings given as `--set`. Each run logs to a file of its own in `folder`."""
+
+    def __init__(self, folder: Path, overrides: list[str]) -> None:
+        self._folder = folder
+        self._command = [sys.executable, "-m", "streaming.cli", "run"]
+        for override in overrides:
+            self._command += ["--set", override]
+        self._runs = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the query has started. Raises QueryFailed, with the end of the log, if the job has ended."""
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            raise QueryFailed(f"the job ended with exit code {code}; the end of its log:\n{self.log_end()}")
+        return "running" in self._read().splitlines()
+
+    def start(self) -> None:
+        """Start it; it takes a while until it is `running`."""
+        self._runs += 1
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        scratch = self._folder / "tmp"
+        scratch.mkdir(exist_ok=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                # A job that is killed cannot tidy up: what it leaves must be found in the demo's folder.
+                env=environment | {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C on a terminal is for the demo, which then ends the job.
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL the driver and all that it started, as a machine that goes down would."""
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(self._process.pid)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has ended after its running batch. Raises QueryFailed if it ended badly."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise QueryFailed(f"the job did not end within {_STOP_TIMEOUT_S:.0f} s of SIGTERM") from None
+        if code != 0:
+            raise QueryFailed(f"the job ended with exit code {code}; the end of its log:\n{self.log_end()}")
+
+    def log_end(self) -> str:
+        """The last lines of the newest run's log."""
+        return "\n".join(self._read().splitlines()[-_TAIL_LINES:])
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"job-{self._runs}.log"
+
+    def _read(self) -> str:
+        return self._log.read_text(errors="replace")

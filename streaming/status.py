@@ -1,0 +1,180 @@
+"""What waits, what is due when, and how far the job is: read from outside, whether it runs or not.
+
+Nothing is written and nothing locked. The reading holds to one committed batch; when the running job removes
+that batch's files meanwhile, it begins again with a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, TopicMissing
+from conf.settings import Settings
+from sinks.bucket_store import BucketStore
+from state.segments import Segment
+from streaming.checkpoint import Checkpoint, PlannedBatch
+from streaming.input_lag import PartitionLag, input_lag
+from streaming.recovery import buckets_path, checkpoint_path
+from streaming.session import open_session
+from streaming.waiting import DueHistogram, MutableBucket, live_segments, mutable_buckets
+
+# What a user thinks in; the name says what lies below it, and the first is what is due already.
+SPANS_MS = {
+    "overdue": 0,
+    "10s": 10_000,
+    "1m": 60_000,
+    "10m": 600_000,
+    "1h": 3_600_000,
+    "6h": 21_600_000,
+    "1d": 86_400_000,
+    "7d": 7 * 86_400_000,
+    "30d": 30 * 86_400_000,
+}
+LATER = "later"
+# Its own small Spark, wherever the job has its own: no port, address or memory of the job's.
+_SPARK = {
+    "spark.master": "local[1]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.port": "0",
+    "spark.blockManager.port": "0",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.eventLog.enabled": "false",
+}
+_TRIES = 4
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """What waits in one shard."""
+
+    shard: int
+    mutable: int
+    sealed: int
+    next_due_ms: int | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A whole answer. Instants are epoch ms; `committed` is None while no batch has been.
+
+    `planned` is the batch that runs, or that the next start will replay. `due` counts the waiting messages by
+    span (`SPANS_MS`, `LATER`). `lag` is None when the broker does not say; `lag_problem` tells why.
+    """
+
+    checkpoint: str
+    now_ms: int
+    committed: PlannedBatch | None
+    planned: PlannedBatch | None
+    shards: list[ShardStatus]
+    mutable_bytes: int
+    sealed_bytes: int
+    buckets: int
+    segments: int
+    due: dict[str, int]
+    due_is_estimated: bool
+    lag: list[PartitionLag] | None
+    lag_problem: str = ""
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """The earliest of all that waits."""
+        return min((shard.next_due_ms for shard in self.shards if shard.next_due_ms is not None), default=None)
+
+
+def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
+    """Read the status with a Spark session of its own, which ends with it. `clock_ms` tells the time, epoch ms.
+
+    Raises BucketUnreadable if what the checkpoint or the tables hold cannot be read in a few tries.
+    """
+    spark = open_session(settings, _SPARK)
+    # What fails is told once, at the end, and in a sentence.
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        return _insist(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
+    finally:
+        spark.stop()
+
+
+def _insist(read: Callable[[], T], path: str) -> T:
+    """Try again when files are gone: the job keeps those of its last few batches only."""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            return read()
+        except (Py4JJavaError, PySparkException, CheckpointMismatch) as problem:
+            if attempt == _TRIES:
+                why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
+                first_line = str(why).partition("\n")[0]
+                raise BucketUnreadable(f"{path} cannot be read, {_TRIES} times tried: {first_line}") from problem
+    raise AssertionError("the last try returns or raises")
+
+
+def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
+    checkpoint = Checkpoint(spark, checkpoint_path(settings))
+    last_planned, last_committed = checkpoint.last_planned(), checkpoint.last_committed()
+    committed = None if last_committed is None else checkpoint.planned(last_committed)
+    in_flight = last_planned is not None and (last_committed is None or last_planned > last_committed)
+    planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
+    lag, lag_problem = _lag(settings, committed)
+    mutable: list[MutableBucket] = []
+    sealed: list[Segment] = []
+    if committed is not None:
+        batch_id, cutoff_ms = committed.batch_id, committed.watermark_ms
+        # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
+        sealed = live_segments(spark, BucketStore(spark, buckets_path(settings)), batch_id, cutoff_ms)
+        mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
+    now_ms = clock_ms()
+    histogram = _histogram(mutable, sealed, now_ms)
+    return Status(
+        checkpoint=checkpoint.path,
+        now_ms=now_ms,
+        committed=committed,
+        planned=planned,
+        shards=[_shard(number, mutable, sealed) for number in range(settings.bucket.shards)],
+        mutable_bytes=sum(bucket.bytes for bucket in mutable),
+        sealed_bytes=sum(segment.bytes for segment in sealed),
+        buckets=len({segment.bucket for segment in sealed}),
+        segments=len(sealed),
+        due=dict(zip([*SPANS_MS, LATER], histogram.counts, strict=True)),
+        due_is_estimated=histogram.estimated,
+        lag=lag,
+        lag_problem=lag_problem,
+    )
+
+
+def _lag(settings: Settings, committed: PlannedBatch | None) -> tuple[list[PartitionLag] | None, str]:
+    try:
+        return input_lag(settings, committed.offsets if committed else {}), ""
+    except (BrokerUnreachable, TopicMissing) as problem:
+        # What waits is known without Kafka, and worth knowing just then.
+        return None, str(problem)
+
+
+def _histogram(mutable: list[MutableBucket], sealed: list[Segment], now_ms: int) -> DueHistogram:
+    histogram = DueHistogram(now_ms + span for span in SPANS_MS.values())
+    for bucket in mutable:
+        histogram.add_instants(bucket.dues_ms)
+    for segment in sealed:
+        histogram.add_span(segment.min_deliver_at_ms, segment.max_deliver_at_ms, segment.count)
+    return histogram
+
+
+def _shard(number: int, mutable: list[MutableBucket], sealed: list[Segment]) -> ShardStatus:
+    buckets = [bucket for bucket in mutable if bucket.shard == number]
+    segments = [segment for segment in sealed if segment.shard == number]
+    firsts = [int(bucket.dues_ms[0]) for bucket in buckets if len(bucket.dues_ms)]
+    firsts += [segment.min_deliver_at_ms for segment in segments]
+    return ShardStatus(
+        shard=number,
+        mutable=sum(len(bucket.dues_ms) for bucket in buckets),
+        sealed=sum(segment.count for segment in segments),
+        next_due_ms=min(firsts, default=None),
+    )

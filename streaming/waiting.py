@@ -1,0 +1,118 @@
+"""What waits after one committed batch: mutable buckets from Spark's state, sealed ones from their metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from conf.message import decode_chunk
+from conf.rules import BatchRules
+from sinks.bucket_store import BucketStore
+from state.segments import Segment
+
+
+@dataclass(frozen=True)
+class MutableBucket:
+    """One shard's messages that are not sealed: their due times (epoch ms, ascending) and bytes in memory."""
+
+    shard: int
+    dues_ms: np.ndarray
+    bytes: int
+
+
+class DueHistogram:
+    """How many messages are due in each span between `edges_ms`: below the first, ..., from the last on.
+
+    A segment tells no more than its bounds and its count. One that crosses an edge is taken to be spread evenly,
+    and makes the histogram an estimate; its sum stays exact.
+    """
+
+    def __init__(self, edges_ms: Iterable[int]) -> None:
+        self._edges = np.array(sorted(edges_ms), dtype=np.int64)
+        self._below = np.zeros(len(self._edges), dtype=np.int64)
+        self._total = 0
+        self.estimated = False
+
+    @property
+    def counts(self) -> list[int]:
+        """One count more than there are edges."""
+        counts: list[int] = np.diff(self._below, prepend=0, append=self._total).tolist()
+        return counts
+
+    def add_instants(self, dues_ms: np.ndarray) -> None:
+        """Count messages of which each due time is known; ascending."""
+        self._below += np.searchsorted(dues_ms, self._edges, side="left")
+        self._total += len(dues_ms)
+
+    def add_span(self, first_ms: int, last_ms: int, count: int) -> None:
+        """Count `count` messages due in [first_ms, last_ms], one of them at each bound."""
+        self._total += count
+        for at, edge in enumerate(self._edges.tolist()):
+            if edge > last_ms:
+                self._below[at:] += count
+                return
+            if edge > first_ms:
+                even = round(count * (edge - first_ms) / (last_ms - first_ms + 1))
+                self._below[at] += min(max(even, 1), count - 1)
+                self.estimated = True
+
+
+def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: BatchRules) -> list[MutableBucket]:
+    """Read the state that `batch_id` left, one shard at a time, as Spark's state data source gives it."""
+    state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint)
+    rows = state.select("key.shard_key", "value.groupState.bucket").toLocalIterator()
+    buckets = []
+    for row in rows:
+        messages = decode_chunk(bytes(row["bucket"]))
+        dues = np.sort(messages.column("deliver_at_ms").to_numpy())
+        buckets.append(MutableBucket(rules.shard_keys.index(row["shard_key"]), dues, messages.nbytes))
+    return buckets
+
+
+def live_segments(spark: SparkSession, store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Segment]:
+    """Return what waits of the buckets that batches up to `batch_id` sealed; all below `cutoff_ms` is delivered.
+
+    A bucket of a later batch is left out: until that batch is committed its messages still count in the state.
+    A segment that is delivered in part has its count, bytes and earliest due time corrected.
+    """
+    if not store.exists():
+        return []
+    known = [_segment(row.asDict()) for row in store.metadata() if row["bucket"] <= batch_id]
+    live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
+    cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
+    whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
+    return whole + (_rest(spark, store.path, cut, cutoff_ms) if cut else [])
+
+
+def _rest(spark: SparkSession, path: str, cut: list[Segment], cutoff_ms: int) -> list[Segment]:
+    """Count what is left of segments that reach over the cutoff."""
+    rows = (
+        spark.read.format("delta")
+        .load(path)
+        .where(
+            (F.col("kind") == "message")
+            & F.col("time_partition").isin(sorted({segment.time_partition for segment in cut}))
+            & F.col("bucket").between(min(segment.bucket for segment in cut), max(segment.bucket for segment in cut))
+            & F.col("deliver_at_ms").between(cutoff_ms, max(segment.max_deliver_at_ms for segment in cut))
+        )
+        .groupBy("bucket", "shard", "segment")
+        .agg(F.count("*").alias("count"), F.min("deliver_at_ms").alias("first"))
+        .collect()
+    )
+    left = {(row["bucket"], row["shard"], row["segment"]): (row["count"], row["first"]) for row in rows}
+    rest = []
+    for segment in cut:
+        # There is always one, since the segment's last message is at or above the cutoff.
+        count, first = left[segment.bucket, segment.shard, segment.segment]
+        size = segment.bytes * count // segment.count
+        rest.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
+    return rest
+
+
+def _segment(row: dict[str, object]) -> Segment:
+    row["min_deliver_at_ms"] = row.pop("deliver_at_ms")
+    return Segment(**row)  # type: ignore[arg-type]
