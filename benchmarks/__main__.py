@@ -17,7 +17,8 @@ import typer
 from benchmarks import burst, idle, ingest, lateness
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
-from benchmarks.stand import Stand, say
+from benchmarks.stand import Stand
+from benchmarks.waiting import say
 
 
 @dataclass(frozen=True)

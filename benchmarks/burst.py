@@ -6,11 +6,13 @@ import time
 from typing import Any
 
 from benchmarks.bare_producer import rate as bare_rate
+from benchmarks.job import Application
 from benchmarks.load import Load, Publisher, instant
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.receiver import Received, Receiver
-from benchmarks.stand import PARTITIONS, Application, Stand, say, wait_until
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import say, wait_until
 
 MESSAGES = 1_000_000
 # From the start of the publishing to the burst, which must find everything ingested.
@@ -20,15 +22,15 @@ _SETTLED_S = 3.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Preload, wait for the instant, and watch how far subscribers of committed records can read."""
+    """Publish to a running job, wait for the instant, and watch how far subscribers of committed records can read."""
     count = int(MESSAGES * scale)
     application = stand.application("burst")
+    job = stand.job(application)
     due_s = int(time.time() + max(SHORTEST_LEAD_S, LEAD_S * scale))
     say(f"publishing {count:,} messages due in {due_s - time.time():.0f} s, all at once")
     now_ms = time.time_ns() // 1_000_000
     loads = (Load(number, due_s * 1000, now_ms) for number in range(count))
     Publisher(stand.bootstrap, application.input, PARTITIONS).preload(loads, instant)
-    job = stand.job(application)
     job.wait_for_messages(count, TIMEOUT_S)
     spare_s = due_s - application.settings.clock.lookahead / 1000 - job.batches.batches[-1].committed_s
     sealed = sum(messages for messages, _ in job.batch_lines().values())
@@ -66,7 +68,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         Aim("messages/s delivered", rate, 150_000, "/s", at_least=True),
         Aim("messages/s delivered, of one bare producer's", rate / one, 0.5, at_least=True),
     ]
-    series = {"Delayline": [list(column) for column in zip(*points, strict=True)]}
+    series = {"Delayline": [list(column) for column in zip((0.0, 0.0), *points, strict=True)]}
     for case, bare in (("one bare producer", one), ("two bare producers", two)):
         series[case] = [[0.0, round(count / bare, 3)], [0.0, float(count)]]
     return Outcome("burst", f"{count:,} messages due at the same instant", aims, figures, series, one_is_enough=True)
@@ -76,7 +78,7 @@ def draw(outcome: Outcome) -> Any:
     """Draw visible messages over time."""
     figure, axes = figure_of(outcome)
     for case, (seconds, messages) in outcome.series.items():
-        axes.plot(seconds, messages, label=case)
+        axes.plot(seconds, messages, label=case, drawstyle="steps-post" if len(seconds) > 2 else "default")
     axes.set(xlabel="s since deliver_at", ylabel="committed messages")
     axes.legend()
     return figure

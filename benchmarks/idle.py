@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.job import Application
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
-from benchmarks.stand import Application, Stand, say, wait_until
+from benchmarks.stand import Stand
+from benchmarks.waiting import say, wait_until
 
 WARM_UP_S, MEASURED_S = 20.0, 30.0
 _FEWEST, _PATIENCE_S = 5, 120.0

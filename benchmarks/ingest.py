@@ -8,7 +8,8 @@ from benchmarks import noop_read
 from benchmarks.load import Publisher, any_delay, far_loads
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
-from benchmarks.stand import PARTITIONS, Stand, say
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import say
 
 MESSAGES = 2_000_000
 DUE_IN_S, SPREAD_S = 48 * 3600.0, 3600.0

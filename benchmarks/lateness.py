@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.job import Application, Job
 from benchmarks.load import Header, Load, Publisher, any_delay, far_loads
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.receiver import Received, Receiver
-from benchmarks.stand import PARTITIONS, Application, Job, Stand, say
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import say
 
 RATE = 1000
 LOAD_S, WARM_UP_S = 60.0, 20.0

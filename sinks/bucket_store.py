@@ -30,16 +30,16 @@ class BucketStore:
     """Sealed buckets at `path`, one Delta commit each."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        self._spark = spark
+        self.spark = spark
         self.path = path
 
     def exists(self) -> bool:
         """Say whether the table has been made."""
-        return DeltaTable.isDeltaTable(self._spark, self.path)
+        return DeltaTable.isDeltaTable(self.spark, self.path)
 
     def create(self, schema: StructType) -> None:
         """Make the table if there is none. `schema` holds the columns `time_partition` and `kind`."""
-        builder = DeltaTable.createIfNotExists(self._spark).location(self.path)
+        builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("time_partition", "kind")
         for name, value in _PROPERTIES.items():
             builder = builder.property(name, value)
@@ -84,11 +84,11 @@ class BucketStore:
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop whole time partitions from the table. Their files go with the next `vacuum`."""
-        DeltaTable.forPath(self._spark, self.path).delete(F.col("time_partition").isin(sorted(set(partitions))))
+        DeltaTable.forPath(self.spark, self.path).delete(F.col("time_partition").isin(sorted(set(partitions))))
 
     def vacuum(self) -> None:
         """Remove the files that the table has not named for its retention time."""
-        DeltaTable.forPath(self._spark, self.path).vacuum()
+        DeltaTable.forPath(self.spark, self.path).vacuum()
 
     def _table(self) -> DataFrame:
-        return self._spark.read.format("delta").load(self.path)
+        return self.spark.read.format("delta").load(self.path)

@@ -109,7 +109,7 @@ class BatchRunner:
 
     def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
         # Spark's local properties, the batch id among them, must reach the tasks of either step.
-        return self._beside.submit(inheritable_thread_target(step), *arguments)
+        return self._beside.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
 
     def _cutoffs(self, batch_id: int) -> Cutoffs:
         """Read both cutoffs from the offset log, which a replayed batch finds as it left it."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def demo(
@@ -34,17 +34,18 @@ def demo(
 
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"--keep {str(keep)!r}: name a folder that is new or empty")
-    console = Console(highlight=False)
+    view = View(Console(highlight=False))
     with _ended_in_order():
-        verdict = run_demo(console, keep)
-    View(console).result(verdict)
+        verdict = run_demo(view, keep)
+    view.step("nothing is left running" + (f"; logs and data are in {keep}" if keep else ""))
+    view.result(verdict)
     if not verdict.holds:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Let a signal that would end the process end it as Ctrl-C does, so that what was started is ended first."""
+    """Let a signal that would end the process end first what the demo started."""
     before = {number: signal.signal(number, _end) for number in _END_SIGNALS}
     try:
         yield
@@ -55,6 +56,6 @@ def _ended_in_order() -> Iterator[None]:
 
 def _end(number: int, frame: FrameType | None) -> None:
     # Once is enough: a second signal must not cut the end short.
-    for handled in (*_END_SIGNALS, signal.SIGINT):
+    for handled in _END_SIGNALS:
         signal.signal(handled, signal.SIG_IGN)
     raise SystemExit(128 + number)

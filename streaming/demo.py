@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from conf.errors import QueryFailed
 from conf.load import load_settings
 from conf.settings import Settings
@@ -21,14 +19,17 @@ from streaming.demo_outputs import Outputs
 from streaming.demo_verdict import Outage, Verdict, judge
 from streaming.demo_view import View, glance
 
-MESSAGES = 1_000
-_PUBLISH_S = 20.0
+# Messages and seconds of each wave: before the kill, while the job is down, after it is back.
+_BEFORE, _DOWN, _AFTER = (500, 10.0), (200, 5.0), (299, 8.0)
+# And one message at the start, to see the job at work.
+MESSAGES = 1 + _BEFORE[0] + _DOWN[0] + _AFTER[0]
 _PARTITIONS = 3
 _POLL_S = 0.1
 # Far above what is needed even on a machine that is busy otherwise: what takes longer hangs.
 _START_LIMIT_S = 180.0
 _CATCH_UP_LIMIT_S = 120.0
 _QUIET_S = 1.5
+_ON_THE_WAY_MS = 1_000
 
 
 def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
@@ -50,13 +51,12 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
     ]
 
 
-def run_demo(console: Console, keep: Path | None = None) -> Verdict:
+def run_demo(view: View, keep: Path | None = None) -> Verdict:
     """Run it all, and return what the judge says. Everything is in `keep`, or in a folder that goes with the demo.
 
     Nothing is left running, however this ends. Raises BrokerFailed, JarsMissing, JavaMissing; QueryFailed with
     the end of the job's log.
     """
-    view = View(console)
     with ExitStack() as stack:
         folder = (keep or Path(stack.enter_context(_scratch()))).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def run_demo(console: Console, keep: Path | None = None) -> Verdict:
         stack.callback(job.kill)
         outputs = Outputs(settings, _outputs(settings))
         stack.callback(outputs.close)
-        publication = Publication(settings, MESSAGES, _PUBLISH_S)
+        publication = Publication(settings, MESSAGES)
         stack.callback(publication.close)
         return _Scenario(view, job, settings, publication, outputs).run()
 
@@ -90,24 +90,28 @@ class _Scenario:
         job.start()
         with view.live():
             self._watch("starting", lambda: job.running, _START_LIMIT_S)
-            view.step(f"publishing {MESSAGES} messages in {_PUBLISH_S:.0f} s, due up to {LONGEST_MS // 1000} s later")
-            self._publication.start()
-            self._watch("running", lambda: self._count() >= MESSAGES // 2, _PUBLISH_S * 3)
-            view.step("killing the job with SIGKILL, its JVM and its workers with it")
+            view.step("publishing a plain message")
+            self._publication.start(1, 0)
+            self._watch("running", self._all_out, _CATCH_UP_LIMIT_S)
+            view.step(f"publishing {_BEFORE[0]} messages, most of them due 1 to {LONGEST_MS // 1000} s later")
+            self._publication.start(*_BEFORE)
+            self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
+            view.step(f"killing the job with SIGKILL; {_DOWN[0]} more messages while it is down")
             job.kill()
             killed_ms = _now_ms()
+            self._publication.start(*_DOWN)
             job.start()
             self._watch("restarting", lambda: job.running, _START_LIMIT_S)
-            restarted_ms = _now_ms()
-            view.step(f"the job is back after {(restarted_ms - killed_ms) / 1000:.1f} s")
-            self._watch("running", self._complete, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, or_else=True)
+            self._watch("catching up", lambda: self._first_after(killed_ms) is not None, _CATCH_UP_LIMIT_S)
+            back_ms = self._first_after(killed_ms) or _now_ms()
+            view.step(f"first delivery {(back_ms - killed_ms) / 1000:.1f} s after the kill; {_AFTER[0]} more messages")
+            self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
+            self._publication.start(*_AFTER)
+            self._watch("running", self._all_out, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, or_else=True)
             view.step("stopping the job (SIGTERM)")
             job.stop()
         self._outputs.settle(_QUIET_S, limit_s=10.0)
-        got = list(self._outputs.got)
-        after = [record.received_ms for record in got if record.received_ms > restarted_ms]
-        outage = Outage(killed_ms, min(after, default=_now_ms()))
-        return judge(self._publication.sent, got, outage)
+        return judge(self._publication.sent, list(self._outputs.got), Outage(killed_ms, back_ms))
 
     def _watch(self, job: str, until: Callable[[], bool], limit_s: float, or_else: bool = False) -> None:
         """Show what happens until `until()`; with `or_else`, at the limit too: the judge says what is missing."""
@@ -118,19 +122,23 @@ class _Scenario:
                     return
                 raise QueryFailed(f"{job}: took over {limit_s:.0f} s; the end of the job's log:\n{self._job.log_end()}")
             self._outputs.check()
+            # Looks after the job on the way: it raises once the job has ended.
+            _ = self._job.running
             self._view.show(job, glance(self._publication, self._outputs, self._dead_letter))
             time.sleep(_POLL_S)
 
-    def _count(self) -> int:
-        """How many are published. Looks after the job and the publisher on the way."""
-        _ = self._job.running, self._publication.done
-        return len(self._publication.sent)
+    def _all_published(self) -> bool:
+        return self._publication.done
 
-    def _complete(self) -> bool:
-        _ = self._job.running
-        if not self._publication.done:
-            return False
-        return set(self._publication.sent) <= {record.id for record in list(self._outputs.got)}
+    def _all_out(self) -> bool:
+        return self._publication.done and set(self._publication.sent) <= {
+            record.id for record in list(self._outputs.got)
+        }
+
+    def _first_after(self, killed_ms: int) -> int | None:
+        """When the first record came after the kill, epoch ms; one committed before it comes within a second."""
+        times = (record.received_ms for record in list(self._outputs.got))
+        return min((ms for ms in times if ms > killed_ms + _ON_THE_WAY_MS), default=None)
 
 
 def _outputs(settings: Settings) -> list[str]:

@@ -55,7 +55,7 @@ class Sent:
 
 
 def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
-    """Give `count` messages. A deliver-at counts from the moment its message is taken."""
+    """Give `count` messages, a plain one first. A deliver-at counts from the moment its message is taken."""
     chance = random.Random(seed)
     second = settings.topics.allowed_outputs[0]
     levels = [(n, ms) for n, ms in enumerate(settings.levels.delays, 1) if SHORTEST_MS <= ms <= LONGEST_MS]
@@ -72,7 +72,7 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
             output = second
             headers.append(("deliver-to", output.encode()))
         form, delay_ms = chance.random(), chance.randint(SHORTEST_MS, LONGEST_MS)
-        if form < 0.15:
+        if form < 0.15 or number == 0:
             yield Wanted(key, value, headers, output, delay_ms=0)
         elif form < 0.30:
             level, delay_ms = chance.choice(levels)
@@ -85,62 +85,59 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
 
 
 class Publication:
-    """Publishes the mixture over `seconds`, in a thread of its own. `sent` fills as the broker confirms."""
+    """Publishes the mixture in waves, each in a thread of its own. `sent` fills as the broker confirms."""
 
-    def __init__(self, settings: Settings, count: int, seconds: float) -> None:
-        self.count = count
+    def __init__(self, settings: Settings, count: int) -> None:
         self.sent: dict[str, Sent] = {}
-        self.problem: Exception | None = None
         self._settings = settings
-        self._seconds = seconds
+        self._mixture = mixture(settings, count)
+        self._asked = 0
+        self._problem: Exception | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="publication", daemon=True)
+        self._wave: threading.Thread | None = None
 
     @property
     def done(self) -> bool:
-        """Whether all is published. Raises what went wrong with it."""
-        if self.problem is not None:
-            raise PublishFailed(str(self.problem))
-        return len(self.sent) == self.count
+        """Whether all that was asked for is published. Raises what went wrong with it."""
+        if self._problem is not None:
+            raise PublishFailed(str(self._problem))
+        return len(self.sent) == self._asked
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+    def start(self, count: int, seconds: float) -> None:
+        """Begin to publish the next `count` messages, evenly over `seconds`. The wave before must be done."""
+        self._asked += count
+        self._wave = threading.Thread(target=self._run, args=(count, seconds), daemon=True)
+        self._wave.start()
 
     def close(self) -> None:
         """Publish no more."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(_FLUSH_S)
+        if self._wave is not None:
+            self._wave.join(_FLUSH_S)
 
-    def _run(self) -> None:
+    def _run(self, count: int, seconds: float) -> None:
         try:
             options = librdkafka_options(self._settings.kafka)
             producer = Producer({"linger.ms": "5", "enable.idempotence": "true", **options})
             begun = time.monotonic()
-            for number, wanted in enumerate(mixture(self._settings, self.count)):
-                if self._stop.wait(max(0.0, begun + self._seconds * number / self.count - time.monotonic())):
+            for number in range(count):
+                if self._stop.wait(max(0.0, begun + seconds * number / count - time.monotonic())):
                     break
-                self._publish(producer, wanted)
+                self._publish(producer, next(self._mixture))
             producer.flush(_FLUSH_S)
         except Exception as problem:
-            self.problem = problem
+            self._problem = problem
 
     def _publish(self, producer: Producer, wanted: Wanted) -> None:
         def confirmed(error: Any, message: Any) -> None:
             if error is not None:
-                self.problem = PublishFailed(str(error))
+                self._problem = PublishFailed(str(error))
                 return
             identity = f"{message.topic()}/{message.partition()}/{message.offset()}"
             published_ms = message.timestamp()[1]
             due = wanted.deliver_at_ms if wanted.delay_ms is None else published_ms + wanted.delay_ms
             self.sent[identity] = Sent(wanted, identity, published_ms, due)
 
-        producer.produce(
-            self._settings.topics.input[0],
-            wanted.value,
-            wanted.key,
-            headers=wanted.headers,
-            on_delivery=confirmed,
-        )
+        topic = self._settings.topics.input[0]
+        producer.produce(topic, wanted.value, wanted.key, headers=wanted.headers, on_delivery=confirmed)
         producer.poll(0)

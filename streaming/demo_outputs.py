@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sources.subscriber import Received, Subscriber
 
 _POLL_MS = 200
 _JOIN_S = 10.0
+_LEADER_TIMEOUT_S = 15.0
 
 
 class Outputs:
@@ -25,7 +27,7 @@ class Outputs:
         self._subscribers = ExitStack()
         self._threads = []
         for topic in topics:
-            subscriber = self._subscribers.enter_context(Subscriber(settings, topic, from_beginning=True))
+            subscriber = self._subscribers.enter_context(_subscriber(settings, topic))
             self._threads.append(threading.Thread(target=self._read, args=(subscriber,), daemon=True))
         for thread in self._threads:
             thread.start()
@@ -58,3 +60,15 @@ class Outputs:
                     self._changed_s = time.monotonic()
         except Exception as problem:
             self.problem = problem
+
+
+def _subscriber(settings: Settings, topic: str) -> Subscriber:
+    """Subscribe from the beginning. The partitions of a topic just made have no leader for a moment."""
+    deadline_s = time.monotonic() + _LEADER_TIMEOUT_S
+    while True:
+        try:
+            return Subscriber(settings, topic, from_beginning=True)
+        except BrokerUnreachable:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)

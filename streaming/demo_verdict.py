@@ -64,7 +64,7 @@ def judge(sent: Mapping[str, Sent], got: Sequence[Received], outage: Outage) -> 
     """Compare what was published (by id) with all records of the output topics and the dead-letter topic."""
     counts = Counter(record.id or "?" for record in got)
     good = {identity for identity, message in sent.items() if message.wanted.error is None}
-    right = {record.id for record in got if record.id in sent and _is_right(record, sent[record.id])}
+    right = {record.id for record in got if _is_right(record, sent)}
     delayed, spared, plain = [], [], []
     for record in got:
         message = sent.get(record.id or "")
@@ -87,15 +87,18 @@ def judge(sent: Mapping[str, Sent], got: Sequence[Received], outage: Outage) -> 
         duplicate=sum(count - 1 for count in counts.values()),
         early=sum(late < 0 for late in delayed + plain),
         out_of_order=_out_of_order(sent, got, outage),
-        altered=sum(record.id not in sent or not _is_right(record, sent[record.id]) for record in got),
+        altered=sum(not _is_right(record, sent) for record in got),
         overall=_lateness(delayed),
         without_outage=_lateness(spared),
         plain=_lateness(plain),
     )
 
 
-def _is_right(record: Received, message: Sent) -> bool:
-    """Say whether the record is what the contract makes of the message."""
+def _is_right(record: Received, sent: Mapping[str, Sent]) -> bool:
+    """Say whether the record is what the contract makes of the message whose id it carries."""
+    message = sent.get(record.id or "")
+    if message is None:
+        return False
     wanted = message.wanted
     own = [name for name, _ in record.headers[len(wanted.headers) :]]
     whole = (

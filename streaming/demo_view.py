@@ -96,7 +96,7 @@ class View:
         """Show a moment; `job` says what the job is doing."""
         if self._live is not None:
             self._live.update(_moment(job, seen))
-        elif time.monotonic() - self._shown_s >= _LINE_EVERY_S:
+        elif seen.published and time.monotonic() - self._shown_s >= _LINE_EVERY_S:
             self._shown_s = time.monotonic()
             cells = "  ".join(f"{name} {value}" for name, value in _cells(seen).items())
             self._console.print(f"{self.elapsed_s:6.1f} s  job {job:10}  {cells}", highlight=False, soft_wrap=True)

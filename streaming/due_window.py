@@ -45,17 +45,23 @@ class DueWindow:
         self._ahead_ms = ahead_ms
         self._max_messages = max_messages
         self._pieces: list[_Piece] = []
+        # Loads that are under way, each with the earliest instant that it brings.
+        self._loading: list[tuple[int, Future[list[_Piece]]]] = []
         self._horizon_ms = start_ms
-        self._loading: Future[list[_Piece]] | None = None
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
-        """Return the sealed messages due in [start_ms, end_ms), as none or more DataFrames."""
-        self._finish_loading()
+        """Return the sealed messages due in [start_ms, end_ms), as none or more DataFrames.
+
+        Waits for what is being loaded only if some of it is due by then.
+        """
         if end_ms > self._horizon_ms:
-            segments = self._catalog.overlapping(self._horizon_ms, end_ms)
-            self._pieces += self._load(segments, self._horizon_ms, end_ms)
+            self._start_loading(self._catalog.overlapping(self._horizon_ms, end_ms), self._horizon_ms, end_ms)
             self._horizon_ms = end_ms
+        for from_ms, load in list(self._loading):
+            if from_ms < end_ms or load.done():
+                self._pieces += load.result()
+                self._loading.remove((from_ms, load))
         return [
             piece.messages.where((F.col("deliver_at_ms") >= start_ms) & (F.col("deliver_at_ms") < end_ms))
             for piece in self._pieces
@@ -63,13 +69,12 @@ class DueWindow:
         ]
 
     def add(self, sealed: Iterable[Segment]) -> None:
-        """Take in newly sealed segments, of which the part below the horizon must be loaded now."""
+        """Take in newly sealed segments; the part of them that is below the horizon must be loaded as well."""
         fresh = self._catalog.add(sealed)
-        self._finish_loading()
         below = [segment for segment in fresh if segment.min_deliver_at_ms < self._horizon_ms]
         if below:
             start = min(segment.min_deliver_at_ms for segment in below)
-            self._pieces += self._load(below, start, self._horizon_ms)
+            self._start_loading(below, start, self._horizon_ms)
 
     def advance(self, cutoff_ms: int) -> None:
         """Let go what is delivered below `cutoff_ms`, and start to load what comes next."""
@@ -77,16 +82,11 @@ class DueWindow:
             piece.messages.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
-        if self._loading is not None and not self._loading.done():
-            return
-        self._finish_loading()
         start, end = self._horizon_ms, self._reach(cutoff_ms)
         # In steps of half a window: a load costs a job, however few its messages.
         if end - start >= self._ahead_ms // 2 or (end > start and start - cutoff_ms < self._ahead_ms // 4):
-            # Chosen here, in the query's thread: a bucket that is sealed meanwhile comes in by `add`.
-            segments = self._catalog.overlapping(start, end)
+            self._start_loading(self._catalog.overlapping(start, end), start, end)
             self._horizon_ms = end
-            self._loading = self._loader.submit(inheritable_thread_target(self._load), segments, start, end)
 
     def close(self) -> None:
         """Stop loading."""
@@ -104,15 +104,14 @@ class DueWindow:
             end = max(start + 1000, start + int((end - start) * self._max_messages / expected))
         return end
 
-    def _finish_loading(self) -> None:
-        if self._loading is not None:
-            self._pieces += self._loading.result()
-            self._loading = None
+    def _start_loading(self, segments: list[Segment], start_ms: int, end_ms: int) -> None:
+        """Load from `segments`, chosen here in the query's thread: a bucket sealed meanwhile comes in by `add`."""
+        if segments:
+            load = self._loader.submit(inheritable_thread_target(self._store.spark)(self._load), segments, start_ms, end_ms)
+            self._loading.append((start_ms, load))
 
     def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> list[_Piece]:
-        if not segments:
-            return []
-        # The bound on buckets leaves out one that is sealed while this reads: `add` brings it in by itself.
+        # The bound on buckets leaves out one that is sealed while this reads.
         messages = self._store.messages(
             start_ms,
             end_ms,

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kafka.admin import KafkaAdminClient
+from pyspark.sql import SparkSession
 
 from conf.load import load_settings
 from conf.settings import Settings
 from sources.broker import EmbeddedBroker
+from streaming.session import open_session
 
 MakeTopic = Callable[..., str]
 MakeSettings = Callable[..., Settings]
@@ -41,6 +43,14 @@ def make_topic(admin: KafkaAdminClient) -> MakeTopic:
         return name
 
     return make
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session that the job runs in, at its defaults, for the tests of a part that needs one."""
+    session = open_session(Settings())
+    yield session
+    session.stop()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service()
+    service, ledger = make_service("bucket.shards=3", partitions=4)
     service.start()
     for wave in range(4):
         publish_mixed(ledger, application, 300, seed=wave)

@@ -1,0 +1,126 @@
+"""The job as its users run it: a process, watched from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.checkpoint_watch import CheckpointWatch
+from benchmarks.usage import UsageWatch
+from benchmarks.waiting import say, wait_until
+from conf.failpoints import kill_tree
+from conf.load import load_settings
+from conf.settings import Settings
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 90.0
+_ORPHAN_S = 10.0
+_BATCH_LINE = re.compile(r"batch (\d+): delivered below (\d+), sealed (\d+) messages in (\d+) segments, ([\d.]+) s")
+
+
+@dataclass(frozen=True)
+class Application:
+    """The names and settings of one application; its storage lies in `folder`."""
+
+    name: str
+    folder: Path
+    overrides: list[str]
+
+    @property
+    def input(self) -> str:
+        """The input topic."""
+        return f"{self.name}-in"
+
+    @property
+    def output(self) -> str:
+        """The output topic."""
+        return f"{self.name}-out"
+
+    @property
+    def settings(self) -> Settings:
+        """All settings; none comes from this process's environment."""
+        return load_settings(None, self.overrides, environ={})
+
+
+@dataclass
+class Job:
+    """`delayline run` as a process, its log, its checkpoint watched, its use of CPU and memory sampled."""
+
+    application: Application
+    overrides: list[str]
+    broker_pid: int
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start it, and return once its query runs. `start_s` is how long that took."""
+        folder = self.application.folder
+        folder.mkdir(exist_ok=True)
+        self.log_file = folder / f"run-{time.time_ns()}.log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        command = [sys.executable, "-m", "streaming.cli", "run"]
+        for override in self.overrides:
+            command += ["--set", override]
+        begun = time.monotonic()
+        with self.log_file.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        self.batches = CheckpointWatch(folder / "checkpoint", self.application.input)
+        self.usage = UsageWatch(self._process.pid, self.broker_pid)
+        self.batches.start()
+        self.usage.start()
+        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, "the start of the job", self.check)
+        self.start_s = time.monotonic() - begun
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        return self.log_file.read_text(errors="replace")
+
+    def check(self) -> None:
+        """Raise RuntimeError with the end of its log when it has ended."""
+        if self._process is None or (code := self._process.poll()) is not None:
+            raise RuntimeError(f"the job ended with {code}:\n{self.log[-3000:]}")
+
+    def stop(self) -> None:
+        """End it in order, by SIGKILL to its tree if that takes too long. Does nothing the second time."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        self.batches.stop()
+        self.usage.stop()
+        tree = _children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except BaseException as problem:
+            kill_tree(process.pid)
+            process.wait()
+            if not isinstance(problem, subprocess.TimeoutExpired):
+                raise
+            say(f"the job did not stop within {_STOP_TIMEOUT_S:.0f} s, and was killed")
+        finally:
+            # A driver that was stopped while it started leaves its JVM to notice by itself.
+            for child in psutil.wait_procs(tree, _ORPHAN_S)[1]:
+                child.kill()
+
+    def wait_for_messages(self, count: int, timeout_s: float) -> None:
+        """Wait until batches with `count` input messages are committed."""
+        wait_until(lambda: self.batches.messages >= count, timeout_s, f"{count:,} messages ingested", self.check)
+
+    def batch_lines(self) -> dict[int, tuple[int, float]]:
+        """Return from its log, by batch, how many messages it sealed and how many seconds its steps took."""
+        return {int(found[1]): (int(found[3]), float(found[5])) for found in _BATCH_LINE.finditer(self.log)}
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

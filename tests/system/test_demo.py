@@ -1,0 +1,47 @@
+"""`delayline demo`, as `make demo` calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+# Two minutes are promised; a machine that runs other tests beside it may take longer.
+_TIMEOUT_S = 420
+
+
+def _left(scratch: Path) -> list[str]:
+    """The command lines of the processes whose temporary files were to be in `scratch`: it is inherited."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR", "").startswith(str(scratch)):
+                found.append(" ".join(process.cmdline())[:200])
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    keep = tmp_path / "kept"
+    done = subprocess.run(
+        [sys.executable, "-m", "streaming.cli", "demo", "--keep", str(keep)],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "950 of 950" in done.stdout
+    assert "50 of 50" in done.stdout
+    assert "segments" in (keep / "job-1.log").read_text(), "the thresholds were meant to be low enough to seal"
+    assert _left(scratch) == []
+    assert _left(keep) == []

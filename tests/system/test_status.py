@@ -1,0 +1,89 @@
+"""`delayline status` from outside: exact while the job is down, possible while it runs, harmless always."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+_TWO_HOURS_MS = 7_200_000
+
+
+def _status(application: Application, *arguments: str) -> str:
+    command = [sys.executable, "-m", "streaming.cli", "status", *arguments]
+    for override in application.overrides():
+        command += ["--set", override]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    return done.stdout
+
+
+def _json(application: Application) -> dict[str, Any]:
+    (line,) = _status(application, "--format", "json").splitlines()
+    found: dict[str, Any] = json.loads(line)
+    assert sum(found["due"].values()) == found["waiting"]["total"]
+    assert found["waiting"]["total"] == sum(shard["mutable"] + shard["sealed"] for shard in found["shards"])
+    return found
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    stats = {str(path): path.stat() for path in folder.rglob("*")}
+    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()}
+
+
+def _publish_far(ledger: Ledger, application: Application, count: int) -> None:
+    for number in range(count):
+        headers = [("deliver-after", b"2h")]
+        value = f"far/{number}".encode()
+        ledger.publish(application.input, value, headers, output=application.output, delay_ms=_TWO_HOURS_MS)
+    ledger.flush()
+
+
+def test_before_the_first_batch_it_says_so_and_counts_what_is_not_read(
+    application: Application, make_service: MakeService
+) -> None:
+    _, ledger = make_service()
+    _publish_far(ledger, application, 7)
+    shown = _status(application)
+    assert shown.startswith("nothing yet: no batch is committed")
+    assert "input lag    7 messages" in shown
+    assert not (application.folder / "storage").exists()
+
+
+def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_it_is_down(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    _publish_far(ledger, application, 100)
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=120_000)
+    ledger.wait_for(lambda: len(ledger.got) >= 100, 60)
+    running = _json(application)
+    assert running["committed_batch"]["age_ms"] < 60_000
+    assert 100 <= running["waiting"]["total"] <= 400
+    assert running["waiting"]["sealed"] > 0
+    assert running["sealed"]["buckets"] > 0
+    assert running["due"]["6h"] == 100
+    assert service.stop() == 0, service.log[-3000:]
+
+    time.sleep(1)
+    out = {record.id for record in ledger.got}
+    left = [sent.deliver_at_ms for identity, sent in ledger.sent.items() if identity not in out]
+    publish_mixed(ledger, application, 9, seed=2)
+    before = _files(application.folder / "storage")
+    down = _json(application)
+    assert down["waiting"]["total"] == len(left)
+    assert down["next_due_ms"] == min(due for due in left if due is not None)
+    assert down["input_lag"]["total"] == 9
+    assert _files(application.folder / "storage") == before
