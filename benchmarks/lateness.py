@@ -83,6 +83,7 @@ def _case(stand: Stand, name: str, waiting: int, scale: float) -> tuple[npt.NDAr
     found |= _percentiles(lateness_ms) | received.faults(int(RATE * (warm_up_s + load_s)))
     found |= _triggers(job, start_s, start_s + load_s) | job.usage.between(start_s, start_s + load_s)
     job.stop()
+    publisher.close()
     return lateness_ms, found
 
 
@@ -129,6 +130,7 @@ def _bare(stand: Stand, scale: float) -> npt.NDArray[np.float64]:
     with Receiver(stand.bootstrap, topic, PARTITIONS, count, seconds + 60, out) as receiver:
         publisher.pace(RATE, seconds, lambda number, now_s: (int(now_s * 1e6), []))
         received = receiver.result()
+    publisher.close()
     return received.where(received["number"] >= count // 4).lateness_ms
 
 

@@ -97,6 +97,10 @@ class Publisher:
         """Publish one message."""
         self._send(load.number, load.due_ms * 1000, load.stamp_ms, headers)
 
+    def close(self) -> None:
+        """End the client, before its broker goes and it complains."""
+        self._producer.close()
+
     def flush(self) -> None:
         """Wait until the broker has all of it. Raises RuntimeError if it has not."""
         if left := self._producer.flush(_FLUSH_S):

@@ -31,9 +31,7 @@ def parse_duration_ms(text: str) -> int:
     match = _ISO.fullmatch(text)
     if match is None or not any(match.groups()):
         raise ValueError(f"{text[:80]!r} is not a duration; write {FORMS}")
-    return _round_up(
-        sum((Decimal(n) * _UNIT_MS[unit] for unit, n in match.groupdict().items() if n), Decimal(0))
-    )
+    return _round_up(sum((Decimal(n) * _UNIT_MS[unit] for unit, n in match.groupdict().items() if n), Decimal(0)))
 
 
 def _round_up(ms: Decimal) -> int:

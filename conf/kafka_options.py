@@ -117,9 +117,7 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS = (*_LOGIN_MODULES, "GSSAPI")
 _BESIDE_CA = "a PEM file as ssl.ca.location beside it"
 _BESIDE_CERTIFICATE = "PEM files as ssl.certificate.location and ssl.key.location beside it"
-_JAAS_OPTION = re.compile(
-    r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL
-)
+_JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
 _JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
@@ -316,9 +314,7 @@ def _ca(options: dict[str, str]) -> str | None:
         return options["ssl.ca.location"]
     store = options.get("ssl.truststore.location")
     if store is not None and options.get("ssl.truststore.type", "JKS").upper() != "PEM":
-        raise _wrong(
-            "ssl.truststore.location", store, "a PEM file with ssl.truststore.type = PEM, or " + _BESIDE_CA
-        )
+        raise _wrong("ssl.truststore.location", store, "a PEM file with ssl.truststore.type = PEM, or " + _BESIDE_CA)
     if store is None and "ssl.truststore.certificates" in options:
         raise SettingError(f"kafka.ssl.truststore.certificates: only Java takes it; allowed is {_BESIDE_CA}")
     return store
@@ -367,7 +363,5 @@ def _checks_host(options: dict[str, str]) -> bool | None:
     if algorithm is None:
         return None
     if algorithm.lower() not in {"", "none", "https"}:
-        raise _wrong(
-            "ssl.endpoint.identification.algorithm", algorithm, "https, or none (or empty) for no check"
-        )
+        raise _wrong("ssl.endpoint.identification.algorithm", algorithm, "https, or none (or empty) for no check")
     return algorithm.lower() == "https"

@@ -126,9 +126,7 @@ def _list(value: Any) -> Any:
 
 
 Count = Annotated[int, _Between(1, _MOST)]
-ApplicationId = Annotated[
-    str, _matching(r"[a-zA-Z0-9._-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '.', '_', '-'")
-]
+ApplicationId = Annotated[str, _matching(r"[a-zA-Z0-9._-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '.', '_', '-'")]
 TopicName = Annotated[
     str,
     _matching(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", "a topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"),
@@ -136,9 +134,7 @@ TopicName = Annotated[
 TopicPattern = Annotated[
     str, _matching(r"[a-zA-Z0-9._\-*?\[\]!]{1,249}", "a topic name, or a shell pattern such as 'orders-*'")
 ]
-HeaderName = Annotated[
-    str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")
-]
+HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")]
 # Credentials in a URI would be printed with it.
 StoragePath = Annotated[
     str,

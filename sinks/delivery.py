@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -36,7 +36,7 @@ def deliver_rows(plan: DeliveryPlan) -> ArrowFunction:
             shards = batch.column("shard").to_numpy()
             messages = pa.Table.from_batches([batch]).select(MESSAGE_SCHEMA.names)
             bounds = [0, *(i for i in range(1, len(shards)) if shards[i] != shards[i - 1]), len(shards)]
-            for start, end in zip(bounds, bounds[1:], strict=False):
+            for start, end in pairwise(bounds):
                 if end > start:
                     yield int(shards[start]), messages.slice(start, end - start)
 

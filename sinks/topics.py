@@ -151,11 +151,7 @@ def _writable(settings: Settings, names: Collection[str]) -> list[str]:
     patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
     # A message sent to an input topic still has its delay header, and would go round for ever.
     barred = {*settings.topics.input, settings.progress_topic}
-    return [
-        name
-        for name in names
-        if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+    return [name for name in names if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def _names(admin: KafkaAdminClient) -> list[str]:
@@ -206,6 +202,5 @@ def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int
     policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]
     if policy != "compact":
         raise TopicMismatch(
-            f"progress topic {name} has cleanup.policy={policy}, and would forget what is delivered: "
-            "set it to compact"
+            f"progress topic {name} has cleanup.policy={policy}, and would forget what is delivered: set it to compact"
         )

@@ -106,9 +106,7 @@ class ShardWriter:
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
 
 
-def deliver(
-    plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0
-) -> tuple[int, str]:
+def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
     """Deliver a shard's due messages, in order, and return how many this call committed, and the writer's id.
 
     What a killed or failed attempt committed is skipped. A transaction ends when it is full, or when the next

@@ -166,9 +166,7 @@ class EmbeddedBroker:
         self.log_file.unlink(missing_ok=True)
         with open(self.directory / "broker.out", "wb") as out:
             # A session of its own, so that Ctrl-C on a terminal reaches who started it and not the broker.
-            return subprocess.Popen(
-                wrapper, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+            return subprocess.Popen(wrapper, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
     def _log_options(self) -> list[str]:
         return [f"-Dlog4j2.configurationFile={_LOG_CONFIG}", f"-Ddelayline.broker.log={self.log_file}"]

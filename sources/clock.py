@@ -11,9 +11,7 @@ def tick(spark: SparkSession, lookahead_ms: int) -> DataFrame:
     It has the columns of `sources.kafka_reader.CHUNK_SCHEMA`, and no chunk. `rate-micro-batch` gives a row at
     every trigger; `rate` would tick in whole seconds.
     """
-    ticks = (
-        spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-    )
+    ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
     return ticks.selectExpr(
         "-1 AS shard_key",
         f"timestamp_millis(unix_millis(current_timestamp()) + {int(lookahead_ms)}) AS event_time",

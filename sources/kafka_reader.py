@@ -13,9 +13,7 @@ from conf.rules import BatchRules
 from sources.intake import accept, shards_of
 
 CHUNK_SCHEMA = "shard_key int, event_time timestamp, chunk binary"
-_CHUNK = pa.schema(
-    [("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())]
-)
+_CHUNK = pa.schema([("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())])
 _COLUMNS = (
     "key", "value", "headers", "topic", "partition", "offset",
     "unix_millis(timestamp) AS timestamp_ms",

@@ -57,13 +57,10 @@ class Publisher:
             raise SettingError(f"[kafka]: {error}") from error
         except (KafkaError, OSError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {self._servers} ({error}); is it running, "
-                "and is kafka.bootstrap_servers right?"
+                f"no broker answers at {self._servers} ({error}); is it running, and is kafka.bootstrap_servers right?"
             ) from error
 
-    def publish(
-        self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()
-    ) -> Iterator[str]:
+    def publish(self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()) -> Iterator[str]:
         """Send each value, and yield the message ids in the same order, each as soon as it is confirmed.
 
         Values are taken while earlier ones are on their way, at most `MAX_IN_FLIGHT_MESSAGES` and
@@ -100,22 +97,17 @@ class Publisher:
         if described["error_code"] or not partitions:
             why = for_code(described["error_code"]).__name__
             raise TopicMissing(
-                f"{self.topic} at {self._servers} ({why}): create it with `delayline topics create`, "
-                "or name another"
+                f"{self.topic} at {self._servers} ({why}): create it with `delayline topics create`, or name another"
             )
         if self._partition is not None and self._partition >= partitions:
             raise UsageError(f"{self.topic} has no partition {self._partition}, only 0 to {partitions - 1}")
 
-    def _feed(
-        self, flight: _Flight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]
-    ) -> None:
+    def _feed(self, flight: _Flight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]) -> None:
         try:
             for value in values:
                 if not flight.board(len(value or b"")):
                     return
-                sent = self._producer.send(
-                    self.topic, value=value, key=key, headers=headers, partition=self._partition
-                )
+                sent = self._producer.send(self.topic, value=value, key=key, headers=headers, partition=self._partition)
                 flight.depart(sent, len(value or b""))
             flight.depart(None)
         except BaseException as error:
@@ -127,9 +119,7 @@ class Publisher:
                 raise landing
             record = landing.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
         except KafkaError as error:
-            raise PublishFailed(
-                f"{self.topic} at {self._servers}: {type(error).__name__}: {error}"
-            ) from error
+            raise PublishFailed(f"{self.topic} at {self._servers}: {type(error).__name__}: {error}") from error
         return f"{record.topic}/{record.partition}/{record.offset}"
 
 

@@ -133,8 +133,7 @@ class Subscriber:
             described = self._consumer.list_topics(self.topic, CONNECT_TIMEOUT_S).topics[self.topic]
             if described.error is not None and described.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise TopicMissing(
-                    f"{self.topic} at {self._servers}: create it with `delayline topics create`, "
-                    "or name another"
+                    f"{self.topic} at {self._servers}: create it with `delayline topics create`, or name another"
                 )
             if described.error is not None:
                 raise KafkaException(described.error)

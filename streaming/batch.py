@@ -187,7 +187,4 @@ def _check(outcome: Iterable[Row], cutoffs: Cutoffs) -> None:
 
 
 def _segments(sealed: Iterable[Row]) -> list[Segment]:
-    return [
-        Segment(**{name: row[name] for name in Segment.__dataclass_fields__})
-        for row in sealed
-    ]
+    return [Segment(**{name: row[name] for name in Segment.__dataclass_fields__}) for row in sealed]

@@ -28,7 +28,7 @@ class Checkpoint:
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark.sparkContext._jvm
         self._jvm = jvm
-        self._conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
         self.path = path
         self._files = jvm.org.apache.hadoop.fs.Path(path).getFileSystem(self._conf)
 

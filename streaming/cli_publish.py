@@ -23,9 +23,7 @@ def publish(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="INSTANT", help="Deliver at epoch ms, or ISO-8601 such as 2026-12-24T18:00:00Z."
-        ),
+        typer.Option(metavar="INSTANT", help="Deliver at epoch ms, or ISO-8601 such as 2026-12-24T18:00:00Z."),
     ] = None,
     level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="Deliver after the delay of this level, 1 to 18.")
@@ -40,9 +38,7 @@ def publish(
     topic: Annotated[
         str | None, typer.Option(help="Where to publish.", show_default="the first of topics.input")
     ] = None,
-    partition: Annotated[
-        int | None, typer.Option(min=0, help="Where to publish.", show_default="by the key")
-    ] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Where to publish.", show_default="by the key")] = None,
     unchecked: Annotated[
         bool,
         typer.Option("--unchecked", help="Send a schedule that cannot be read, too."),

@@ -65,6 +65,4 @@ def _print(reports: Sequence[TopicReport], output_format: str) -> None:
         return
     width = max(len(report.name) for report in reports)
     for report in reports:
-        typer.echo(
-            f"{report.name:{width}}  {report.role:11}  {report.partitions:4} partitions  {report.state}"
-        )
+        typer.echo(f"{report.name:{width}}  {report.role:11}  {report.partitions:4} partitions  {report.state}")

@@ -42,10 +42,10 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "topics.allowed_outputs=demo-reminders",
         "topics.dead_letter=demo-dead-letter",
         f"storage.path={folder / 'storage'}",
-        "bucket.max_messages=100",
+        "bucket.max_messages=200",
         "segment.max_messages=60",
         "segment.max_seconds=5",
-        "window.ahead=3s",
+        "window.ahead=8s",
         # A killed JVM leaves its unpacked libraries where its temporary files are.
         f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",
     ]
@@ -124,16 +124,14 @@ class _Scenario:
             self._outputs.check()
             # Looks after the job on the way: it raises once the job has ended.
             _ = self._job.running
-            self._view.show(job, glance(self._publication, self._outputs, self._dead_letter))
+            self._view.show(job, lambda: glance(self._publication, self._outputs, self._dead_letter))
             time.sleep(_POLL_S)
 
     def _all_published(self) -> bool:
         return self._publication.done
 
     def _all_out(self) -> bool:
-        return self._publication.done and set(self._publication.sent) <= {
-            record.id for record in list(self._outputs.got)
-        }
+        return self._publication.done and self._outputs.ids >= self._publication.sent.keys()
 
     def _first_after(self, killed_ms: int) -> int | None:
         """When the first record came after the kill, epoch ms; one committed before it comes within a second."""

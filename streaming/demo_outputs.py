@@ -21,6 +21,8 @@ class Outputs:
 
     def __init__(self, settings: Settings, topics: Sequence[str]) -> None:
         self.got: list[Received] = []
+        # The message ids of `got`, for those who ask often.
+        self.ids: set[str | None] = set()
         self.problem: Exception | None = None
         self._stop = threading.Event()
         self._changed_s = time.monotonic()
@@ -57,6 +59,7 @@ class Outputs:
             while not self._stop.is_set():
                 for record in subscriber.records(timeout_ms=_POLL_MS):
                     self.got.append(record)
+                    self.ids.add(record.id)
                     self._changed_s = time.monotonic()
         except Exception as problem:
             self.problem = problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from streaming.demo_messages import Publication, Sent
 from streaming.demo_outputs import Outputs
 from streaming.demo_verdict import Lateness, Verdict
 
-_LINE_EVERY_S = 2.0
+_LINE_EVERY_S, _FRAME_EVERY_S = 2.0, 0.5
 _RECENT_MS = 5_000
 
 
@@ -84,7 +84,7 @@ class View:
         if not self._console.is_terminal:
             yield
             return
-        with Live(console=self._console, refresh_per_second=5, transient=True) as self._live:
+        with Live(console=self._console, refresh_per_second=4, transient=True) as self._live:
             yield
         self._live = None
 
@@ -92,12 +92,16 @@ class View:
         """Say what begins now."""
         self._console.print(f"{self.elapsed_s:6.1f} s  {text}", highlight=False, style="bold")
 
-    def show(self, job: str, seen: Glance) -> None:
-        """Show a moment; `job` says what the job is doing."""
+    def show(self, job: str, look: Callable[[], Glance]) -> None:
+        """Show a moment now and then; `job` says what the job is doing, `look` counts."""
+        pause_s = _LINE_EVERY_S if self._live is None else _FRAME_EVERY_S
+        if time.monotonic() - self._shown_s < pause_s:
+            return
+        self._shown_s = time.monotonic()
+        seen = look()
         if self._live is not None:
             self._live.update(_moment(job, seen))
-        elif seen.published and time.monotonic() - self._shown_s >= _LINE_EVERY_S:
-            self._shown_s = time.monotonic()
+        elif seen.published:
             cells = "  ".join(f"{name} {value}" for name, value in _cells(seen).items())
             self._console.print(f"{self.elapsed_s:6.1f} s  job {job:10}  {cells}", highlight=False, soft_wrap=True)
 

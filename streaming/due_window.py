@@ -21,6 +21,7 @@ from state.segments import Segment
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class _Piece:
     """The sealed messages due in [start_ms, end_ms), cached."""
@@ -107,8 +108,8 @@ class DueWindow:
     def _start_loading(self, segments: list[Segment], start_ms: int, end_ms: int) -> None:
         """Load from `segments`, chosen here in the query's thread: a bucket sealed meanwhile comes in by `add`."""
         if segments:
-            load = self._loader.submit(inheritable_thread_target(self._store.spark)(self._load), segments, start_ms, end_ms)
-            self._loading.append((start_ms, load))
+            self._loader.submit(inheritable_thread_target(self._store.spark)(self._load), segments, start_ms, end_ms)
+            self._loading.append((start_ms, loading))
 
     def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> list[_Piece]:
         # The bound on buckets leaves out one that is sealed while this reads.

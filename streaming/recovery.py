@@ -72,9 +72,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
     segments = [_segment(row.asDict()) for row in rows]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
     log.info("recovered %d live segments, delivered before %d", len(catalog), cutoff_ms)
-    return Recovered(
-        checkpoint, rules, store, catalog, {segment.time_partition for segment in segments}, cutoff_ms
-    )
+    return Recovered(checkpoint, rules, store, catalog, {segment.time_partition for segment in segments}, cutoff_ms)
 
 
 def _segment(row: dict[str, object]) -> Segment:

@@ -123,6 +123,8 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     committed = None if last_committed is None else checkpoint.planned(last_committed)
     in_flight = last_planned is not None and (last_committed is None or last_planned > last_committed)
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
+    # Here and not at the end: the counts are those of this moment, however long they take to make.
+    now_ms = clock_ms()
     lag, lag_problem = _lag(settings, committed)
     mutable: list[MutableBucket] = []
     sealed: list[Segment] = []
@@ -131,7 +133,6 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
         sealed = live_segments(spark, BucketStore(spark, buckets_path(settings)), batch_id, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
-    now_ms = clock_ms()
     histogram = _histogram(mutable, sealed, now_ms)
     return Status(
         checkpoint=checkpoint.path,

@@ -18,10 +18,7 @@ def test_each_error_has_a_code_of_its_own() -> None:
 
 
 def test_codes_are_words_that_can_be_searched_for() -> None:
-    assert all(
-        error.code.replace("-", "").isalpha() and error.code.islower()
-        for error in descendants(DelaylineError)
-    )
+    assert all(error.code.replace("-", "").isalpha() and error.code.islower() for error in descendants(DelaylineError))
 
 
 def test_an_error_begins_with_its_code() -> None:

@@ -68,9 +68,7 @@ def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: p
         spark_jars()
 
 
-def test_a_fetch_that_fails_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.xml").write_text("this is no ivy file")
     monkeypatch.setattr(conf.jars, "IVY_FILES", tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -94,9 +92,7 @@ def test_java_of_java_home_must_be_new_enough(
             java_command()
 
 
-def test_java_is_found_on_the_path_and_its_absence_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_java_is_found_on_the_path_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(JavaMissing, match="no java in PATH"):
@@ -106,9 +102,7 @@ def test_java_is_found_on_the_path_and_its_absence_told(
     assert java_command() == str(java)
 
 
-def test_a_java_home_without_java_is_told_and_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_home_without_java_is_told_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Spark would take JAVA_HOME and fail later.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME"):

@@ -45,11 +45,7 @@ def test_without_options_each_client_gets_the_servers_only() -> None:
 def test_what_all_clients_know_goes_to_all_as_each_types_it() -> None:
     settings = kafka({"client.id": "me", "request.timeout.ms": 5000})
     assert java_options(settings)["client.id"] == librdkafka_options(settings)["client.id"] == "me"
-    assert (
-        java_options(settings)["request.timeout.ms"]
-        == librdkafka_options(settings)["request.timeout.ms"]
-        == "5000"
-    )
+    assert java_options(settings)["request.timeout.ms"] == librdkafka_options(settings)["request.timeout.ms"] == "5000"
     assert kafka_python_options(settings) == {
         "bootstrap_servers": ["a:1", "b:2"],
         "client_id": "me",
@@ -134,15 +130,11 @@ def test_two_mechanisms_are_refused() -> None:
 
 @pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "AWS_MSK_IAM", "MAGIC"])
 def test_a_mechanism_that_not_all_clients_have_is_refused(mechanism: str) -> None:
-    assert "allowed is PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI" in refused(
-        {**LOGIN, "sasl.mechanism": mechanism}
-    )
+    assert "allowed is PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI" in refused({**LOGIN, "sasl.mechanism": mechanism})
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    assert "kafka.security.protocol = 'TLS': allowed is PLAINTEXT, SSL" in refused(
-        {"security.protocol": "TLS"}
-    )
+    assert "kafka.security.protocol = 'TLS': allowed is PLAINTEXT, SSL" in refused({"security.protocol": "TLS"})
 
 
 @pytest.mark.parametrize(
@@ -222,9 +214,7 @@ def test_a_key_in_a_file_of_its_own_reaches_java_as_text(tmp_path: Path) -> None
 
 def test_a_key_file_that_java_cannot_use_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "k.pem"
-    settings = kafka(
-        {"ssl.certificate.location": str(key), "ssl.key.location": str(tmp_path / "missing.pem")}
-    )
+    settings = kafka({"ssl.certificate.location": str(key), "ssl.key.location": str(tmp_path / "missing.pem")})
     key.write_text("-----BEGIN RSA PRIVATE KEY-----")
     with pytest.raises(SettingError, match=r"kafka\.ssl\.key\.location = .*a readable PEM file"):
         java_options(settings)
@@ -273,15 +263,11 @@ def test_unknown_options_are_all_named_with_the_nearest_known_one() -> None:
 
 
 def test_a_number_for_kafka_python_has_to_be_one() -> None:
-    assert "kafka.request.timeout.ms = '5s': allowed is a whole number" in refused(
-        {"request.timeout.ms": "5s"}
-    )
+    assert "kafka.request.timeout.ms = '5s': allowed is a whole number" in refused({"request.timeout.ms": "5s"})
 
 
 def test_kafka_python_knows_every_name_it_may_get() -> None:
-    names = {
-        n.replace(".", "_") for n in kafka_options._KAFKA_PYTHON_TEXT | kafka_options._KAFKA_PYTHON_NUMBERS
-    }
+    names = {n.replace(".", "_") for n in kafka_options._KAFKA_PYTHON_TEXT | kafka_options._KAFKA_PYTHON_NUMBERS}
     security = {
         "security_protocol",
         "sasl_mechanism",
@@ -304,8 +290,6 @@ def test_librdkafka_knows_every_name_it_may_get(name: str) -> None:
 
 
 def test_confluent_kafka_starts_with_a_full_login() -> None:
-    options = librdkafka_options(
-        kafka({**LOGIN, "ssl.endpoint.identification.algorithm": "", "client.id": "me"})
-    )
+    options = librdkafka_options(kafka({**LOGIN, "ssl.endpoint.identification.algorithm": "", "client.id": "me"}))
     confluent_kafka.Producer(options)
     confluent_kafka.Consumer({**options, "group.id": "g"})

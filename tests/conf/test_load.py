@@ -43,9 +43,7 @@ def test_the_default_file_says_exactly_what_holds_without_it() -> None:
 
 def test_the_default_file_has_every_key_and_a_comment_above_it() -> None:
     table = tomllib.loads(DEFAULT_FILE.read_text())
-    written = {
-        f"{section}.{key}" for section, keys in table.items() if isinstance(keys, dict) for key in keys
-    }
+    written = {f"{section}.{key}" for section, keys in table.items() if isinstance(keys, dict) for key in keys}
     known = {
         f"{section}.{key}"
         for section, field in Settings.model_fields.items()
@@ -96,9 +94,7 @@ def test_without_an_environment_given_the_process_has_one(monkeypatch: pytest.Mo
 
 
 def test_an_override_is_split_at_the_first_dot_and_the_first_equals_sign() -> None:
-    settings = load_settings(
-        None, ["spark.spark.master=local[4]", "spark.spark.x=a=b", "storage.path=s3a://b/p.q"], {}
-    )
+    settings = load_settings(None, ["spark.spark.master=local[4]", "spark.spark.x=a=b", "storage.path=s3a://b/p.q"], {})
     assert settings.spark.options == {"spark.master": "local[4]", "spark.x": "a=b"}
     assert settings.storage.path == "s3a://b/p.q"
 
@@ -277,9 +273,7 @@ def test_an_override_of_another_shape_is_refused(override: str) -> None:
     assert "allowed is --set section.key=value" in failure(override)
 
 
-@pytest.mark.parametrize(
-    "override", ["kafka=x", "shards=3", "nowhere.x=3", "bucket.shards.x=3", ".x=1", "bucket.=1"]
-)
+@pytest.mark.parametrize("override", ["kafka=x", "shards=3", "nowhere.x=3", "bucket.shards.x=3", ".x=1", "bucket.=1"])
 def test_an_override_of_no_setting_is_refused(override: str) -> None:
     assert override.partition("=")[0] in failure(override)
 
@@ -310,17 +304,13 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 def test_no_error_shows_a_secret(toml: Any) -> None:
     file = toml(
-        f'[kafka]\n"sasl.password" = ["{SECRET}"]\n'
-        f'"sasl.jaas.config" = {{ a = ["{SECRET}"] }}\n'
-        f'[kafak]\nx = "{SECRET}"'
+        f'[kafka]\n"sasl.password" = ["{SECRET}"]\n"sasl.jaas.config" = {{ a = ["{SECRET}"] }}\n[kafak]\nx = "{SECRET}"'
     )
     environ = {
         "DELAYLINE_KAFKA__SASL_PASSWRD": SECRET,
         "DELAYLINE_STORAGE__PATH": f"s3a://id:{SECRET}@bucket/",
     }
-    text = failure(
-        f"kafka.bootstrap_servers=u:{SECRET}@host:1", "bucket.shards=0", file=file, environ=environ
-    )
+    text = failure(f"kafka.bootstrap_servers=u:{SECRET}@host:1", "bucket.shards=0", file=file, environ=environ)
     assert "kafka.sasl.password = ******" in text
     assert "storage.path = ******" in text
 
@@ -343,17 +333,11 @@ def test_not_even_the_debug_log_of_the_library_shows_a_secret(
     monkeypatch.setenv("PYDANTIC_SETTINGS_DEBUG", "1")
     file = toml(f'[kafka]\nssl.key.password = "{SECRET}"\n')
     with caplog.at_level(logging.DEBUG):
-        load_settings(
-            file, [f"spark.spark.x.secret={SECRET}"], {"DELAYLINE_KAFKA__SSL_TRUSTSTORE_PASSWORD": SECRET}
-        )
+        load_settings(file, [f"spark.spark.x.secret={SECRET}"], {"DELAYLINE_KAFKA__SSL_TRUSTSTORE_PASSWORD": SECRET})
     assert "kafka" in caplog.text
     assert SECRET not in caplog.text
 
 
 def test_every_section_that_takes_further_keys_hides_its_secrets() -> None:
-    tables = {
-        name
-        for name, field in Settings.model_fields.items()
-        if issubclass(field.annotation or str, OptionTable)
-    }
+    tables = {name for name, field in Settings.model_fields.items() if issubclass(field.annotation or str, OptionTable)}
     assert tables == {"kafka", "spark"}

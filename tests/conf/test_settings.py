@@ -65,9 +65,7 @@ def test_changing_the_options_that_were_asked_for_changes_no_setting() -> None:
     assert kafka.options == {"client.id": "a"}
 
 
-@pytest.mark.parametrize(
-    "key", ["ssl.ca.location", "ssl.key.location", "ssl.keystore.location", "sasl.username"]
-)
+@pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.key.location", "ssl.keystore.location", "sasl.username"])
 def test_paths_and_names_are_no_secrets(key: str) -> None:
     assert not is_secret(key, "/etc/pki/client.key")
 

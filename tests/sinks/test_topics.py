@@ -56,9 +56,7 @@ def test_only_what_is_missing_is_created(make_settings: MakeSettings, make_topic
     assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 3]
 
 
-def test_each_missing_topic_is_named_with_the_way_out(
-    make_settings: MakeSettings, make_topic: MakeTopic
-) -> None:
+def test_each_missing_topic_is_named_with_the_way_out(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.output={make_topic()}")
     with pytest.raises(TopicMissing) as raised:
         check_topics(settings)

@@ -64,9 +64,9 @@ def test_what_was_acknowledged_survives_a_stop_and_a_kill(tmp_path: Path) -> Non
 
 
 def test_topics_are_not_created_by_asking_for_them(broker: EmbeddedBroker, admin: KafkaAdminClient) -> None:
-    Consumer(
-        {"bootstrap.servers": broker.bootstrap, "group.id": "x", "allow.auto.create.topics": "true"}
-    ).list_topics("typing-error", 5)
+    Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "x", "allow.auto.create.topics": "true"}).list_topics(
+        "typing-error", 5
+    )
     assert "typing-error" not in admin.list_topics()
 
 
@@ -113,9 +113,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert node.is_running()
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
-    assert_eventually(
-        lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, what="its death"
-    )
+    assert_eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, what="its death")
 
 
 def test_properties_are_written_as_java_reads_them() -> None:

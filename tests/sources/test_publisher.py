@@ -29,9 +29,7 @@ def read(broker: EmbeddedBroker, topic: str, partition: int, count: int) -> list
         consumer.close()
 
 
-def test_ids_come_in_the_order_of_the_values(
-    settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic
-) -> None:
+def test_ids_come_in_the_order_of_the_values(settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
     # More than may be on their way at once.
     values = [b"%d" % number for number in range(6_000)]
     topic = make_topic(3)
@@ -41,16 +39,12 @@ def test_ids_come_in_the_order_of_the_values(
     found = {
         f"{topic}/{partition}/{message.offset()}": message.value()
         for partition in range(3)
-        for message in read(
-            broker, topic, partition, sum(id.startswith(f"{topic}/{partition}/") for id in ids)
-        )
+        for message in read(broker, topic, partition, sum(id.startswith(f"{topic}/{partition}/") for id in ids))
     }
     assert [found[id] for id in ids] == values
 
 
-def test_the_record_is_what_was_given(
-    settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic
-) -> None:
+def test_the_record_is_what_was_given(settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
     topic = make_topic(2)
     headers = [("a", b"1"), ("a", b""), ("b", b"\x00\xff")]
     with Publisher(settings, topic, partition=1) as publisher:
@@ -69,9 +63,7 @@ def test_keys_go_where_kafkas_default_partitioner_sends_them(
     producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
     keys = [b"key-%d" % number for number in range(20)]
     for key in keys:
-        producer.produce(
-            theirs, b"", key, on_delivery=lambda _, message: expected.append(message.partition())
-        )
+        producer.produce(theirs, b"", key, on_delivery=lambda _, message: expected.append(message.partition()))
         producer.flush()
     with Publisher(settings, ours) as publisher:
         ids = [next(publisher.publish([b""], key)) for key in keys]
@@ -94,9 +86,7 @@ def test_an_id_comes_while_the_next_value_is_awaited(settings: Settings, topic: 
         assert list(ids) == [f"{topic}/0/1"]
 
 
-def test_what_is_on_its_way_is_bounded(
-    settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_on_its_way_is_bounded(settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sources.publisher.MAX_IN_FLIGHT_BYTES", 1_000_000)
     taken = 0
 

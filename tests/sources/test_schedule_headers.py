@@ -47,6 +47,4 @@ def test_each_unreadable_schedule_has_its_own_error_unless_unchecked(
 ) -> None:
     with pytest.raises(error):
         schedule_headers(NAMES, **asked)
-    assert [value.decode() for _, value in schedule_headers(NAMES, **asked, checked=False)] == [
-        *asked.values()
-    ]
+    assert [value.decode() for _, value in schedule_headers(NAMES, **asked, checked=False)] == [*asked.values()]

@@ -71,9 +71,7 @@ def test_from_the_end_begins_before_a_transaction_that_is_open(
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
-def test_every_compression_is_read(
-    settings: Settings, broker: EmbeddedBroker, topic: str, codec: str
-) -> None:
+def test_every_compression_is_read(settings: Settings, broker: EmbeddedBroker, topic: str, codec: str) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": codec, "linger.ms": 50})
     for _ in range(100):
         producer.produce(topic, bytes(100))
@@ -90,9 +88,7 @@ def test_all_partitions_are_read(settings: Settings, broker: EmbeddedBroker, mak
     assert set(values(settings, topic, 3)) == {b"0", b"1", b"2"}
 
 
-def test_a_record_comes_whole_and_with_its_lateness(
-    settings: Settings, broker: EmbeddedBroker, topic: str
-) -> None:
+def test_a_record_comes_whole_and_with_its_lateness(settings: Settings, broker: EmbeddedBroker, topic: str) -> None:
     due_ms = int(time.time() * 1000)
     headers = [
         # A publisher may have forwarded what an earlier Delayline delivered: the last ones count.

@@ -81,9 +81,7 @@ def test_help_of_publish_loads_neither_spark_nor_a_kafka_client() -> None:
         "assert CliRunner().invoke(app, ['publish', '--help']).exit_code == 0\n"
         "print(sorted({'pyspark', 'kafka', 'confluent_kafka', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 

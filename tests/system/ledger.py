@@ -137,9 +137,15 @@ class Ledger:
                 assert message.error() is None, message.error()
                 self.got.append(
                     Got(
-                        message.topic(), message.partition(), message.offset(), message.key(), message.value(),
-                        message.headers() or [], message.timestamp()[1], now,
-                    )  # fmt: skip
+                        message.topic(),
+                        message.partition(),
+                        message.offset(),
+                        message.key(),
+                        message.value(),
+                        message.headers() or [],
+                        message.timestamp()[1],
+                        now,
+                    )
                 )
         consumer.close()
 

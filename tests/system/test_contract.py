@@ -31,9 +31,7 @@ def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_to
     keys = [None, b"", b"\x00\x01\xff", b"key", "schlüssel".encode()]
     for number, (body, key) in enumerate((body, key) for body in bodies for key in keys):
         form, delay = [([], None), ([("deliver-after", b"2s")], 2000), ([("delay-level", b"99")], 3000)][number % 3]
-        ledger.publish(
-            application.input, body, headers + form, key=key, output=application.output, delay_ms=delay
-        )
+        ledger.publish(application.input, body, headers + form, key=key, output=application.output, delay_ms=delay)
     malformed: dict[bytes, str] = {}
     for code, wrong in _MALFORMED.items():
         malformed[code.encode()] = code

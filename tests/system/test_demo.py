@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,18 @@ def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(tm
     assert "segments" in (keep / "job-1.log").read_text(), "the thresholds were meant to be low enough to seal"
     assert _left(scratch) == []
     assert _left(keep) == []
+
+
+def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "streaming.cli", "demo"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        try:
+            assert any("starting the job" in line for line in demo.stdout), "it ended before it started the job"
+            demo.send_signal(signal.SIGTERM)
+            assert demo.wait(_TIMEOUT_S) == 128 + signal.SIGTERM
+        finally:
+            demo.kill()
+    assert _left(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
