@@ -108,7 +108,8 @@ class DueWindow:
     def _start_loading(self, segments: list[Segment], start_ms: int, end_ms: int) -> None:
         """Load from `segments`, chosen here in the query's thread: a bucket sealed meanwhile comes in by `add`."""
         if segments:
-            self._loader.submit(inheritable_thread_target(self._store.spark)(self._load), segments, start_ms, end_ms)
+            load = inheritable_thread_target(self._store.spark)(self._load)
+            loading = self._loader.submit(load, segments, start_ms, end_ms)
             self._loading.append((start_ms, loading))
 
     def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> list[_Piece]:
