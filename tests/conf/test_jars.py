@@ -50,7 +50,10 @@ def test_they_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch:
     said: list[str] = []
     fetch_jars(said.append)
     assert jars_folder("spark") == tmp_path / "share" / "delayline" / "jars" / "spark"
-    assert [jar.parent for jar in spark_jars()] == [jars_folder("spark")] * 6
+    assert {jar.parent for jar in spark_jars()} == {jars_folder("spark")}
+    assert {"delta-spark", "hadoop-bare-naked-local-fs", "spark-sql-kafka"} <= {
+        re.split(r"[-_]\d", jar.name)[0] for jar in spark_jars()
+    }
     assert len(broker_jars()) > 40
     assert {folder.name for folder in jars_folder("spark").parent.iterdir()} == {"spark", "broker"}
 
