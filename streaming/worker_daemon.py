@@ -7,6 +7,7 @@ The archives go off the path where pyspark is installed, which is what is import
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -23,11 +24,15 @@ def shorten_path() -> None:
 
 if __name__ == "__main__":
     shorten_path()
-    # The worker's modules are imported before it forks, once for all tasks.
+    # The workers' modules are imported before they are forked, once for all tasks.
     import pandas  # noqa: F401
     import pyarrow.compute  # noqa: F401
     from pyspark.daemon import manager
 
+    import sinks.delivery  # noqa: F401
+    import sources.intake  # noqa: F401
     import state.adapter  # noqa: F401
 
+    # A worker collects garbage after every task: 29 ms if all those modules are looked through, nothing if not.
+    gc.freeze()
     manager()
