@@ -118,7 +118,7 @@ class Publication:
     def _run(self, count: int, seconds: float) -> None:
         try:
             options = librdkafka_options(self._settings.kafka)
-            producer = Producer({"linger.ms": "5", "enable.idempotence": "true", **options})
+            producer = Producer({"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options})
             begun = time.monotonic()
             for number in range(count):
                 if self._stop.wait(max(0.0, begun + seconds * number / count - time.monotonic())):

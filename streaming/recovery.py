@@ -62,8 +62,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
     store = BucketStore(spark, buckets_path(settings))
     planned = checkpoint.last_planned()
-    if planned is None and not fresh:
-        _refuse_second_birth(settings, checkpoint, store)
+    if planned is None:
+        _refuse_second_birth(settings, checkpoint, store, fresh)
     rules = _amended_rules(spark, settings, checkpoint, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
     committed = checkpoint.last_committed()
@@ -80,13 +80,20 @@ def _segment(row: dict[str, object]) -> Segment:
     return Segment(**row)  # type: ignore[arg-type]
 
 
-def _refuse_second_birth(settings: Settings, checkpoint: Checkpoint, store: BucketStore) -> None:
-    """A checkpoint is born once: with a second one, everything still in the input would be delivered again."""
-    markers = _markers(settings)
-    if any(marker is not None for marker in markers) or (store.exists() and store.metadata()):
+def _refuse_second_birth(settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:
+    """A checkpoint is born once: with a second one, everything still in the input would be delivered again.
+
+    Never beside buckets of another checkpoint, `fresh` or not: the two would number their buckets alike.
+    """
+    if store.exists() and store.metadata():
         raise CheckpointMismatch(
-            f"there is no checkpoint at {checkpoint.path}, but {settings.application_id!r} has delivered or sealed "
-            "messages before. Put the checkpoint back, or take another application_id and storage.path; "
+            f"there is no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
+            "Put the checkpoint back, or keep that folder and take another storage.path with `delayline run --fresh`"
+        )
+    if not fresh and any(marker is not None for marker in _markers(settings)):
+        raise CheckpointMismatch(
+            f"there is no checkpoint at {checkpoint.path}, but {settings.application_id!r} has delivered messages "
+            "before. Put the checkpoint back, or take another application_id; "
             "`delayline run --fresh` starts anew and delivers again all that is still in the input topics"
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -47,9 +46,18 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     assert "topic-mismatch" in service.log or "checkpoint-mismatch" in service.log
     service.overrides.pop()
 
-    shutil.rmtree(Path(application.folder) / "storage" / "checkpoint")
+    shutil.rmtree(application.folder / "storage" / "checkpoint")
+    for arguments in ((), ("--fresh",)):
+        # Messages were sealed: beside another checkpoint's buckets not even `--fresh` starts.
+        service.start(None, False, *arguments)
+        assert service.wait() == 1
+        assert "checkpoint-mismatch" in service.log
+        assert "sealed messages of an earlier one" in service.log
+    shutil.rmtree(application.folder / "storage")
     service.start(wait=False)
     assert service.wait() == 1
     assert "checkpoint-mismatch" in service.log
     assert "--fresh" in service.log
     ledger.verify()
+    service.start(None, True, "--fresh")
+    assert service.stop() == 0, service.log[-3000:]
