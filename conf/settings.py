@@ -236,7 +236,7 @@ class ClockSettings(_Section):
     """How often a batch starts, and how far its cutoff may be ahead of the batch before."""
 
     trigger: Annotated[int, _duration(0, _DAY)] = 500
-    lookahead: Annotated[int, _duration(0, _MINUTE)] = 1_400
+    lookahead: Annotated[int, _duration(0, _MINUTE)] = 2_000
 
 
 class BucketSettings(_Section):
