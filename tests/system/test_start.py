@@ -35,7 +35,7 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
 ) -> None:
     service, ledger = make_service()
     service.start()
-    publish_mixed(ledger, application, 100, seed=1, longest_ms=2_000)
+    publish_mixed(ledger, application, 800, seed=1, longest_ms=6_000)
     ledger.wait_for_all(60)
     assert service.stop() == 0, service.log[-3000:]
 
