@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -29,16 +29,12 @@ def deliver_chunks(plan: DeliveryPlan) -> ArrowFunction:
 
 
 def deliver_rows(plan: DeliveryPlan) -> ArrowFunction:
-    """Deliver rows of `MESSAGE_SCHEMA` and a `shard`, sorted by shard and then in delivery order."""
+    """Deliver rows of `MESSAGE_SCHEMA` and a `shard`, all of one shard and in delivery order."""
 
     def tables(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
         for batch in batches:
-            shards = batch.column("shard").to_numpy()
-            messages = pa.Table.from_batches([batch]).select(MESSAGE_SCHEMA.names)
-            bounds = [0, *(i for i in range(1, len(shards)) if shards[i] != shards[i - 1]), len(shards)]
-            for start, end in pairwise(bounds):
-                if end > start:
-                    yield int(shards[start]), messages.slice(start, end - start)
+            if batch.num_rows:
+                yield batch.column("shard")[0].as_py(), pa.Table.from_batches([batch]).select(MESSAGE_SCHEMA.names)
 
     return _delivering(plan, tables)
 

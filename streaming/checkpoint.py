@@ -14,7 +14,7 @@ from conf.rules import RuleBook
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One entry of the offset log. Instants in epoch ms; `offsets` is the Kafka source's JSON, None before data."""
+    """One entry of the offset log. Instants in epoch ms; `offsets` is the Kafka source's JSON, empty before data."""
 
     batch_id: int
     clock_ms: int

@@ -47,7 +47,7 @@ class DueWindow:
         self._max_messages = max_messages
         self._pieces: list[_Piece] = []
         # Loads that are under way, each with the earliest instant that it brings.
-        self._loading: list[tuple[int, Future[list[_Piece]]]] = []
+        self._loading: list[tuple[int, Future[_Piece]]] = []
         self._horizon_ms = start_ms
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
 
@@ -61,7 +61,7 @@ class DueWindow:
             self._horizon_ms = end_ms
         for from_ms, load in list(self._loading):
             if from_ms < end_ms or load.done():
-                self._pieces += load.result()
+                self._pieces.append(load.result())
                 self._loading.remove((from_ms, load))
         return [
             piece.messages.where((F.col("deliver_at_ms") >= start_ms) & (F.col("deliver_at_ms") < end_ms))
@@ -112,7 +112,7 @@ class DueWindow:
             loading = self._loader.submit(load, segments, start_ms, end_ms)
             self._loading.append((start_ms, loading))
 
-    def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> list[_Piece]:
+    def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
         # The bound on buckets leaves out one that is sealed while this reads.
         messages = self._store.messages(
             start_ms,
@@ -122,4 +122,4 @@ class DueWindow:
             max(segment.bucket for segment in segments),
         ).persist()
         log.info("loaded %d sealed messages due in [%d, %d)", messages.count(), start_ms, end_ms)
-        return [_Piece(start_ms, end_ms, messages)]
+        return _Piece(start_ms, end_ms, messages)
