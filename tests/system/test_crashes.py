@@ -34,25 +34,14 @@ def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
     assert service.stop() == 0, service.log[-3000:]
 
 
-def test_a_task_that_fails_inside_a_transaction_and_is_retried_delivers_once(
-    application: Application, make_service: MakeService
+@pytest.mark.parametrize("failpoint", ["transaction-open@2", "transaction-committed@1"])
+def test_a_task_that_fails_inside_or_after_a_transaction_and_is_retried_delivers_once(
+    application: Application, make_service: MakeService, failpoint: str
 ) -> None:
     service, ledger = make_service()
-    service.start("transaction-open@2=raise")
+    service.start(f"{failpoint}=raise")
     publish_mixed(ledger, application, 300, seed=1)
     ledger.wait_for_all(60)
     ledger.verify()
-    assert "failpoint transaction-open" in service.log, "no task failed"
-    assert service.stop() == 0, service.log[-3000:]
-
-
-def test_a_task_that_fails_after_its_transaction_and_is_retried_delivers_once(
-    application: Application, make_service: MakeService
-) -> None:
-    service, ledger = make_service()
-    service.start("transaction-committed@1=raise")
-    publish_mixed(ledger, application, 300, seed=1)
-    ledger.wait_for_all(60)
-    ledger.verify()
-    assert "failpoint transaction-committed" in service.log, "no task failed"
+    assert f"failpoint {failpoint.partition('@')[0]}" in service.log, "no task failed"
     assert service.stop() == 0, service.log[-3000:]
