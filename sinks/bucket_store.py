@@ -1,15 +1,15 @@
-"""The Delta table of sealed buckets: messages and segment metadata, by time partition."""
+"""The Delta table of sealed buckets: chunks of messages by time partition, and segment metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
-
-from conf.message import MESSAGE_SCHEMA
 
 _PROPERTIES = {
     # A log checkpoint costs about two appends; at the default of every tenth the tenth batch would be late.
@@ -18,12 +18,15 @@ _PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 day",
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     "delta.enableDeletionVectors": "false",
-    "delta.dataSkippingStatsColumns": "bucket,shard,segment,deliver_at_ms",
+    "delta.dataSkippingStatsColumns": "bucket,shard,segment,deliver_at_ms,max_deliver_at_ms",
 }
 
 METADATA_COLUMNS = (
     "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
+CHUNK_KEY = ("deliver_at_ms", "topic", "partition", "offset")
+_CHUNKS_ARE_COMPRESSED = "none"
+_METADATA = "part = 'metadata'"
 
 
 class BucketStore:
@@ -38,12 +41,21 @@ class BucketStore:
         return DeltaTable.isDeltaTable(self.spark, self.path)
 
     def create(self, schema: StructType) -> None:
-        """Make the table if there is none. `schema` holds the columns `time_partition` and `kind`."""
+        """Make the table if there is none. `schema` holds the column `part`."""
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
-        builder = builder.addColumns(schema).partitionedBy("time_partition", "kind")
+        builder = builder.addColumns(schema).partitionedBy("part")
         for name, value in _PROPERTIES.items():
             builder = builder.property(name, value)
         builder.execute()
+
+    def version(self) -> int:
+        """Return the version of the table that this process has seen last, its own commits included."""
+        return int(self._log.unsafeVolatileSnapshot().version())
+
+    @cached_property
+    def _log(self) -> Any:
+        jvm: Any = self.spark.sparkContext._jvm
+        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
 
     def append(self, rows: DataFrame, writer: str, batch_id: int) -> None:
         """Store the rows of the bucket that batch `batch_id` of `writer` sealed, in one commit.
@@ -51,44 +63,63 @@ class BucketStore:
         Idempotent: a second append of the same writer and batch writes nothing.
         """
         (
-            rows.sortWithinPartitions("time_partition", "kind", "shard", "segment", "deliver_at_ms")
+            rows.sortWithinPartitions("part", *CHUNK_KEY)
             .write.format("delta")
             .mode("append")
+            .option("compression", _CHUNKS_ARE_COMPRESSED)
             .option("txnAppId", writer)
             .option("txnVersion", batch_id)
             .save(self.path)
         )
 
+    def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
+        """Put `rows` in the place of everything that `buckets` hold, in one commit."""
+        self._overwrite(rows, f"bucket IN ({', '.join(map(str, sorted(buckets)))})")
+
+    def compact_metadata(self, last_bucket: int, delivered_before_ms: int) -> None:
+        """Write the metadata of buckets up to `last_bucket` into one file, without what is delivered whole."""
+        chosen = f"{_METADATA} AND bucket <= {last_bucket}"
+        rows = self._table().where(f"{chosen} AND max_deliver_at_ms >= {delivered_before_ms}").coalesce(1)
+        self._overwrite(rows, chosen)
+
     def metadata(self) -> list[Row]:
         """Read the metadata rows of all segments, without touching a message."""
-        return self._table().where("kind = 'metadata'").select(*METADATA_COLUMNS).collect()
+        return self._table().where(_METADATA).select(*METADATA_COLUMNS).collect()
 
-    def messages(
-        self, start_ms: int, end_ms: int, partitions: Iterable[str], first_bucket: int, last_bucket: int
+    def chunks(
+        self,
+        start_ms: int,
+        end_ms: int,
+        partitions: Iterable[str],
+        buckets: Iterable[int] | None = None,
+        version: int | None = None,
     ) -> DataFrame:
-        """Return the messages due in [start_ms, end_ms), of the named time partitions and buckets only.
+        """Return the chunks that may hold a message due in [start_ms, end_ms), of the named time partitions.
 
-        The columns are those of `conf.message.MESSAGE_SCHEMA` and `shard`; a sealed message has no error.
+        Of all buckets, or of `buckets` only; as the table is now, or as it was at `version`. The columns are
+        `CHUNK_KEY`, bucket, shard, segment, max_deliver_at_ms, count, and chunk.
         """
-        rows = self._table().where(
-            (F.col("kind") == "message")
-            & F.col("time_partition").isin(sorted(set(partitions)))
-            & F.col("bucket").between(first_bucket, last_bucket)
-            & (F.col("deliver_at_ms") >= start_ms)
+        rows = self._table(version).where(
+            F.col("part").isin(sorted(set(partitions)))
             & (F.col("deliver_at_ms") < end_ms)
+            & (F.col("max_deliver_at_ms") >= start_ms)
         )
-        no_error = F.lit(None).cast("string")
-        return rows.select(
-            *(no_error.alias(n) if n.startswith("error_") else F.col(n) for n in MESSAGE_SCHEMA.names), "shard"
-        )
+        if buckets is not None:
+            rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
+        return rows.select(*CHUNK_KEY, "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 
     def delete(self, partitions: Iterable[str]) -> None:
-        """Drop whole time partitions from the table. Their files go with the next `vacuum`."""
-        DeltaTable.forPath(self.spark, self.path).delete(F.col("time_partition").isin(sorted(set(partitions))))
+        """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""
+        DeltaTable.forPath(self.spark, self.path).delete(F.col("part").isin(sorted(set(partitions))))
 
     def vacuum(self) -> None:
         """Remove the files that the table has not named for its retention time."""
         DeltaTable.forPath(self.spark, self.path).vacuum()
 
-    def _table(self) -> DataFrame:
-        return self.spark.read.format("delta").load(self.path)
+    def _overwrite(self, rows: DataFrame, condition: str) -> None:
+        writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
+        writer.option("compression", _CHUNKS_ARE_COMPRESSED).save(self.path)
+
+    def _table(self, version: int | None = None) -> DataFrame:
+        reader = self.spark.read.format("delta")
+        return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)

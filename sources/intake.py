@@ -6,7 +6,6 @@ clock comes in as a number.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,14 +99,6 @@ def accept(records: pa.Table, rules: BatchRules, clock_ms: int) -> pa.Table:
         "headers": records.column("headers"),
     }
     return pa.table(columns).cast(MESSAGE_SCHEMA)
-
-
-def shards_of(messages: pa.Table, shards: int) -> Ints:
-    """Return each message's shard: a function of its output partition, so that one writer keeps its order."""
-    topics = messages.column("output_topic").dictionary_encode().combine_chunks()
-    bases = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
-    partitions = messages.column("output_partition").to_numpy().astype(np.int64)
-    return np.asarray((bases[np.asarray(topics.indices)] + partitions) % shards, dtype=np.int64)
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

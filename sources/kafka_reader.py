@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conf.message import encode_chunk
 from conf.rules import BatchRules
-from sources.intake import accept, shards_of
+from conf.shards import shards_of
+from sources.intake import accept
 
 CHUNK_SCHEMA = "shard_key int, event_time timestamp, chunk binary"
 _CHUNK = pa.schema([("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,13 @@ from conf.rules import BatchRules
 _COARSER = ((48, 1), (48 * 31, 24), (None, 24 * 28))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One segment's metadata row. `(bucket, shard, segment)` is its identity.
 
-    `bucket` is the number of the batch that sealed it. Instants are epoch ms, `max_deliver_at_ms` inclusive.
-    The message-id bitmap is stored beside these, but the driver never holds it.
+    `bucket` is the number of the batch that sealed it, counted on through every checkpoint of the application; of
+    merged buckets, the newest one's. Instants are epoch ms, `max_deliver_at_ms` inclusive. The message-id bitmap
+    is stored beside these, but the driver never holds it.
     """
 
     bucket: int
@@ -39,38 +41,81 @@ class Segment:
     bytes: int
 
 
+class SegmentCutter:
+    """Cuts the messages of one shard in one time partition, which come in delivery order, piece by piece.
+
+    No segment reaches over more than `segment_max_ms`, or holds more than `segment_max_messages` or
+    `bucket_max_bytes` (a single message may be larger).
+    """
+
+    def __init__(self, bucket: int, shard: int, time_partition: str, numbers: Iterator[int], rules: BatchRules) -> None:
+        """`numbers` gives the segments their numbers; they must be unique in the bucket and shard."""
+        self._bucket, self._shard, self._time_partition = bucket, shard, time_partition
+        self._numbers = numbers
+        self._rules = rules
+        self._open: list[pa.Table] = []
+
+    def add(self, messages: pa.Table) -> Iterator[tuple[Segment, pa.Table]]:
+        """Take in the next messages, and give the segments that are complete by them."""
+        self._open.append(messages)
+        full = sum(table.num_rows for table in self._open) > self._rules.segment_max_messages
+        if full or sum(table.nbytes for table in self._open) > self._rules.bucket_max_bytes:
+            yield from self._cut(keep_last=True)
+
+    def finish(self) -> Iterator[tuple[Segment, pa.Table]]:
+        """Give what is left."""
+        yield from self._cut(keep_last=False)
+
+    def _cut(self, keep_last: bool) -> Iterator[tuple[Segment, pa.Table]]:
+        messages = pa.concat_tables(self._open) if self._open else None
+        self._open = []
+        if messages is None or not messages.num_rows:
+            return
+        due = messages.column("deliver_at_ms").to_numpy()
+        sizes = _row_bytes(messages)
+        start = 0
+        while start < len(due):
+            end = self._end(due, sizes, start)
+            rows = messages.slice(start, end - start)
+            if keep_last and end == len(due):
+                self._open = [rows]
+                return
+            yield self._describe(due[start:end], int(sizes[start:end].sum())), rows
+            start = end
+
+    def _end(self, due: np.ndarray, sizes: np.ndarray, start: int) -> int:
+        end_ms = int(due[start]) + self._rules.segment_max_ms
+        end = min(int(np.searchsorted(due, end_ms, side="left")), start + self._rules.segment_max_messages)
+        fitting = int(np.searchsorted(np.cumsum(sizes[start:end]), self._rules.bucket_max_bytes, side="right"))
+        return start + max(1, min(end - start, fitting))
+
+    def _describe(self, due: np.ndarray, size: int) -> Segment:
+        return Segment(
+            bucket=self._bucket,
+            shard=self._shard,
+            segment=next(self._numbers),
+            time_partition=self._time_partition,
+            min_deliver_at_ms=int(due[0]),
+            max_deliver_at_ms=int(due[-1]),
+            count=len(due),
+            bytes=size,
+        )
+
+
 def cut(
     sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, rules: BatchRules
 ) -> Iterator[tuple[Segment, pa.Table]]:
-    """Cut `sealed`, which is in delivery order, into segments with their metadata.
-
-    No segment crosses a time partition, reaches over more than `segment_max_ms`, or holds more than
-    `segment_max_messages` or `bucket_max_bytes` (a single message may be larger).
-    """
+    """Cut `sealed`, which is in delivery order, into segments with their metadata, none across a time partition."""
     due = sealed.column("deliver_at_ms").to_numpy()
-    sizes = _row_bytes(sealed)
-    start, number = 0, 0
+    numbers = count()
+    start = 0
     while start < len(due):
-        label, partition_end = time_partition(int(due[start]), cutoff_ms, rules.time_partition_ms)
-        end_ms = min(partition_end, int(due[start]) + rules.segment_max_ms)
-        end = min(int(np.searchsorted(due, end_ms, side="left")), start + rules.segment_max_messages)
-        fitting = int(np.searchsorted(np.cumsum(sizes[start:end]), rules.bucket_max_bytes, side="right"))
-        end = start + max(1, min(end - start, fitting))
-        rows = sealed.slice(start, end - start)
-        yield (
-            Segment(
-                bucket=bucket,
-                shard=shard,
-                segment=number,
-                time_partition=label,
-                min_deliver_at_ms=int(due[start]),
-                max_deliver_at_ms=int(due[end - 1]),
-                count=end - start,
-                bytes=int(sizes[start:end].sum()),
-            ),
-            rows,
-        )
-        start, number = end, number + 1
+        label, end_ms = time_partition(int(due[start]), cutoff_ms, rules.time_partition_ms)
+        end = int(np.searchsorted(due, end_ms, side="left"))
+        cutter = SegmentCutter(bucket, shard, label, numbers, rules)
+        yield from cutter.add(sealed.slice(start, end - start))
+        yield from cutter.finish()
+        start = end
 
 
 def time_partition(deliver_at_ms: int, cutoff_ms: int, length_ms: int) -> tuple[str, int]:

@@ -1,48 +1,52 @@
 """The snapshot as stored: the rows that a sealed segment becomes, messages and metadata in one table.
 
-One table, so that one commit makes a bucket: it exists whole, with its metadata, or not at all. The
-metadata rows lie in a partition of their own and are read without touching a message.
+One table, so that one commit makes a bucket: it exists whole, with its metadata, or not at all. Messages are
+stored as they travel, in chunks, so that sealing and loading them costs the JVM a few rows and not thousands.
+The metadata rows lie in a part of their own and are read without touching a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from conf.message import HEADERS, decode_chunk
-from state.segments import message_ids
+from conf.message import decode_chunk, encode_chunk
+from state.segments import Segment, message_ids
 
-MESSAGE, METADATA = "message", "metadata"
+METADATA_PART = "metadata"
+
+# What is read to get at one message: small enough that a window of seconds does not load minutes, large enough
+# that a chunk's own cost (0.1 ms) is shared by many.
+CHUNK_MESSAGES = 2_000
+# Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
+CHUNK_BYTES = 1024 * 1024
 
 _IDS = pa.list_(
     pa.struct([pa.field("topic", pa.string()), pa.field("partition", pa.int32()), pa.field("offsets", pa.binary())])
 )
 
-# The columns that files are pruned by come first: Delta keeps bounds for the leading ones.
+# The columns that files and row groups are pruned by come first: Delta keeps bounds for the leading ones.
 STORED_SCHEMA = pa.schema(
     [
-        pa.field("time_partition", pa.string()),
-        pa.field("kind", pa.string()),
+        # The Delta partition: the time partition of a chunk, `METADATA_PART` for all metadata.
+        pa.field("part", pa.string()),
         pa.field("bucket", pa.int64()),
         pa.field("shard", pa.int32()),
         pa.field("segment", pa.int32()),
+        # Of the segment, or of the chunk: its first message's, and its last one's.
         pa.field("deliver_at_ms", pa.int64()),
-        # Of metadata rows.
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
+        # Of metadata rows.
         pa.field("bytes", pa.int64()),
+        pa.field("time_partition", pa.string()),
         pa.field("message_ids", _IDS),
-        # Of messages.
+        # Of chunks: the id of the first message, which with `deliver_at_ms` is its place in the order.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        pa.field("timestamp_ms", pa.int64()),
-        pa.field("output_topic", pa.string()),
-        pa.field("output_partition", pa.int32()),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS),
+        pa.field("chunk", pa.binary()),
     ]
 )
 
@@ -51,29 +55,43 @@ def stored_rows(sealed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Turn sealed segments (rows of `state.adapter.HELD_SCHEMA`) into rows of `STORED_SCHEMA`."""
     for batch in sealed:
         for held in batch.to_pylist():
-            messages = decode_chunk(held["chunk"])
-            marks = {name: held[name] for name in ("time_partition", "bucket", "shard", "segment")}
-            metadata = {
-                **marks,
-                "kind": METADATA,
-                "deliver_at_ms": held["min_deliver_at_ms"],
-                "max_deliver_at_ms": held["max_deliver_at_ms"],
-                "count": held["count"],
-                "bytes": held["bytes"],
-                "message_ids": message_ids(messages),
-            }
-            yield from pa.Table.from_pylist([metadata], schema=STORED_SCHEMA).to_batches()
-            yield from _as_stored(messages, {**marks, "kind": MESSAGE}).to_batches(max_chunksize=10_000)
+            segment = Segment(**{name: held[name] for name in Segment.__dataclass_fields__})
+            yield from segment_rows(segment, decode_chunk(held["chunk"]))
 
 
-def _as_stored(messages: pa.Table, marks: dict[str, object]) -> pa.Table:
-    """Give `messages` the columns of `STORED_SCHEMA`, with `marks` the same on every row."""
-    columns = []
-    for column in STORED_SCHEMA:
-        if column.name in marks:
-            columns.append(pa.repeat(pa.scalar(marks[column.name], column.type), messages.num_rows))
-        elif column.name in messages.column_names:
-            columns.append(messages.column(column.name).cast(column.type))
-        else:
-            columns.append(pa.nulls(messages.num_rows, column.type))
-    return pa.Table.from_arrays(columns, schema=STORED_SCHEMA)
+def segment_rows(segment: Segment, messages: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Give the rows of one segment: its metadata, and `messages`, which are in delivery order, as chunks."""
+    marks = {"bucket": segment.bucket, "shard": segment.shard, "segment": segment.segment}
+    metadata = {
+        **marks,
+        "part": METADATA_PART,
+        "deliver_at_ms": segment.min_deliver_at_ms,
+        "max_deliver_at_ms": segment.max_deliver_at_ms,
+        "count": segment.count,
+        "bytes": segment.bytes,
+        "time_partition": segment.time_partition,
+        "message_ids": message_ids(messages),
+    }
+    yield pa.RecordBatch.from_pylist([metadata], schema=STORED_SCHEMA)
+    for piece in split(messages):
+        row = {
+            **marks,
+            **first_key(piece),
+            "part": segment.time_partition,
+            "max_deliver_at_ms": piece.column("deliver_at_ms")[-1].as_py(),
+            "count": piece.num_rows,
+            "chunk": encode_chunk(piece),
+        }
+        yield pa.RecordBatch.from_pylist([row], schema=STORED_SCHEMA)
+
+
+def first_key(messages: pa.Table) -> dict[str, object]:
+    """Return the first message's place in the contract's order, by column."""
+    return {name: messages.column(name)[0].as_py() for name in ("deliver_at_ms", "topic", "partition", "offset")}
+
+
+def split(messages: pa.Table) -> Iterable[pa.Table]:
+    """Cut messages into pieces of the size of a chunk."""
+    per_message = max(1, messages.nbytes // max(1, messages.num_rows))
+    step = max(1, min(CHUNK_MESSAGES, CHUNK_BYTES // per_message))
+    return (messages.slice(at, step) for at in range(0, messages.num_rows, step))

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch, CutoffMismatch
 from conf.failpoints import failpoint
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery import REPORT_SCHEMA, ArrowFunction, deliver_chunks, deliver_rows, explode_chunks
+from sinks.bucket_store import CHUNK_KEY
+from sinks.delivery import DUE_TYPES, REPORT_SCHEMA, deliver_chunks
 from sinks.transactional_writer import DeliveryPlan
 from state.adapter import DUE, KEPT, SEALED
 from state.segments import Segment
@@ -47,7 +47,12 @@ class BatchRunner:
         self._rules = state.rules
         self._store = state.store
         self._window = DueWindow(
-            state.store, state.catalog, state.delivered_before_ms, settings.window.ahead, settings.window.max_messages
+            state.store,
+            state.catalog,
+            state.delivered_before_ms,
+            settings.window.ahead,
+            settings.window.max_messages,
+            settings.bucket.shards,
         )
         self._upkeep = Upkeep(state.store, state.partitions)
         self._settings = settings
@@ -125,26 +130,24 @@ class BatchRunner:
     def _due(self, held: DataFrame, outcome: list[Row], batch_id: int, cutoffs: Cutoffs) -> DataFrame | None:
         """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
 
-        Due messages of a mutable bucket alone are in order as they lie. With sealed ones among them the two kinds
-        are merged by a sort.
+        Chunks of a mutable bucket have no key, and are delivered whole; those of the window are cut to the batch's
+        range. Each task merges both kinds.
         """
         shards = sorted({row["shard"] for row in outcome if row["kind"] == DUE})
-        chunks = held.where(F.col("kind") == DUE).select("shard", "chunk")
         loaded = self._window.take(cutoffs.previous_ms, cutoffs.cutoff_ms)
-        if not loaded:
-            return self._delivery(chunks, shards, deliver_chunks, batch_id)
-        if shards:
-            loaded.append(chunks.mapInArrow(explode_chunks, loaded[0].schema))
-        merged = reduce(DataFrame.unionByName, loaded)
-        return self._delivery(merged, range(self._settings.bucket.shards), deliver_rows, batch_id)
+        if not loaded and not shards:
+            return None
+        # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
+        whole = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in DUE_TYPES.items() if name != "chunk")
+        due = held.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
+        if loaded:
+            shards = list(range(self._settings.bucket.shards))
+            span = (f"{cutoffs.previous_ms}L AS from_ms", f"{cutoffs.cutoff_ms}L AS until_ms")
+            sealed = (piece.selectExpr("shard", *CHUNK_KEY, *span, "chunk") for piece in loaded)
+            due = reduce(DataFrame.union, sealed, due)
+        return self._delivery(due, shards, batch_id)
 
-    def _delivery(
-        self,
-        due: DataFrame,
-        shards: Iterable[int],
-        function: Callable[[DeliveryPlan], ArrowFunction],
-        batch_id: int,
-    ) -> DataFrame | None:
+    def _delivery(self, due: DataFrame, shards: Iterable[int], batch_id: int) -> DataFrame:
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
             checkpoint=self._checkpoint_id,
@@ -158,20 +161,18 @@ class BatchRunner:
         )
         tasks = []
         for shard in shards:
-            messages = due.where(F.col("shard") == shard).coalesce(1)
-            if "deliver_at_ms" in due.columns:
-                messages = messages.sortWithinPartitions("deliver_at_ms", "topic", "partition", "offset")
+            chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*CHUNK_KEY)
             # A pool of its own for each shard, so that its task comes back to the process with its producer.
             with worker_pool(due.sparkSession, f"shard-{shard}"):
-                tasks.append(messages.mapInArrow(function(plan), REPORT_SCHEMA))
-        return reduce(DataFrame.union, tasks) if tasks else None
+                tasks.append(chunks.select(*DUE_TYPES).mapInArrow(deliver_chunks(plan, shard), REPORT_SCHEMA))
+        return reduce(DataFrame.union, tasks)
 
     def _deliver(self, due: DataFrame) -> None:
         self._last_writers.update({report["shard"]: report["writer"] for report in due.collect()})
         failpoint("delivered")
 
     def _seal(self, held: DataFrame, batch_id: int) -> None:
-        rows = held.where(F.col("kind") == SEALED).mapInArrow(stored_rows, from_arrow_schema(STORED_SCHEMA))
+        rows = held.where(f"kind = '{SEALED}'").mapInArrow(stored_rows, from_arrow_schema(STORED_SCHEMA))
         failpoint("sealing")
         self._store.append(rows, self._checkpoint_id, batch_id)
         failpoint("sealed")

@@ -27,10 +27,13 @@ class Checkpoint:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark.sparkContext._jvm
-        self._jvm = jvm
+        # Each step of a dotted name asks Java to look through all jars, and a batch reads several files.
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._text_of = jvm.org.apache.commons.io.IOUtils.toString
+        self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
         self._conf = spark.sparkContext._jsc.hadoopConfiguration()
         self.path = path
-        self._files = jvm.org.apache.hadoop.fs.Path(path).getFileSystem(self._conf)
+        self._files = self._path_of(path).getFileSystem(self._conf)
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the checkpoint at its birth, or None if it is not born."""
@@ -79,28 +82,26 @@ class Checkpoint:
 
     def write_rules(self, rules: RuleBook) -> None:
         """Record the rules, replacing the file in one step."""
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path, "delayline-rules.json")
-        manager = self._jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager.create(
-            self._jvm.org.apache.hadoop.fs.Path(self.path), self._conf
-        )
-        manager.mkdirs(self._jvm.org.apache.hadoop.fs.Path(self.path))
+        path = self._path_of(self.path, "delayline-rules.json")
+        manager = self._file_manager.create(self._path_of(self.path), self._conf)
+        manager.mkdirs(self._path_of(self.path))
         stream = manager.createAtomic(path, True)
         stream.write(bytearray(rules.to_json().encode()))
         stream.close()
 
     def _newest(self, log: str) -> int | None:
-        folder = self._jvm.org.apache.hadoop.fs.Path(self.path, log)
+        folder = self._path_of(self.path, log)
         if not self._files.exists(folder):
             return None
         names = [status.getPath().getName() for status in self._files.listStatus(folder)]
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def _read(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path, name)
+        path = self._path_of(self.path, name)
         if not self._files.exists(path):
             return None
         stream = self._files.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._text_of(stream, "UTF-8"))
         finally:
             stream.close()

@@ -1,7 +1,7 @@
 """The due window: of the sealed buckets, the messages that fall due next, loaded ahead of need.
 
-The driver holds metadata only. A *piece* is a range of deliver_at that has been read from the buckets and is
-cached in Spark; each sealed message is in at most one piece.
+The driver holds metadata only. A *piece* is a range of deliver_at that has been read from the buckets, put in
+order, and cached in Spark as chunks; each sealed message is in at most one piece.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from sinks.bucket_store import BucketStore
+from sinks.bucket_store import CHUNK_KEY, BucketStore
 from state.catalog import SegmentCatalog
 from state.segments import Segment
+from state.window import WINDOW_SCHEMA, window_rows
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class _Piece:
 
     start_ms: int
     end_ms: int
-    messages: DataFrame
+    chunks: DataFrame
 
 
 class DueWindow:
@@ -39,10 +39,17 @@ class DueWindow:
     """
 
     def __init__(
-        self, store: BucketStore, catalog: SegmentCatalog, start_ms: int, ahead_ms: int, max_messages: int
+        self,
+        store: BucketStore,
+        catalog: SegmentCatalog,
+        start_ms: int,
+        ahead_ms: int,
+        max_messages: int,
+        shards: int,
     ) -> None:
         self._store = store
         self._catalog = catalog
+        self._shards = shards
         self._ahead_ms = ahead_ms
         self._max_messages = max_messages
         self._pieces: list[_Piece] = []
@@ -52,19 +59,19 @@ class DueWindow:
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
-        """Return the sealed messages due in [start_ms, end_ms), as none or more DataFrames.
+        """Return the chunks with sealed messages due in [start_ms, end_ms), as none or more DataFrames.
 
-        Waits for what is being loaded only if some of it is due by then.
+        Their columns are `state.window.WINDOW_SCHEMA`; a chunk may reach beyond the range. Waits for what is being
+        loaded only if some of it is due by then.
         """
         if end_ms > self._horizon_ms:
-            self._start_loading(self._catalog.overlapping(self._horizon_ms, end_ms), self._horizon_ms, end_ms)
-            self._horizon_ms = end_ms
+            self._load_on(end_ms)
         for from_ms, load in list(self._loading):
             if from_ms < end_ms or load.done():
                 self._pieces.append(load.result())
                 self._loading.remove((from_ms, load))
         return [
-            piece.messages.where((F.col("deliver_at_ms") >= start_ms) & (F.col("deliver_at_ms") < end_ms))
+            piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {end_ms}")
             for piece in self._pieces
             if piece.start_ms < end_ms and piece.end_ms > start_ms
         ]
@@ -75,19 +82,19 @@ class DueWindow:
         below = [segment for segment in fresh if segment.min_deliver_at_ms < self._horizon_ms]
         if below:
             start = min(segment.min_deliver_at_ms for segment in below)
-            self._start_loading(below, start, self._horizon_ms)
+            # Of these buckets alone: all others are loaded up to the horizon already.
+            self._start_loading(below, start, self._horizon_ms, {segment.bucket for segment in below})
 
     def advance(self, cutoff_ms: int) -> None:
         """Let go what is delivered below `cutoff_ms`, and start to load what comes next."""
         for piece in [piece for piece in self._pieces if piece.end_ms <= cutoff_ms]:
-            piece.messages.unpersist()
+            piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
         start, end = self._horizon_ms, self._reach(cutoff_ms)
         # In steps of half a window: a load costs a job, however few its messages.
         if end - start >= self._ahead_ms // 2 or (end > start and start - cutoff_ms < self._ahead_ms // 4):
-            self._start_loading(self._catalog.overlapping(start, end), start, end)
-            self._horizon_ms = end
+            self._load_on(end)
 
     def close(self) -> None:
         """Stop loading."""
@@ -105,21 +112,27 @@ class DueWindow:
             end = max(start + 1000, start + int((end - start) * self._max_messages / expected))
         return end
 
-    def _start_loading(self, segments: list[Segment], start_ms: int, end_ms: int) -> None:
-        """Load from `segments`, chosen here in the query's thread: a bucket sealed meanwhile comes in by `add`."""
-        if segments:
-            load = inheritable_thread_target(self._store.spark)(self._load)
-            loading = self._loader.submit(load, segments, start_ms, end_ms)
-            self._loading.append((start_ms, loading))
+    def _load_on(self, end_ms: int) -> None:
+        """Load what lies between the horizon and `end_ms`, which becomes the horizon."""
+        self._start_loading(self._catalog.overlapping(self._horizon_ms, end_ms), self._horizon_ms, end_ms)
+        self._horizon_ms = end_ms
 
-    def _load(self, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
-        # The bound on buckets leaves out one that is sealed while this reads.
-        messages = self._store.messages(
-            start_ms,
-            end_ms,
-            [segment.time_partition for segment in segments],
-            min(segment.bucket for segment in segments),
-            max(segment.bucket for segment in segments),
-        ).persist()
-        log.info("loaded %d sealed messages due in [%d, %d)", messages.count(), start_ms, end_ms)
-        return _Piece(start_ms, end_ms, messages)
+    def _start_loading(
+        self, segments: list[Segment], start_ms: int, end_ms: int, buckets: set[int] | None = None
+    ) -> None:
+        """Load from `segments`, chosen here in the query's thread, and from the table as it is now.
+
+        What is sealed later comes in by `add`; what is merged meanwhile is read from where it lay.
+        """
+        if segments:
+            partitions = {segment.time_partition for segment in segments}
+            chunks = self._store.chunks(start_ms, end_ms, partitions, buckets, self._store.version())
+            load = inheritable_thread_target(self._store.spark)(self._load)
+            self._loading.append((start_ms, self._loader.submit(load, chunks, start_ms, end_ms)))
+
+    def _load(self, chunks: DataFrame, start_ms: int, end_ms: int) -> _Piece:
+        in_window = window_rows(start_ms, end_ms, self._shards)
+        loaded = chunks.sortWithinPartitions(*CHUNK_KEY).mapInArrow(in_window, WINDOW_SCHEMA).persist()
+        count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
+        log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)
+        return _Piece(start_ms, end_ms, loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -79,9 +80,10 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
 
 
 def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:
-    """Wait for the end: asked for, or by an error. Checks each batch's progress on the way (invariant 6)."""
+    """Wait for the end: asked for, or by an error. Checks each batch's progress on the way."""
+    drops = _DropWatch(query)
     while not stop.wait(_POLL_S):
-        _check_progress(query)
+        drops.check()
         if not query.isActive:
             raise QueryFailed(_cause(query))
     log.info("stopping after the running batch")
@@ -91,21 +93,37 @@ def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threadi
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.02)
     query.stop()
-    _check_progress(query)
+    drops.check()
     problem = query.exception()
     if problem is not None and ServiceStopping.code not in str(problem):
         raise QueryFailed(_cause(query))
 
 
-def _check_progress(query: StreamingQuery) -> None:
-    for progress in query.recentProgress:
-        dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
-        if dropped:
-            query.stop()
-            raise LateRowsDropped(
-                f"batch {progress['batchId']}: Spark dropped {dropped} chunks of messages behind the watermark; "
-                "please report this with the checkpoint"
-            )
+class _DropWatch:
+    """Checks each batch's progress for dropped rows (invariant 6)."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._checked = -1
+
+    def check(self) -> None:
+        """Look at the batches that ended since the last call. Raises LateRowsDropped, with the query stopped."""
+        newest = self._checked
+        # Not `query.recentProgress`, which walks Java's maps from Python: each ends with a Java exception that
+        # pyspark classifies in a dozen calls, a core's worth of them with a hundred batches remembered.
+        for progress in reversed(self._query._jsq.recentProgress()):
+            batch_id = progress.batchId()
+            if batch_id <= self._checked:
+                break
+            newest = max(newest, batch_id)
+            operators = json.loads(progress.json())["stateOperators"]
+            if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
+                self._query.stop()
+                raise LateRowsDropped(
+                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark; "
+                    "please report this with the checkpoint"
+                )
+        self._checked = newest
 
 
 def _cause(query: StreamingQuery) -> str:

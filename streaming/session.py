@@ -38,6 +38,11 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+        # Stored chunks are large rows: a reader takes few at a time, and skips row groups of about eight.
+        "spark.sql.parquet.columnarReaderBatchSize": "64",
+        "spark.hadoop.parquet.block.size": str(1024 * 1024),
+        "spark.hadoop.parquet.page.size.row.check.min": "1",
+        "spark.hadoop.parquet.enable.dictionary": "false",
         # An hour, as the bucket table says; the job is the only writer, so that nothing of it can be in flight so long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "2",

@@ -131,7 +131,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.watermark_ms
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
-        sealed = live_segments(spark, BucketStore(spark, buckets_path(settings)), batch_id, cutoff_ms)
+        sealed = live_segments(BucketStore(spark, buckets_path(settings)), batch_id, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
     histogram = _histogram(mutable, sealed, now_ms)
     return Status(

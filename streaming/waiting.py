@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -73,7 +74,7 @@ def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: 
     return buckets
 
 
-def live_segments(spark: SparkSession, store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Segment]:
+def live_segments(store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Segment]:
     """Return what waits of the buckets that batches up to `batch_id` sealed; all below `cutoff_ms` is delivered.
 
     A bucket of a later batch is left out: until that batch is committed its messages still count in the state.
@@ -85,22 +86,18 @@ def live_segments(spark: SparkSession, store: BucketStore, batch_id: int, cutoff
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
-    return whole + (_rest(spark, store.path, cut, cutoff_ms) if cut else [])
+    return whole + (_rest(store, cut, cutoff_ms) if cut else [])
 
 
-def _rest(spark: SparkSession, path: str, cut: list[Segment], cutoff_ms: int) -> list[Segment]:
+def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int) -> list[Segment]:
     """Count what is left of segments that reach over the cutoff."""
+    last_ms = max(segment.max_deliver_at_ms for segment in cut)
+    partitions, buckets = ({getattr(segment, name) for segment in cut} for name in ("time_partition", "bucket"))
     rows = (
-        spark.read.format("delta")
-        .load(path)
-        .where(
-            (F.col("kind") == "message")
-            & F.col("time_partition").isin(sorted({segment.time_partition for segment in cut}))
-            & F.col("bucket").between(min(segment.bucket for segment in cut), max(segment.bucket for segment in cut))
-            & F.col("deliver_at_ms").between(cutoff_ms, max(segment.max_deliver_at_ms for segment in cut))
-        )
+        store.chunks(cutoff_ms, last_ms + 1, partitions, buckets)
+        .mapInArrow(_waiting_of_chunks(cutoff_ms), "bucket long, shard int, segment int, count long, first long")
         .groupBy("bucket", "shard", "segment")
-        .agg(F.count("*").alias("count"), F.min("deliver_at_ms").alias("first"))
+        .agg(F.sum("count").alias("count"), F.min("first").alias("first"))
         .collect()
     )
     left = {(row["bucket"], row["shard"], row["segment"]): (row["count"], row["first"]) for row in rows}
@@ -111,6 +108,24 @@ def _rest(spark: SparkSession, path: str, cut: list[Segment], cutoff_ms: int) ->
         size = segment.bytes * count // segment.count
         rest.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
     return rest
+
+
+def _waiting_of_chunks(cutoff_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that counts, of stored chunks, the messages due at or after `cutoff_ms`."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            counts, firsts = [], []
+            for chunk in batch.column("chunk"):
+                dues = decode_chunk(chunk.as_py()).column("deliver_at_ms").to_numpy()
+                dues = dues[np.searchsorted(dues, cutoff_ms) :]
+                counts.append(len(dues))
+                firsts.append(int(dues[0]) if len(dues) else None)
+            identity = [batch.column(name) for name in ("bucket", "shard", "segment")]
+            columns = [*identity, pa.array(counts, pa.int64()), pa.array(firsts, pa.int64())]
+            yield pa.RecordBatch.from_arrays(columns, names=["bucket", "shard", "segment", "count", "first"])
+
+    return run
 
 
 def _segment(row: dict[str, object]) -> Segment:

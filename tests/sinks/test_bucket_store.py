@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.message import MESSAGE_SCHEMA, encode_chunk
+from conf.message import decode_chunk, encode_chunk
 from sinks.bucket_store import BucketStore
 from state.segments import cut
 from state.stored import STORED_SCHEMA, stored_rows
@@ -25,22 +27,29 @@ def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
     return made
 
 
-def bucket(spark: SparkSession, number: int, *dues: int) -> DataFrame:
+def bucket(spark: SparkSession, number: int, *dues: int, value: bytes | None = None, **rules: Any) -> DataFrame:
     """The rows of a bucket with one message due at each of `dues`."""
-    sealed = messages([{"deliver_at_ms": due, "offset": due, "value": b"%d" % due} for due in sorted(dues)])
+    sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
     held = [
-        {
-            **{name: getattr(segment, name) for name in segment.__dataclass_fields__},
-            "chunk": encode_chunk(rows),
-        }
-        for segment, rows in cut(sealed, number, 0, 0, some_rules())
+        {**asdict(segment), "chunk": encode_chunk(rows)}
+        for segment, rows in cut(sealed, number, 0, 0, some_rules(**rules))
     ]
     batches = stored_rows(iter(pa.Table.from_pylist(held).to_batches()))
-    return spark.createDataFrame(pa.Table.from_batches(batches).to_pylist(), from_arrow_schema(STORED_SCHEMA))
+    rows = pa.Table.from_batches(batches).to_pylist()
+    return spark.createDataFrame(rows, from_arrow_schema(STORED_SCHEMA)).coalesce(1)
 
 
 def dues(read: DataFrame) -> list[int]:
-    return sorted(row["deliver_at_ms"] for row in read.collect())
+    chunks = [decode_chunk(bytes(row["chunk"])) for row in read.collect()]
+    return sorted(due for chunk in chunks for due in chunk.column("deliver_at_ms").to_pylist())
+
+
+def labels(store: BucketStore) -> set[str]:
+    return {row["time_partition"] for row in store.metadata()}
+
+
+def commits(store: BucketStore) -> int:
+    return int(store.spark.sql(f"DESCRIBE HISTORY delta.`{store.path}`").count())
 
 
 def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
@@ -51,18 +60,21 @@ def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
         store.append(rows, "checkpoint", 5)
     metadata = store.metadata()
     assert sorted((row["bucket"], row["segment"], row["count"]) for row in metadata) == [(5, 0, 2), (5, 1, 1)]
-    labels = {row["time_partition"] for row in metadata}
-    assert dues(store.messages(0, 10 * _HOUR, labels, 5, 5)) == [10, 20, 2 * _HOUR]
-    assert spark.sql(f"DESCRIBE HISTORY delta.`{store.path}`").count() == 2
+    assert dues(store.chunks(0, 10 * _HOUR, labels(store))) == [10, 20, 2 * _HOUR]
+    assert commits(store) == 2
 
 
-def test_only_the_asked_range_and_buckets_are_read_and_as_messages(spark: SparkSession, store: BucketStore) -> None:
+def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets(
+    spark: SparkSession, store: BucketStore
+) -> None:
     store.append(bucket(spark, 1, 10, 20, 30), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25), "checkpoint", 2)
-    labels = {row["time_partition"] for row in store.metadata()}
-    assert dues(store.messages(15, 30, labels, 1, 2)) == [15, 20, 25]
-    assert dues(store.messages(0, 100, labels, 2, 2)) == [15, 25]
-    assert store.messages(0, 100, labels, 1, 2).columns == [*MESSAGE_SCHEMA.names, "shard"]
+    everywhere = labels(store)
+    assert dues(store.chunks(26, 40, everywhere)) == [10, 20, 30]
+    assert dues(store.chunks(0, 15, everywhere)) == [10, 20, 30]
+    assert dues(store.chunks(25, 26, everywhere)) == [10, 15, 20, 25, 30]
+    assert dues(store.chunks(0, 100, everywhere, buckets=[2])) == [15, 25]
+    assert dues(store.chunks(31, 100, everywhere)) == []
 
 
 def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketStore) -> None:
@@ -71,11 +83,78 @@ def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSessi
     assert len(store.metadata()) == 2
 
 
-def test_a_deleted_time_partition_takes_its_messages_and_metadata_and_leaves_the_rest(
+def test_a_deleted_time_partition_takes_its_messages_and_leaves_the_rest(
     spark: SparkSession, store: BucketStore
 ) -> None:
     store.append(bucket(spark, 1, 10, 5 * _HOUR), "checkpoint", 1)
-    first, second = sorted(row["time_partition"] for row in store.metadata())
+    first, second = sorted(labels(store))
     store.delete([first])
-    assert [row["time_partition"] for row in store.metadata()] == [second]
-    assert dues(store.messages(0, 10 * _HOUR, [first, second], 1, 1)) == [5 * _HOUR]
+    assert dues(store.chunks(0, 10 * _HOUR, [first, second])) == [5 * _HOUR]
+    store.compact_metadata(last_bucket=1, delivered_before_ms=11)
+    assert labels(store) == {second}
+
+
+def test_a_replacement_is_one_commit_and_an_older_version_stays_readable(
+    spark: SparkSession, store: BucketStore
+) -> None:
+    for number in (1, 2, 3):
+        store.append(bucket(spark, number, 10 * number, 10 * number + 1), "checkpoint", number)
+    before = store.version()
+    store.replace([1, 2], bucket(spark, 2, 10, 11, 20, 21))
+    assert store.version() == before + 1
+    assert sorted((row["bucket"], row["count"]) for row in store.metadata()) == [(2, 4), (3, 2)]
+    everything = [10, 11, 20, 21, 30, 31]
+    assert dues(store.chunks(0, 100, labels(store))) == everything
+    assert dues(store.chunks(0, 100, labels(store), version=before)) == everything
+    assert dues(store.chunks(0, 100, labels(store), buckets=[1], version=before)) == [10, 11]
+    assert dues(store.chunks(0, 100, labels(store), buckets=[1])) == []
+
+
+def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
+    spark: SparkSession, store: BucketStore
+) -> None:
+    for number in range(1, 5):
+        store.append(bucket(spark, number, 10 * number, 10 * number + 5), "checkpoint", number)
+    metadata = spark.read.format("delta").load(store.path).where("part = 'metadata' AND bucket > 1")
+    before = sorted(map(repr, metadata.collect()))
+    store.compact_metadata(last_bucket=3, delivered_before_ms=16)
+    now = spark.read.format("delta").load(store.path).where("part = 'metadata'")
+    assert sorted(map(repr, now.collect())) == before
+    assert len({Path(file).name for file in now.inputFiles()}) == 2
+    assert dues(store.chunks(0, 100, labels(store))) == sorted(10 * n + m for n in range(1, 5) for m in (0, 5))
+
+
+def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketStore) -> None:
+    # One file of about 20 MB, 100 chunks in order of due time, and as much in another time partition.
+    value = bytes(range(256)) * 400
+    hour = {"segment_max_ms": 36_000, "segment_max_messages": 10}
+    for start in (0, _HOUR):
+        store.append(
+            bucket(spark, start // _HOUR, *range(start, start + _HOUR, 18_000), value=value, **hour), "c", start
+        )
+    partitions = labels(store)
+    whole = _bytes_read(spark, store.chunks(0, 2 * _HOUR, partitions))
+    tenth = _bytes_read(spark, store.chunks(_HOUR, _HOUR + _HOUR // 10, partitions))
+    hundredth = _bytes_read(spark, store.chunks(_HOUR, _HOUR + _HOUR // 100, partitions))
+    metadata = _bytes_read(spark, spark.read.format("delta").load(store.path).where("part = 'metadata'"))
+    assert whole > 2 * 200 * len(value) * 0.5
+    # Row groups of 1 MB are the grain.
+    assert tenth < whole / 2 / 10 * 1.5 + 2**21
+    assert hundredth < whole / 2 / 100 + 2**21
+    assert metadata < whole / 100
+
+
+def _bytes_read(spark: SparkSession, rows: DataFrame) -> int:
+    """Run `rows` and return how many bytes its stages read from files, by Spark's own count."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+
+    def total() -> int:
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        stages = store.stageList(None)
+        return sum(stages.apply(at).inputBytes() for at in range(stages.size()))
+
+    before = total()
+    rows.write.format("noop").mode("overwrite").save()
+    return total() - before

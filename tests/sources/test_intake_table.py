@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.message import HEADERS
-from sources.intake import accept, shards_of
-from tests.messages import MESSAGE, RECORD_SCHEMA, headers, messages, records, some_rules
+from sources.intake import accept
+from tests.messages import RECORD_SCHEMA, headers, records, some_rules
 
 CLOCK_MS = 1_798_000_000_000
 RULES = some_rules(allowed_outputs=("orders", "new-*"))
@@ -84,24 +83,3 @@ def test_what_lies_under_a_null_list_of_headers_is_not_read() -> None:
     table = records([{"offset": offset, "timestamp_ms": 1000} for offset in range(3)])
     table = table.set_column(RECORD_SCHEMA.get_field_index("headers"), "headers", hidden)
     assert accept(table, RULES, CLOCK_MS).column("deliver_at_ms").to_pylist() == [2000, 1000, 1000]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 20)), min_size=1, max_size=20),
-    st.integers(1, 8),
-)
-@settings(max_examples=50, deadline=None)
-def test_an_output_partition_has_one_shard_whatever_travels_with_it(
-    outputs: list[tuple[str, int]], shards: int
-) -> None:
-    table = messages({**MESSAGE, "output_topic": topic, "output_partition": part} for topic, part in outputs)
-    given_shards = shards_of(table, shards)
-    alone = [int(shards_of(table.slice(row, 1), shards)[0]) for row in range(len(outputs))]
-    assert given_shards.tolist() == alone
-    assert set(alone) <= set(range(shards))
-
-
-def test_the_partitions_of_one_topic_are_spread_evenly_over_the_shards() -> None:
-    table = messages({"output_partition": part} for part in range(12))
-    assert np.bincount(shards_of(table, 3)).tolist() == [4, 4, 4]
-    assert shards_of(pa.concat_tables([table, table]), 3).tolist() == [*shards_of(table, 3)] * 2

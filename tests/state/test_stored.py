@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from conf.message import encode_chunk, in_order
+from conf.message import decode_chunk, encode_chunk, in_order
 from state.segments import cut
-from state.stored import METADATA, STORED_SCHEMA, stored_rows
+from state.stored import CHUNK_MESSAGES, METADATA_PART, STORED_SCHEMA, stored_rows
 from tests.messages import headers, messages, some_rules
 
 HELD = pa.schema(
@@ -18,10 +18,6 @@ HELD = pa.schema(
         ("time_partition", pa.string()), ("min_deliver_at_ms", pa.int64()), ("max_deliver_at_ms", pa.int64()),
         ("count", pa.int64()), ("bytes", pa.int64()), ("chunk", pa.binary()),
     ]
-)  # fmt: skip
-CARRIED = (
-    "deliver_at_ms", "topic", "partition", "offset", "timestamp_ms", "output_topic", "output_partition",
-    "key", "value", "headers",
 )  # fmt: skip
 CONTENTS: list[dict[str, Any]] = [
     {"key": None, "value": None, "headers": None},
@@ -51,43 +47,54 @@ def stored(sealed: pa.Table) -> pa.Table:
     return pa.Table.from_batches(stored_rows(iter(batches)), schema=STORED_SCHEMA)
 
 
+def in_chunk(row: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = decode_chunk(row["chunk"]).to_pylist()
+    return found
+
+
 def test_every_message_is_stored_as_it_was_in_order_and_once(stored: pa.Table, sealed: pa.Table) -> None:
-    kept = [row for row in stored.to_pylist() if row["kind"] == "message"]
-    assert [{name: row[name] for name in CARRIED} for row in kept] == sealed.select(CARRIED).to_pylist()
+    chunks = [row for row in stored.to_pylist() if row["part"] != METADATA_PART]
+    assert [message for row in chunks for message in in_chunk(row)] == sealed.to_pylist()
+
+
+def test_a_chunk_says_where_it_begins_and_ends(stored: pa.Table) -> None:
+    for row in stored.to_pylist():
+        if row["part"] != METADATA_PART:
+            first, *_, last = [in_chunk(row)[0], *in_chunk(row)]
+            key = ("deliver_at_ms", "topic", "partition", "offset")
+            assert [row[name] for name in key] == [first[name] for name in key]
+            assert (row["max_deliver_at_ms"], row["count"]) == (last["deliver_at_ms"], len(in_chunk(row)))
 
 
 def test_each_segment_has_one_metadata_row_that_describes_its_messages(stored: pa.Table) -> None:
     rows = stored.to_pylist()
-    metadata = [row for row in rows if row["kind"] == METADATA]
+    metadata = [row for row in rows if row["part"] == METADATA_PART]
     assert [row["segment"] for row in metadata] == list(range(6))
     for described in metadata:
-        own = [row for row in rows if row["kind"] == "message" and row["segment"] == described["segment"]]
-        for name in ("time_partition", "bucket", "shard"):
+        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        assert {row["part"] for row in own} == {described["time_partition"]}
+        for name in ("bucket", "shard"):
             assert {row[name] for row in own} == {described[name]}
-        assert described["deliver_at_ms"] == own[0]["deliver_at_ms"]
-        assert described["max_deliver_at_ms"] == own[-1]["deliver_at_ms"]
-        assert described["count"] == len(own)
+        messages_of = [message for row in own for message in in_chunk(row)]
+        assert described["deliver_at_ms"] == messages_of[0]["deliver_at_ms"]
+        assert described["max_deliver_at_ms"] == messages_of[-1]["deliver_at_ms"]
+        assert described["count"] == len(messages_of)
         ids = {
             (each["topic"], each["partition"], offset)
             for each in described["message_ids"]
             for offset in BitMap64.deserialize(each["offsets"])
         }
-        assert ids == {(row["topic"], row["partition"], row["offset"]) for row in own}
+        assert ids == {(row["topic"], row["partition"], row["offset"]) for row in messages_of}
 
 
-def test_message_rows_say_nothing_of_metadata_and_the_other_way_round(stored: pa.Table) -> None:
-    for row in stored.to_pylist():
-        unset = ("topic", "offset", "key", "value", "headers") if row["kind"] == METADATA else ("count", "message_ids")
-        assert all(row[name] is None for name in unset)
+def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> None:
+    def chunk_counts(count: int, value: bytes) -> list[int]:
+        many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
+        held = dict.fromkeys(HELD.names, 0) | {"kind": "sealed", "time_partition": "", "chunk": encode_chunk(many)}
+        batches = list(stored_rows(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
+        assert all(batch.schema == STORED_SCHEMA for batch in batches)
+        return [batch.column("count")[0].as_py() for batch in batches[1:]]
 
-
-def test_large_segments_are_given_in_batches_of_bounded_length() -> None:
-    many = messages({"deliver_at_ms": 1, "offset": offset} for offset in range(25_000))
-    held = dict.fromkeys(HELD.names, 0) | {
-        "kind": "sealed",
-        "time_partition": "",
-        "chunk": encode_chunk(many),
-    }
-    batches = list(stored_rows(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
-    assert [batch.num_rows for batch in batches] == [1, 10_000, 10_000, 5_000]
-    assert all(batch.schema == STORED_SCHEMA for batch in batches)
+    assert chunk_counts(2 * CHUNK_MESSAGES + 1, b"v") == [CHUNK_MESSAGES, CHUNK_MESSAGES, 1]
+    assert chunk_counts(5, bytes(500_000)) == [2, 2, 1]
+    assert chunk_counts(2, bytes(5_000_000)) == [1, 1]

@@ -1,0 +1,17 @@
+"""Which shard a message belongs to."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def shards_of(messages: pa.Table, shards: int) -> npt.NDArray[np.int64]:
+    """Return each message's shard: a function of its output partition, so that one writer keeps its order."""
+    topics = messages.column("output_topic").dictionary_encode().combine_chunks()
+    bases = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
+    partitions = messages.column("output_partition").to_numpy().astype(np.int64)
+    return np.asarray((bases[np.asarray(topics.indices)] + partitions) % shards, dtype=np.int64)
