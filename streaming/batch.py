@@ -88,7 +88,7 @@ class BatchRunner:
         finally:
             held.unpersist()
         self._window.advance(cutoffs.cutoff_ms)
-        self._upkeep.after_batch(cutoffs.previous_ms)
+        self._upkeep.after_batch(batch_id - 1, cutoffs.previous_ms)
         self._last = (batch_id, cutoffs.cutoff_ms)
         if due is not None or sealed:
             log.info(
