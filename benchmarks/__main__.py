@@ -17,6 +17,8 @@ import typer
 from benchmarks import burst, idle, ingest, lateness
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
+from benchmarks.scale import COUNTS
+from benchmarks.scale import run as run_scale
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
 
@@ -44,13 +46,16 @@ class Which(StrEnum):
     ingest = "ingest"
     burst = "burst"
     idle = "idle"
+    scale = "scale"
     all = "all"
 
 
 def main(
-    which: Annotated[Which, typer.Argument(help="One of them, or all.")] = Which.all,
+    which: Annotated[Which, typer.Argument(help="One of them, or all but scale, which takes hours.")] = Which.all,
     scale: Annotated[float, typer.Option(min=0.001, max=10, help="Share of the full number of messages.")] = 1.0,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("benchmarks/results"),
+    messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure this number alone.")] = None,
+    compare_any: Annotated[bool, typer.Option(help="scale: compare runs of other code or machines too.")] = False,
 ) -> None:
     """Measure Delayline on a broker of its own. Exit code 1 when a benchmark could not be run to its end.
 
@@ -59,6 +64,9 @@ def main(
     # Whatever ends this, the broker and the jobs end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, out)]
+    if which is Which.scale:
+        counts = [messages] if messages else [int(count * scale) for count in COUNTS]
+        failed = [] if run_scale(counts, scale, out, compare_any) else ["scale"]
     if failed:
         say(f"not measured: {', '.join(failed)}")
         raise typer.Exit(1)

@@ -12,12 +12,17 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Batch:
-    """A committed batch. Instants are the times of its log files, epoch s; `end` counts input messages up to it."""
+    """A committed batch. Instants are the times of its log files, epoch s; `ends` its last offsets by partition."""
 
     batch_id: int
     planned_s: float
     committed_s: float
-    end: int
+    ends: dict[int, int]
+
+    @property
+    def end(self) -> int:
+        """How many messages of the input topic came up to it."""
+        return sum(self.ends.values())
 
 
 class CheckpointWatch(threading.Thread):
@@ -38,9 +43,15 @@ class CheckpointWatch(threading.Thread):
         return [self._found[batch_id] for batch_id in sorted(self._found)]
 
     @property
+    def newest(self) -> Batch | None:
+        """The last batch committed since the start."""
+        found = list(self._found)
+        return self._found[max(found)] if found else None
+
+    @property
     def messages(self) -> int:
         """How many messages of the input topic are in committed batches."""
-        return max((batch.end for batch in list(self._found.values())), default=0)
+        return self.newest.end if self.newest else 0
 
     def between(self, start_s: float, end_s: float) -> list[Batch]:
         """The batches committed in [start_s, end_s), epoch s."""
@@ -72,4 +83,4 @@ class CheckpointWatch(threading.Thread):
             return None  # Purged: it was committed long ago.
         sources = [json.loads(line) for line in lines[2:] if line.startswith("{")]
         ends: dict[str, int] = next((source[self._topic] for source in sources if self._topic in source), {})
-        return Batch(batch_id, *times, sum(ends.values()))
+        return Batch(batch_id, *times, {int(partition): end for partition, end in ends.items()})

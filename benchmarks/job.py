@@ -10,7 +10,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.checkpoint_watch import CheckpointWatch
@@ -24,6 +26,10 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
 _ORPHAN_S = 10.0
 _BATCH_LINE = re.compile(r"batch (\d+): delivered below (\d+), sealed (\d+) messages in (\d+) segments, ([\d.]+) s")
+_RECOVERED_LINE = re.compile(
+    r"recovered (?P<segments>\d+) live segments of (?P<buckets>\d+) buckets, (?P<messages>\d+) messages, "
+    r"(?P<metadata_bytes>\d+) bytes of metadata"
+)
 
 
 @dataclass(frozen=True)
@@ -61,22 +67,28 @@ class Job:
 
     def start(self) -> None:
         """Start it, and return once its query runs. `start_s` is how long that took."""
+        self.launch()
+        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, "the start of the job", self.check)
+        self.start_s = time.monotonic() - self.launched
+
+    def launch(self) -> None:
+        """Start its process, again after an end, and return at once. `launched` is when, by `time.monotonic()`."""
         folder = self.application.folder
         folder.mkdir(exist_ok=True)
         self.log_file = folder / f"run-{time.time_ns()}.log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        # A job that is killed leaves these files, and they go with the folder.
+        environment["SPARK_LOCAL_DIRS"] = str(folder.with_name(f"{folder.name}-local"))
         command = [sys.executable, "-m", "streaming.cli", "run"]
         for override in self.overrides:
             command += ["--set", override]
-        begun = time.monotonic()
+        self.launched = time.monotonic()
         with self.log_file.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         self.batches = CheckpointWatch(folder / "checkpoint", self.application.input)
         self.usage = UsageWatch(self._process.pid, self.broker_pid)
         self.batches.start()
         self.usage.start()
-        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, "the start of the job", self.check)
-        self.start_s = time.monotonic() - begun
 
     @property
     def log(self) -> str:
@@ -88,13 +100,18 @@ class Job:
         if self._process is None or (code := self._process.poll()) is not None:
             raise RuntimeError(f"the job ended with {code}:\n{self.log[-3000:]}")
 
+    def kill(self) -> None:
+        """End it as a crash would: SIGKILL to its whole tree. Raises RuntimeError when it has ended before."""
+        self.check()
+        process = self._let_go()
+        assert process is not None
+        kill_tree(process.pid)
+        process.wait()
+
     def stop(self) -> None:
         """End it in order, by SIGKILL to its tree if that takes too long. Does nothing the second time."""
-        if self._process is None:
+        if (process := self._let_go()) is None:
             return
-        process, self._process = self._process, None
-        self.batches.stop()
-        self.usage.stop()
         tree = _children(process.pid)
         process.send_signal(signal.SIGTERM)
         try:
@@ -117,6 +134,38 @@ class Job:
     def batch_lines(self) -> dict[int, tuple[int, float]]:
         """Return from its log, by batch, how many messages it sealed and how many seconds its steps took."""
         return {int(found[1]): (int(found[3]), float(found[5])) for found in _BATCH_LINE.finditer(self.log)}
+
+    def recovered(self) -> dict[str, int]:
+        """Return from its log what its start found sealed: segments, buckets, messages, metadata_bytes in its memory.
+
+        Empty if it did not tell.
+        """
+        found = _RECOVERED_LINE.search(self.log)
+        return {name: int(value) for name, value in found.groupdict().items()} if found else {}
+
+    def triggers(self, start_s: float, end_s: float) -> dict[str, float]:
+        """Describe the triggers within [start_s, end_s) epoch s: by the checkpoint, and their steps by the log."""
+        batches = self.batches.between(start_s, end_s)
+        lines = self.batch_lines()
+        spans_s: dict[str, Any] = {
+            "between_commits": np.diff([batch.committed_s for batch in batches]),
+            "plan_to_commit": [batch.committed_s - batch.planned_s for batch in batches],
+            "batch_steps": [lines[batch.batch_id][1] for batch in batches if batch.batch_id in lines],
+        }
+        return {
+            f"{name}_p{percent}_s": round(float(np.percentile(spans, percent)), 3)
+            for name, spans in spans_s.items()
+            if len(spans)
+            for percent in (50, 99)
+        }
+
+    def _let_go(self) -> subprocess.Popen[bytes] | None:
+        """End the watching, and return the process if it has not been ended here before."""
+        process, self._process = self._process, None
+        if process is not None:
+            self.batches.stop()
+            self.usage.stop()
+        return process
 
 
 def _children(pid: int) -> list[psutil.Process]:

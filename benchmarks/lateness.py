@@ -65,29 +65,39 @@ def draw(outcome: Outcome) -> Any:
 
 def _case(stand: Stand, name: str, waiting: int, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
     application = stand.application(name)
-    publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
     if waiting:
         say(f"{name}: publishing {waiting:,} messages due in 48 h")
-        publisher.preload(far_loads(waiting, WAITING_FOR_S, WAITING_SPREAD_S), any_delay)
+        Publisher(stand.bootstrap, application.input, PARTITIONS).preload(
+            far_loads(waiting, WAITING_FOR_S, WAITING_SPREAD_S), any_delay
+        )
     job = stand.job(application)
     if waiting:
         job.wait_for_messages(waiting, INGEST_TIMEOUT_S)
-    warm_up_s, load_s = max(5.0, WARM_UP_S * scale), _load_s(scale)
-    say(f"{name}: {RATE:,} messages/s for {warm_up_s:.0f} s of warm-up and {load_s:.0f} s")
-    received, start_s = _received(stand, application, publisher, warm_up_s + load_s)
+    lateness_ms, found = under_load(stand, application, job, max(5.0, WARM_UP_S * scale), _load_s(scale))
+    job.stop()
+    return lateness_ms, {"waiting": waiting} | found
+
+
+def under_load(
+    stand: Stand, application: Application, job: Job, warm_up_s: float, load_s: float
+) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    """Publish `RATE` messages/s to a job that has delivered nothing yet; return lateness in ms, and all figures.
+
+    Lateness and usage are of the `load_s` after the warm-up.
+    """
+    say(f"{application.name}: {RATE:,} messages/s for {warm_up_s:.0f} s of warm-up and {load_s:.0f} s")
+    received, start_s = _received(stand, application, warm_up_s + load_s)
     start_s += warm_up_s
     counted = received.where(received["number"] >= int(RATE * warm_up_s))
     lateness_ms = counted.lateness_ms
-    found: dict[str, Any] = {"messages": int(RATE * load_s), "waiting": waiting}
+    found: dict[str, Any] = {"messages": int(RATE * load_s)}
     # Faults count in the warm-up as well: being cold excuses lateness, and nothing else.
     found |= _percentiles(lateness_ms) | received.faults(int(RATE * (warm_up_s + load_s)))
-    found |= _triggers(job, start_s, start_s + load_s) | job.usage.between(start_s, start_s + load_s)
-    job.stop()
-    publisher.close()
+    found |= job.triggers(start_s, start_s + load_s) | job.usage.between(start_s, start_s + load_s)
     return lateness_ms, found
 
 
-def _received(stand: Stand, application: Application, publisher: Publisher, seconds: float) -> tuple[Received, float]:
+def _received(stand: Stand, application: Application, seconds: float) -> tuple[Received, float]:
     """Publish for `seconds`; return all that came out, and when the publishing began (epoch s)."""
     chance = random.Random(2)
 
@@ -96,29 +106,14 @@ def _received(stand: Stand, application: Application, publisher: Publisher, seco
         due_ms = stamp_ms + int(chance.uniform(SHORTEST_S, LONGEST_S) * 1000)
         return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), ("trace", b"%d" % number)]
 
-    out = stand.folder / f"{application.name}.npz"
+    publisher, out = Publisher(stand.bootstrap, application.input, PARTITIONS), stand.folder / f"{application.name}.npz"
     count, limit_s = int(RATE * seconds), seconds + LONGEST_S + 90
     with Receiver(stand.bootstrap, application.output, PARTITIONS, count, limit_s, out) as receiver:
         start_s = time.time()
         publisher.pace(RATE, seconds, delayed)
-        return receiver.result(), start_s
-
-
-def _triggers(job: Job, start_s: float, end_s: float) -> dict[str, float]:
-    """Describe the triggers of the counted time, by the checkpoint, and their batches' steps, by the job's log."""
-    batches = job.batches.between(start_s, end_s)
-    lines = job.batch_lines()
-    spans_s: dict[str, Any] = {
-        "between_commits": np.diff([batch.committed_s for batch in batches]),
-        "plan_to_commit": [batch.committed_s - batch.planned_s for batch in batches],
-        "batch_steps": [lines[batch.batch_id][1] for batch in batches if batch.batch_id in lines],
-    }
-    return {
-        f"{name}_p{percent}_s": round(float(np.percentile(spans, percent)), 3)
-        for name, spans in spans_s.items()
-        if len(spans)
-        for percent in (50, 99)
-    }
+        received = receiver.result()
+    publisher.close()
+    return received, start_s
 
 
 def _bare(stand: Stand, scale: float) -> npt.NDArray[np.float64]:

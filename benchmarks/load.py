@@ -12,7 +12,8 @@ from confluent_kafka import Producer
 
 VALUE_BYTES = 100
 KEYS = 1000
-_PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[: VALUE_BYTES - 30] for seed in range(64)]
+_PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[: VALUE_BYTES - 30].encode() for seed in range(64)]
+_KEYS = [None if number % 10 == 9 else b"key-%d" % number for number in range(KEYS)]
 _OPTIONS = {"linger.ms": 5, "queue.buffering.max.messages": 500_000, "acks": "all"}
 _FLUSH_S = 120
 
@@ -30,7 +31,7 @@ class Load:
 
 def value_of(number: int, due_us: int) -> bytes:
     """Return a value that begins with the message's number and its due time in epoch microseconds."""
-    return f"{number:012d} {due_us:016d} {_PADDING[number % len(_PADDING)]}".encode()
+    return b"%012d %016d %b" % (number, due_us, _PADDING[number % len(_PADDING)])
 
 
 def read_value(value: bytes) -> tuple[int, int]:
@@ -40,7 +41,7 @@ def read_value(value: bytes) -> tuple[int, int]:
 
 def key_of(number: int) -> bytes | None:
     """Return a key of `KEYS`; a tenth of the messages has none."""
-    return None if number % 10 == 9 else b"key-%d" % (number % KEYS)
+    return _KEYS[number % KEYS]
 
 
 def any_delay(load: Load) -> Header:

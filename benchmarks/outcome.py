@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -19,6 +20,8 @@ from rich.table import Table
 
 from conf.jars import broker_jars, java_command, java_version
 
+_ROOT = Path(__file__).parent.parent
+_ROOMS = ("conf", "sources", "state", "sinks", "streaming")
 _PACKAGES = ("pyspark", "delta-spark", "pyarrow", "pandas", "confluent-kafka")
 
 
@@ -48,7 +51,8 @@ class Aim:
 class Outcome:
     """A benchmark's result. With `one_is_enough`, one met aim meets the whole; otherwise all must be.
 
-    `figures` are what else was measured, by case; `series` is what the plot shows.
+    `figures` are what else was measured, by case; `series` is what the plot shows. `missing` are the aims that could
+    not be computed, each with why. Where cases were measured apart, `runs` has the `provenance` of each run.
     """
 
     name: str
@@ -57,12 +61,14 @@ class Outcome:
     figures: dict[str, dict[str, Any]]
     series: dict[str, list[list[float]]] = field(default_factory=dict)
     one_is_enough: bool = False
+    missing: list[str] = field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:
         """Whether the benchmark's aim is met."""
         verdicts = [aim.met for aim in self.aims]
-        return any(verdicts) if self.one_is_enough else all(verdicts)
+        return any(verdicts) if self.one_is_enough else all(verdicts) and not self.missing
 
     def write(self, folder: Path, scale: float) -> None:
         """Write `<folder>/<name>.json`."""
@@ -70,14 +76,13 @@ class Outcome:
         content = {
             "benchmark": self.name,
             "about": self.about,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-            "scale": scale,
             "met": self.met,
             "aims_needed": "any" if self.one_is_enough else "all",
             "aims": [aim.as_json() for aim in self.aims],
+            **({"aims_missing": self.missing} if self.missing else {}),
             "figures": self.figures,
-            "machine": machine(),
+            **({"runs": self.runs} if self.runs else {}),
+            **provenance(scale),
         }
         # The series on one line: a reader wants the figures.
         text = json.dumps(content, indent=1).removesuffix("\n}")
@@ -89,6 +94,8 @@ class Outcome:
         table = Table("aim", "value", "target", "met", title=f"{self.name}: {self.about}", title_justify="left")
         for aim in map(Aim.as_json, self.aims):
             table.add_row(aim["what"], f"{aim['value']:,g}", aim["aim"], "yes" if aim["met"] else "NO")
+        for why in self.missing:
+            table.add_row(why, "", "", "?")
         console.print(table)
         figures = Table("figure", *self.figures)
         for name in dict.fromkeys(name for case in self.figures.values() for name in case):
@@ -96,9 +103,18 @@ class Outcome:
         console.print(figures)
 
 
+def provenance(scale: float) -> dict[str, Any]:
+    """Say when, by which command and on what a measurement was made."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "scale": scale,
+        "machine": machine(),
+    }
+
+
 def machine() -> dict[str, Any]:
     """Describe what the figures were measured on, and of which commit."""
-    root = Path(__file__).parent.parent
     java = java_command()
     kafka = next((jar.stem for jar in broker_jars() if jar.name.startswith("kafka_")), "?")
     return {
@@ -110,9 +126,19 @@ def machine() -> dict[str, Any]:
         "java": java_version(java),
         "broker": kafka,
         **{package: version(package) for package in _PACKAGES},
-        "commit": _git(root, "rev-parse", "HEAD") or "?",
-        "uncommitted_changes": bool(_git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results")),
+        "commit": _git(_ROOT, "rev-parse", "HEAD") or "?",
+        "uncommitted_changes": bool(_git(_ROOT, "status", "--porcelain", "--", ".", ":!benchmarks/results")),
+        "code": service_code(),
     }
+
+
+def service_code() -> str:
+    """Return a short hash of the service's files as they are now: the same in two commits that differ elsewhere."""
+    files = (file for room in _ROOMS for file in (_ROOT / room).rglob("*") if "__pycache__" not in file.parts)
+    whole = hashlib.sha256()
+    for file in sorted(file for file in files if file.is_file()):
+        whole.update(str(file.relative_to(_ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return whole.hexdigest()[:12]
 
 
 def _text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +21,19 @@ PARTITIONS = 2
 
 
 class Stand:
-    """A broker in a folder of its own; the context's end takes both away, and every job that was started here."""
+    """A broker in a folder of its own; the context's end takes both away, and every job that was started here.
+
+    `properties` are Kafka's own, for the broker.
+    """
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        self._properties = properties
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="delayline-bench-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self.broker = stack.enter_context(EmbeddedBroker(self.folder / "broker"))
+            self.broker = stack.enter_context(EmbeddedBroker(self.folder / "broker", properties=self._properties))
             self._stack = stack.pop_all()
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap})
         self.topic("warm-up", 1)
@@ -44,13 +51,16 @@ class Stand:
         """`host:port` of the broker."""
         return self.broker.bootstrap
 
-    def topic(self, name: str, partitions: int = PARTITIONS) -> str:
-        """Create a topic, and return its name."""
-        self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    def topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> str:
+        """Create a topic, with Kafka's own `config`, and return its name."""
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))])[name].result(30)
         return name
 
     def application(self, name: str, *overrides: str) -> Application:
-        """Make an application's topics. `overrides` are settings, as `--set` takes them, over the defaults."""
+        """Make the topics of an application that are missing.
+
+        `overrides` are settings, as `--set` takes them, over the defaults.
+        """
         settings = [
             f"application_id={name}",
             f"kafka.bootstrap_servers={self.bootstrap}",

@@ -18,10 +18,19 @@ _ELSE = "elsewhere"
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes by role at one instant (epoch s). What processes share counts for each in `rss`, and once in `pss`."""
+
+    at_s: float
+    rss: dict[str, int]
+    pss: dict[str, int]
+
+
+@dataclass(frozen=True)
 class _Sample:
     at_s: float
     cpu_s: dict[str, float]
-    memory_bytes: dict[str, int]
+    memory: Memory | None
 
 
 class UsageWatch(threading.Thread):
@@ -49,7 +58,7 @@ class UsageWatch(threading.Thread):
 
     def between(self, start_s: float, end_s: float) -> dict[str, float]:
         """Return CPU seconds a second and the largest memory in MB, by role, within [start_s, end_s] epoch s."""
-        samples = [sample for sample in list(self._samples) if start_s <= sample.at_s <= end_s]
+        samples = self._samples_between(start_s, end_s)
         if len(samples) < 2:
             return {}
         first, last = samples[0], samples[-1]
@@ -60,21 +69,31 @@ class UsageWatch(threading.Thread):
         # Sampled as the whole machine's.
         cpu[f"cpu_{_ELSE}"] = round(2 * cpu[f"cpu_{_ELSE}"] - sum(cpu.values()), 3)
         cpu["cpu_job"] = round(sum(used for name, used in cpu.items() if name[4:] not in (BROKER, _ELSE)), 3)
-        memory = [sample.memory_bytes for sample in samples if sample.memory_bytes]
+        memory = [sample.memory.pss for sample in samples if sample.memory]
         roles = sorted({role for sample in memory for role in sample})
         peaks = {f"mb_{role}": round(max(at.get(role, 0) for at in memory) / 2**20, 1) for role in roles}
         totals = [sum(size for role, size in at.items() if role != BROKER) for at in memory]
         return cpu | peaks | ({"mb_job": round(max(totals) / 2**20, 1)} if totals else {})
 
+    def memory_between(self, start_s: float, end_s: float) -> list[Memory]:
+        """Return the memory samples within [start_s, end_s] epoch s, the broker's among them."""
+        return [sample.memory for sample in self._samples_between(start_s, end_s) if sample.memory]
+
+    def _samples_between(self, start_s: float, end_s: float) -> list[_Sample]:
+        return [sample for sample in list(self._samples) if start_s <= sample.at_s <= end_s]
+
     def _sample(self, with_memory: bool) -> _Sample:
-        memory: dict[str, int] = defaultdict(int)
+        rss: dict[str, int] = defaultdict(int)
+        pss: dict[str, int] = defaultdict(int)
         for role, process in self._processes():
             try:
                 times = process.cpu_times()
                 self._cpu_s[role, process] = times.user + times.system
                 if with_memory:
-                    # The proportional set: forked workers share most of their pages.
-                    memory[role] += process.memory_full_info().pss
+                    # The proportional set as well: forked workers share most of their pages.
+                    memory = process.memory_full_info()
+                    rss[role] += memory.rss
+                    pss[role] += memory.pss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         cpu: dict[str, float] = defaultdict(float)
@@ -85,7 +104,8 @@ class UsageWatch(threading.Thread):
         # `guest` is in `user` already.
         guests = getattr(everything, "guest", 0.0) + getattr(everything, "guest_nice", 0.0)
         cpu[_ELSE] = sum(everything) - idle - guests
-        return _Sample(time.time(), dict(cpu), dict(memory))
+        now_s = time.time()
+        return _Sample(now_s, dict(cpu), Memory(now_s, dict(rss), dict(pss)) if with_memory else None)
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
         try:

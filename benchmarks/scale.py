@@ -1,0 +1,170 @@
+"""Scale: what a job costs, and how fast it comes back, while 1, 10 and 100 million messages wait.
+
+The load of Pulsar's benchmark of its bucket tracker: due evenly in [48 h, 48 h 10 min] from the start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import feed
+from benchmarks.feed import Feed
+from benchmarks.job import Application, Job
+from benchmarks.outcome import Outcome, provenance, service_code
+from benchmarks.plots import figure_of, save
+from benchmarks.scale_phases import COLUMNS, Phases
+from benchmarks.scale_runs import NAME, Figures, Run, outcome_of, read_runs
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import say, wait_until
+
+COUNTS = (1_000_000, 10_000_000, 100_000_000)
+# The job with nothing waiting has a cold JVM, and the other one has ingested millions: that alone would meet the aim.
+WARM_UP_NONE_S, WARM_UP_S = 60.0, 20.0
+PROGRESS_S, STALL_S = 60.0, 300.0
+SLOWEST_PER_S, LEAST_S = 5000, 600
+# Tables and checkpoint took 150-200 bytes a message; the topic, and what Delta has not vacuumed yet, come on top.
+DISK_BYTES_PER_MESSAGE, DISK_SPARE_BYTES = 300, 4 * 2**30
+
+
+def run(counts: list[int], share: float, out: Path, compare_any: bool) -> bool:
+    """Measure each of `counts` and add it to the result file in `out`; return whether everything was measured.
+
+    `share` shortens the phases beside the ingest. The first that fails ends it: larger ones would fail as well.
+    """
+    for count in counts:
+        begun = time.monotonic()
+        say(f"{NAME}: {count:,} messages")
+        try:
+            done = _run(count, share)
+        except Exception:
+            traceback.print_exc()
+            return False
+        # Another may have added its run meanwhile.
+        others = [run for run in read_runs(out / f"{NAME}.json") if run.messages != count]
+        outcome = outcome_of([*others, done], compare_any)
+        outcome.write(out, share)
+        save(draw(outcome), out / f"{NAME}.png")
+        outcome.show()
+        say(f"{NAME}: {count:,} messages in {time.monotonic() - begun:.0f} s; {out / NAME}.json, .png")
+        if done.failed:
+            say(f"{NAME}: not measured: {', '.join(done.failed)}")
+            return False
+    return True
+
+
+def draw(outcome: Outcome) -> Any:
+    """Draw the memory of the job's JVM and of its Python processes over the messages held."""
+    figure, axes = figure_of(outcome)
+    for number, (case, series) in enumerate(outcome.series.items()):
+        columns = dict(zip(COLUMNS, series, strict=True))
+        # The axis has no zero.
+        held = np.maximum(columns["held"], 1e4)
+        axes.plot(held, columns["rss_mb_jvm"], color=f"C{number}", label=f"JVM, {case}")
+        axes.plot(held, columns["rss_mb_python"], color=f"C{number}", linestyle=":", label=f"Python, {case}")
+    axes.set(xscale="log", xlabel="messages held", ylabel="resident set, MB", ylim=(0, None))
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _run(count: int, share: float) -> Run:
+    """Measure with nothing waiting, let `count` messages in, and measure the same again."""
+    made = provenance(share)
+    with Stand(feed.BROKER) as stand:
+        _check_disk(stand.folder, count)
+        application = stand.application("none")
+        job = stand.job(application)
+        none = Phases(stand, application, job, 0, time.time(), share).measure(WARM_UP_NONE_S)
+        job.stop()
+        stand.topic(f"{NAME}-in", config=feed.TOPIC)
+        application = stand.application(NAME)
+        job = stand.job(application)
+        phases = Phases(stand, application, job, count, time.time(), share)
+        waiting = _ingest(stand, application, job, count) | phases.measure(WARM_UP_S)
+    if made["machine"]["code"] != service_code():
+        waiting["failed_code"] = "the service's files were changed while it was measured"
+    return Run(count, none, waiting, phases.series, made)
+
+
+def _check_disk(folder: Path, count: int) -> None:
+    needed, free = count * DISK_BYTES_PER_MESSAGE + DISK_SPARE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise RuntimeError(
+            f"{folder} has {free / 2**30:.1f} GiB free, and {count:,} messages need {needed / 2**30:.1f}"
+        )
+
+
+def _ingest(stand: Stand, application: Application, job: Job, count: int) -> Figures:
+    """Stream `count` messages in, and return the rates (messages/s) and what they cost (cores)."""
+    checkpoint = application.folder / "checkpoint"
+    with Feed(stand.bootstrap, application.input, PARTITIONS, count, checkpoint) as source:
+        progress = _Progress(stand, application, job, source, count)
+        limit_s = LEAST_S + count / SLOWEST_PER_S
+        wait_until(lambda: job.batches.messages >= count, limit_s, f"{count:,} messages ingested", progress.check)
+        published = source.result()
+    progress.check_outputs()
+    batches = [batch for batch in job.batches.batches if batch.end]
+    batches = [batch for batch, before in zip(batches, [None, *batches], strict=False)
+               if before is None or batch.end > before.end]  # fmt: skip
+    start_s, end_s = batches[0].planned_s, batches[-1].committed_s
+    ends, at_s = [0, *(batch.end for batch in batches)], [start_s, *(batch.committed_s for batch in batches)]
+    tenth = count // 10
+    first_s, last_s = np.interp([tenth, count - tenth], ends, at_s)
+    usage = job.usage.between(start_s, end_s)
+    return {
+        "messages": count,
+        "messages_per_s": round(count / (end_s - start_s)),
+        "first_tenth_per_s": round(tenth / (first_s - start_s)),
+        "last_tenth_per_s": round(tenth / (end_s - last_s)),
+        "ingest_s": round(end_s - start_s, 1),
+        "batches": len(batches),
+        "sealed": sum(messages for messages, _ in job.batch_lines().values()),
+        **{f"ingest_{name}": cores for name, cores in usage.items() if name.startswith("cpu_")},
+        "ingest_cpu_publisher": round(published["cpu_s"] / published["seconds"], 3),
+        "publisher_held_back": round(published["held_s"] / published["seconds"], 3),
+    }
+
+
+class _Progress:
+    """Looks at a run that ingests: tells how far it is every minute, and ends one that is lost."""
+
+    def __init__(self, stand: Stand, application: Application, job: Job, source: Feed, count: int) -> None:
+        self._stand, self._application, self._job, self._source = stand, application, job, source
+        self._count = count
+        self._told = self._grown = time.monotonic()
+        self._last = self._newest = 0
+
+    def check(self) -> None:
+        """Raise RuntimeError when the job or the publisher has ended, nothing moves, or the disk is full."""
+        self._job.check()
+        self._source.check()
+        now, held = time.monotonic(), self._job.batches.messages
+        if held > self._newest:
+            self._newest, self._grown = held, now
+        if now - self._grown > STALL_S:
+            raise RuntimeError(f"no message came in for {STALL_S:.0f} s, at {held:,}:\n{self._job.log[-3000:]}")
+        if now - self._told >= PROGRESS_S:
+            self._tell(held, (held - self._last) / (now - self._told))
+            self._told, self._last = now, held
+            self.check_outputs()
+
+    def check_outputs(self) -> None:
+        """Raise RuntimeError if a message came out, which is two days early, or as a dead letter."""
+        settings = self._application.settings
+        for topic in (settings.topics.output, settings.topics.dead_letter):
+            if found := sum(self._stand.end_offsets(topic)):
+                raise RuntimeError(f"{found:,} messages came out to {topic}, and none was to come for 48 h")
+
+    def _tell(self, held: int, rate: float) -> None:
+        samples = self._job.usage.memory_between(time.time() - PROGRESS_S, time.time())
+        sizes = {role: size / 2**20 for role, size in samples[-1].rss.items()} if samples else {}
+        free = shutil.disk_usage(self._stand.folder).free
+        if free < DISK_SPARE_BYTES / 2:
+            raise RuntimeError(f"only {free / 2**30:.1f} GiB are left on the disk, at {held:,} messages")
+        memory = ", ".join(f"{role} {size:,.0f}" for role, size in sizes.items())
+        say(f"{held:,} of {self._count:,}, {rate:,.0f}/s; RSS in MB: {memory}; disk free {free / 2**30:.1f} GiB")
