@@ -76,11 +76,14 @@ class BucketStore:
         """Put `rows` in the place of everything that `buckets` hold, in one commit."""
         self._overwrite(rows, f"bucket IN ({', '.join(map(str, sorted(buckets)))})")
 
-    def compact_metadata(self, last_bucket: int, delivered_before_ms: int) -> None:
-        """Write the metadata of buckets up to `last_bucket` into one file, without what is delivered whole."""
+    def compact_metadata(self, last_bucket: int, deleted: Iterable[str] = ()) -> None:
+        """Write the metadata of buckets up to `last_bucket` into one file, without that of `deleted` time partitions.
+
+        Not without more: by its metadata a time partition is known, and deleted once it is delivered whole.
+        """
         chosen = f"{_METADATA} AND bucket <= {last_bucket}"
-        rows = self._table().where(f"{chosen} AND max_deliver_at_ms >= {delivered_before_ms}").coalesce(1)
-        self._overwrite(rows, chosen)
+        rows = self._table().where(chosen).where(~F.col("time_partition").isin(sorted(set(deleted))))
+        self._overwrite(rows.coalesce(1), chosen)
 
     def metadata(self) -> list[Row]:
         """Read the metadata rows of all segments, without touching a message."""

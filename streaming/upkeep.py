@@ -57,18 +57,18 @@ class Upkeep:
                 self._next_vacuum = now + _VACUUM_EVERY_S
             self._partitions -= done
             self._uncompacted = 0
-            self._running = self._worker.submit(self._clean, done, vacuum, last_bucket, delivered_before_ms)
+            self._running = self._worker.submit(self._clean, done, vacuum, last_bucket)
         elif self._uncompacted >= _COMPACT_EVERY_BUCKETS:
             self._uncompacted = 0
-            self._running = self._worker.submit(self._store.compact_metadata, last_bucket, delivered_before_ms)
+            self._running = self._worker.submit(self._store.compact_metadata, last_bucket)
 
     def close(self) -> None:
         """Let a running upkeep end, and start no more."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _clean(self, partitions: set[str], vacuum: bool, last_bucket: int, delivered_before_ms: int) -> None:
+    def _clean(self, partitions: set[str], vacuum: bool, last_bucket: int) -> None:
         log.info("deleting %d delivered time partitions", len(partitions))
         self._store.delete(partitions)
-        self._store.compact_metadata(last_bucket, delivered_before_ms)
+        self._store.compact_metadata(last_bucket, partitions)
         if vacuum:
             self._store.vacuum()
