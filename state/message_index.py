@@ -15,11 +15,12 @@ from conf.errors import BucketUnreadable
 from state.due_counts import Bounds, DueCounts, Tick, tick, tick_number
 from state.source_pages import SourcePages
 
-# Ids that are taken in at once, beyond a share of those that are there: it may write all pages anew.
+# Ids that are staged, beyond a share of those that are there: to take them in may write all pages anew.
 _MOST_STAGED = 1 << 20
+# Ids that are kept beside the pages: a question after each id must not write a page for each.
+_MOST_SINGLE = 4096
 
 _NO_FLOOR = -(1 << 63)
-_LAST_OFFSET = (1 << 63) - 1
 
 _Source = tuple[str, int]
 
@@ -32,14 +33,18 @@ class MessageIndex:
     order, packed. `benchmarks/index.py` measures the two.
 
     Ids come in by arrays, and are staged until there are many or until a question is asked. So adding takes
-    amortised constant time, while a question after each single id would write a page for each.
+    amortised constant time, and so does asking after each.
     """
 
     def __init__(self, precision_bits: int) -> None:
         self._due = DueCounts(precision_bits)
-        self._sources: dict[_Source, SourcePages] = {}
+        self._pages: dict[_Source, SourcePages] = {}
+        # Offsets and ticks that no question was asked about, not counted yet; an id may be there twice.
         self._staged: dict[_Source, list[tuple[np.ndarray, np.ndarray]]] = {}
         self._staged_ids = 0
+        # The ticks of ids that are counted, but in no page.
+        self._single: dict[_Source, dict[int, int]] = {}
+        self._single_ids = 0
         # The number of the first tick that is not forgotten.
         self._floor = _NO_FLOOR
 
@@ -55,8 +60,8 @@ class MessageIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of ids and ticks, without Python's objects around them."""
-        self._settle()
-        return sum(pages.nbytes for pages in self._sources.values())
+        self._write_pages()
+        return sum(pages.nbytes for pages in self._pages.values())
 
     def add(self, topic: str, partition: int, offsets: np.ndarray, deliver_at_ms: np.ndarray) -> None:
         """Take in ids of one source: int64 `offsets`, 0 or more, and when each is due, epoch ms; in any order.
@@ -67,27 +72,26 @@ class MessageIndex:
 
     def add_entries(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Take in what `index_entries` made, of the same precision: all of it, or nothing and `BucketUnreadable`."""
-        read: dict[_Source, list[tuple[np.ndarray, np.ndarray]]] = {}
+        read: dict[_Source, tuple[list[np.ndarray], list[int]]] = {}
         for entry in entries:
-            offsets = _offsets(entry)
-            number = tick_number(entry["tick_ms"], self._due.precision_bits)
-            read.setdefault((entry["topic"], entry["partition"]), []).append((offsets, np.full(len(offsets), number)))
-        for source, pieces in read.items():
-            self._stage(source, *_concatenated(pieces))
+            offsets, numbers = read.setdefault((entry["topic"], entry["partition"]), ([], []))
+            numbers.append(tick_number(entry["tick_ms"], self._due.precision_bits))
+            offsets.append(_offsets(entry))
+        for source, (offsets, numbers) in read.items():
+            self._stage(source, np.concatenate(offsets), np.repeat(numbers, list(map(len, offsets))))
 
     def tick_of(self, topic: str, partition: int, offset: int) -> Tick | None:
         """Return when an id is due, to precision, or None when it does not wait."""
         self._settle()
-        pages = self._sources.get((topic, partition))
-        number = pages.tick_of(offset) if pages else None
-        return tick(number, self._due.precision_bits) if number is not None and number >= self._floor else None
+        number = self._number_of((topic, partition), offset)
+        return None if number is None else tick(number, self._due.precision_bits)
 
     def offsets_of(self, topic: str, partition: int) -> BitMap64:
         """Return the offsets that wait of one source."""
         self._settle()
-        offsets = BitMap64()
-        pages = self._sources.get((topic, partition))
-        for some in pages.offsets(self._floor) if pages else ():
+        source = topic, partition
+        offsets = BitMap64(self._single.get(source, ()))
+        for some in self._pages[source].offsets(self._floor) if source in self._pages else ():
             offsets |= _bitmap(some)
         return offsets
 
@@ -108,15 +112,22 @@ class MessageIndex:
 
     def forget_before(self, cutoff_ms: int) -> int:
         """Drop the ids whose tick ends at or before `cutoff_ms`, epoch ms, and return how many those are."""
-        self._settle()
+        self._write_pages()
         self._floor = max(self._floor, cutoff_ms >> self._due.precision_bits)
         gone = self._due.forget_before(cutoff_ms)
         # Pages are written anew when as many ids are forgotten as wait: each pays for one other.
-        if sum(map(len, self._sources.values())) > 2 * len(self._due):
-            for pages in self._sources.values():
+        if sum(map(len, self._pages.values())) > 2 * len(self._due):
+            for pages in self._pages.values():
                 pages.sweep(self._floor)
-            self._sources = {source: pages for source, pages in self._sources.items() if len(pages)}
+            self._pages = {source: pages for source, pages in self._pages.items() if len(pages)}
         return gone
+
+    def _number_of(self, source: _Source, offset: int) -> int | None:
+        """Return the number of the tick in which a counted id waits."""
+        number = self._single.get(source, {}).get(offset)
+        if number is None and source in self._pages:
+            number = self._pages[source].tick_of(offset)
+        return number if number is not None and number >= self._floor else None
 
     def _stage(self, source: _Source, offsets: np.ndarray, ticks: np.ndarray) -> None:
         waiting = ticks >= self._floor
@@ -126,19 +137,36 @@ class MessageIndex:
         self._staged.setdefault(source, []).append((offsets[waiting], ticks[waiting]))
         self._staged_ids += len(offsets)
         if self._staged_ids > _MOST_STAGED + len(self._due) // 16:
-            self._settle()
+            self._write_pages()
 
     def _settle(self) -> None:
-        """Take in what is staged."""
-        if not self._staged:
-            return
+        """Count what is staged, each id once: a few of them one by one, many by their pages."""
+        if self._single_ids + self._staged_ids > _MOST_SINGLE:
+            self._write_pages()
+        for source, offsets, ticks in self._take_staged():
+            for offset, number in zip(offsets.tolist(), ticks.tolist(), strict=True):
+                if self._number_of(source, offset) is None:
+                    self._single.setdefault(source, {})[offset] = number
+                    self._single_ids += 1
+                    self._due.add(number << self._due.precision_bits, 1)
+
+    def _write_pages(self) -> None:
+        """Put all ids into pages, and count those that were staged."""
+        single, self._single, self._single_ids = self._single, {}, 0
+        for source, ticks in single.items():
+            self._add_to_pages(source, *(np.fromiter(each, np.int64) for each in (ticks.keys(), ticks.values())))
+        fresh = [self._add_to_pages(*staged) for staged in self._take_staged()]
+        if fresh:
+            self._due.add_instants(np.concatenate(fresh) << self._due.precision_bits)
+
+    def _add_to_pages(self, source: _Source, offsets: np.ndarray, ticks: np.ndarray) -> np.ndarray:
+        """Return the ticks of those that were in no page."""
+        order = np.argsort(offsets, kind="stable")
+        return self._pages.setdefault(source, SourcePages()).add(offsets[order], ticks[order], self._floor)
+
+    def _take_staged(self) -> list[tuple[_Source, np.ndarray, np.ndarray]]:
         staged, self._staged, self._staged_ids = self._staged, {}, 0
-        fresh = []
-        for source, pieces in staged.items():
-            offsets, ticks = _concatenated(pieces)
-            order = np.argsort(offsets, kind="stable")
-            fresh.append(self._sources.setdefault(source, SourcePages()).add(offsets[order], ticks[order], self._floor))
-        self._due.add_instants(np.concatenate(fresh) << self._due.precision_bits)
+        return [(source, *_concatenated(pieces)) for source, pieces in staged.items()]
 
 
 def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, object]]:
@@ -155,14 +183,15 @@ def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, obj
     keys = np.stack((ticks, names, partitions))[:, order]
     offsets = offsets[order]
     starts = np.flatnonzero(np.any(np.diff(keys, prepend=keys[:, :1] - 1), axis=0))
+    words = topics.dictionary.to_pylist()
     entries: list[dict[str, object]] = []
-    for start, end in pairwise([*starts.tolist(), len(offsets)]):
-        number, name, partition = keys[:, start].tolist()
+    bounds = pairwise([*starts.tolist(), len(offsets)])
+    for (number, name, partition), (start, end) in zip(keys[:, starts].T.tolist(), bounds, strict=True):
         bitmap = _bitmap(offsets[start:end])
         entries.append(
             {
                 "tick_ms": number << precision_bits,
-                "topic": topics.dictionary[name].as_py(),
+                "topic": words[name],
                 "partition": partition,
                 "count": len(bitmap),
                 "offsets": bitmap.serialize(),
@@ -173,17 +202,23 @@ def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, obj
 
 def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
     """Read an entry's bitmap, and check it against the count beside it."""
-    where = f"the message ids of {entry['topic']}/{entry['partition']} due from {entry['tick_ms']} ms"
     try:
         bitmap = BitMap64.deserialize(bytes(entry["offsets"]))
     # pyroaring raises IndexError for no bytes at all, and ValueError for what is no bitmap.
     except (IndexError, ValueError) as error:
+        size = len(entry["offsets"])
+        raise BucketUnreadable(f"{_named(entry)} are no 64-bit Roaring bitmap in {size} bytes: {error}") from error
+    offsets = np.frombuffer(bitmap.to_array(), dtype=np.int64)
+    # Ascending without a sign: a negative one could only be the last.
+    if not 0 < len(offsets) == entry["count"] or offsets[-1] < 0:
         raise BucketUnreadable(
-            f"{where} are not a 64-bit Roaring bitmap ({len(entry['offsets'])} bytes): {error}"
-        ) from error
-    if len(bitmap) != entry["count"] or not bitmap or bitmap.max() > _LAST_OFFSET:
-        raise BucketUnreadable(f"{where} are not the {entry['count']} of the metadata: {len(bitmap)} are stored")
-    return np.frombuffer(bitmap.to_array(), dtype=np.int64)
+            f"{_named(entry)} are stored as {len(offsets)} offsets; the metadata says {entry['count']}, below 2^63"
+        )
+    return offsets
+
+
+def _named(entry: Mapping[str, Any]) -> str:
+    return f"the message ids of {entry['topic']}/{entry['partition']} due from {entry['tick_ms']} ms"
 
 
 def _concatenated(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -40,15 +40,20 @@ STEPS = st.lists(
     ),
     max_size=8,
 )
-# The most ids of a page and the most that are staged: small, so that pages split and join, and as they are.
-LIMITS = st.sampled_from([(1, 0), (3, 4), (source_pages.PAGE_IDS, message_index._MOST_STAGED)])
+# The most ids of a page, staged, and beside the pages: small, so that pages split and join, and as they are.
+LIMITS = st.tuples(
+    st.sampled_from([1, 3, source_pages.PAGE_IDS]),
+    st.sampled_from([0, 4, message_index._MOST_STAGED]),
+    st.sampled_from([0, 4, message_index._MOST_SINGLE]),
+)
 
 
 @contextmanager
-def limits(page_ids: int, most_staged: int) -> Iterator[None]:
+def limits(page_ids: int, most_staged: int, most_single: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(source_pages, "PAGE_IDS", page_ids)
         patched.setattr(message_index, "_MOST_STAGED", most_staged)
+        patched.setattr(message_index, "_MOST_SINGLE", most_single)
         yield
 
 
@@ -72,10 +77,10 @@ def tick_of(due_ms: int) -> Tick:
 @given(STEPS, LIMITS)
 @settings(max_examples=300, deadline=None)
 def test_over_any_steps_the_index_answers_as_a_dict_does(
-    steps: list[tuple[str, Any]], page_and_staged: tuple[int, int]
+    steps: list[tuple[str, Any]], most: tuple[int, int, int]
 ) -> None:
     index, model, floor, seen = MessageIndex(BITS), dict[Id, int](), 0, set[Id]()
-    with limits(*page_and_staged):
+    with limits(*most):
         for action, subject in steps:
             if action in ("add", "entries"):
                 # Of one id with two due times the first that waits counts; entries are not in the order of rows.
