@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run them one after the other, each on a stand of its own."""
+"""`python -m benchmarks`: run them one after the other, each that needs a broker on a stand of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, idle, ingest, lateness
+from benchmarks import burst, idle, index, ingest, lateness
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.scale import COUNTS
@@ -25,17 +25,28 @@ from benchmarks.waiting import say
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark's file offers."""
+    """What a benchmark's file offers; `measure` takes the scale."""
 
-    measure: Callable[[Stand, float], Outcome]
+    measure: Callable[[float], Outcome]
     draw: Callable[[Outcome], Any]
 
 
+def on_a_stand(measure: Callable[[Stand, float], Outcome]) -> Callable[[float], Outcome]:
+    """Give what needs a broker a stand of its own."""
+
+    def measure_there(scale: float) -> Outcome:
+        with Stand() as stand:
+            return measure(stand, scale)
+
+    return measure_there
+
+
 BENCHMARKS = {
-    "lateness": Benchmark(lateness.measure, lateness.draw),
-    "ingest": Benchmark(ingest.measure, ingest.draw),
-    "burst": Benchmark(burst.measure, burst.draw),
-    "idle": Benchmark(idle.measure, idle.draw),
+    "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
+    "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
+    "burst": Benchmark(on_a_stand(burst.measure), burst.draw),
+    "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
+    "index": Benchmark(index.measure, index.draw),
 }
 
 
@@ -46,6 +57,7 @@ class Which(StrEnum):
     ingest = "ingest"
     burst = "burst"
     idle = "idle"
+    index = "index"
     scale = "scale"
     all = "all"
 
@@ -76,8 +88,7 @@ def _run(name: str, scale: float, out: Path) -> bool:
     benchmark, begun = BENCHMARKS[name], time.monotonic()
     say(f"{name}, at scale {scale:g}")
     try:
-        with Stand() as stand:
-            outcome = benchmark.measure(stand, scale)
+        outcome = benchmark.measure(scale)
     except Exception:
         # The others are worth their time all the same.
         traceback.print_exc()

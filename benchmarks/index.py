@@ -1,0 +1,159 @@
+"""Index: the bytes and times of the message-id index, against Pulsar's TimeBucket and a heap.
+
+The table of Pulsar's PR 23611: 10 million ids in segments of 50,000, by messages due in each ms and bits trimmed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.index_case import (
+    CONSECUTIVE,
+    HEAP,
+    INDEX,
+    PARTITIONS,
+    PLAIN,
+    SEGMENT_IDS,
+    SHUFFLED,
+    SPARSE,
+    TIME_BUCKET,
+    Case,
+    run,
+)
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.plots import figure_of
+from benchmarks.waiting import say
+from state.message_index import MessageIndex, index_entries
+
+MESSAGES = 10_000_000
+# Messages due in each ms, bits trimmed, and the megabytes of the table.
+SETTINGS = ((1, 10, 25.0), (4, 10, 20.5), (8, 10, 11.0), (8, 15, 2.25))
+LOADS = (CONSECUTIVE, SHUFFLED, PARTITIONS, SPARSE)
+LEAST_BYTES = 0.163
+TIMED_LOADS, TIMED_SETTINGS = (CONSECUTIVE, PARTITIONS), (SETTINGS[0], SETTINGS[3])
+# A heap has a tenth: it takes seconds for each million, and is the faster for being smaller.
+HEAP_SHARE = 10
+SEALED = 20_000
+SPREADS_S = {"10 min": 600, "1 h": 3600, "48 h": 48 * 3600, "1 year": 365 * 24 * 3600}
+
+_Figures = dict[str, dict[str, Any]]
+
+
+def measure(scale: float) -> Outcome:
+    """Measure memory and times of every structure, and the metadata rows of a sealed bucket."""
+    count = max(4, round(MESSAGES * scale / SEGMENT_IDS)) * SEGMENT_IDS
+    figures: _Figures = {load: {} for load in LOADS}
+    bytes_each = _memory(count, figures)
+    _times(count, figures)
+    figures["metadata rows"] = _metadata_rows()
+    aims = [
+        Aim(f"{_named(rate, bits)}: memory", own * count / 1e6, megabytes * count / MESSAGES, "MB")
+        for own, (rate, bits, megabytes) in zip(bytes_each[f"{INDEX}, {CONSECUTIVE}"], SETTINGS, strict=True)
+    ]
+    least = bytes_each[f"{INDEX}, {CONSECUTIVE}"][-1]
+    aims.append(Aim(f"{_named(*SETTINGS[-1][:2])}: memory of a message", least, LEAST_BYTES, "bytes"))
+    series = {
+        "Pulsar's table": [[megabytes * 1e6 / MESSAGES for *_, megabytes in SETTINGS]],
+        **{case: [values] for case, values in bytes_each.items()},
+    }
+    return Outcome("index", f"{count:,} message ids, 50,000 to a segment", aims, figures, series)
+
+
+def draw(outcome: Outcome) -> Any:
+    """Draw the bytes of a message by setting."""
+    figure, axes = figure_of(outcome)
+    width = 0.8 / len(outcome.series)
+    for number, (case, (values,)) in enumerate(outcome.series.items()):
+        alpha = 0.2 if case.startswith(PLAIN) else 0.45 if case.startswith(TIME_BUCKET) else 1.0
+        load = next((at for at, load in enumerate(LOADS) if case.endswith(load)), None)
+        colour = "black" if load is None else f"C{load}"
+        places = np.arange(len(values)) + (number - len(outcome.series) / 2) * width
+        axes.bar(places, values, width, color=colour, alpha=alpha, label=case)
+    most = max(max(values) for (values,) in outcome.series.values())
+    # Room for the legend.
+    axes.set(yscale="log", ylim=(None, 30 * most), ylabel="bytes of memory a message")
+    axes.set_xlabel("(messages due in each ms, bits trimmed)")
+    axes.set_xticks(range(len(SETTINGS)), [_named(rate, bits) for rate, bits, _ in SETTINGS])
+    axes.legend(fontsize=6, ncols=2)
+    return figure
+
+
+def _memory(count: int, figures: _Figures) -> dict[str, list[float]]:
+    """Fill in megabytes; return the bytes of memory a message of each structure and load, by setting."""
+    bytes_each: dict[str, list[float]] = {}
+    for load in LOADS:
+        # Without runs only to repeat the table: there every offset of a tick follows the one before.
+        for structure in (INDEX, TIME_BUCKET, *([PLAIN] if load == CONSECUTIVE else [])):
+            say(f"index: memory of {structure}, {load}")
+            for rate, bits, _ in SETTINGS:
+                found = run(Case(structure, load, rate, bits, count), "memory")
+                row = f"{_named(rate, bits)} {structure}"
+                figures[load][f"{row}, memory_mb"] = round(found["memory_bytes"] / 1e6, 2)
+                figures[load][f"{row}, content_mb"] = round(found["content_bytes"] / 1e6, 3)
+                bytes_each.setdefault(f"{structure}, {load}", []).append(round(found["memory_bytes"] / count, 4))
+    heap = run(Case(HEAP, SHUFFLED, 1, 0, count // HEAP_SHARE), "memory")
+    # Packed as Pulsar has it, 24 bytes; and what Python's own heap of tuples holds.
+    figures[SHUFFLED][f"{HEAP}, packed_mb"] = round(heap["content_bytes"] * HEAP_SHARE / 1e6, 2)
+    figures[SHUFFLED][f"{HEAP}, memory_mb"] = round(heap["memory_bytes"] * HEAP_SHARE / 1e6, 2)
+    return bytes_each
+
+
+def _times(count: int, figures: _Figures) -> None:
+    """Fill in times, and what the index takes as a share of the heap's."""
+    for load in TIMED_LOADS:
+        say(f"index: times, {load}")
+        heap = run(Case(HEAP, load, 1, 0, count // HEAP_SHARE), "times")
+        figures[load] |= {f"{HEAP}, {name}": round(value, 2) for name, value in heap.items()}
+        for rate, bits, _ in TIMED_SETTINGS:
+            for structure in (INDEX, TIME_BUCKET):
+                found = run(Case(structure, load, rate, bits, count), "times")
+                row = f"{_named(rate, bits)} {structure}"
+                figures[load] |= {f"{row}, {name}": round(value, 2) for name, value in found.items()}
+                if structure == INDEX:
+                    figures[load] |= {f"{row}, {name}_of_heap": _share(found[name], heap[name]) for name in heap}
+
+
+def _metadata_rows() -> dict[str, Any]:
+    """Return the bytes a message of a bucket's metadata rows before compression, and the time to make and read them."""
+    figures: dict[str, Any] = {}
+    for spread, seconds in SPREADS_S.items():
+        for bits in (10, 15):
+            bucket = _sealed(seconds * 1000)
+            begun = time.process_time()
+            entries: list[Any] = index_entries(bucket, bits)
+            made, index = time.process_time(), MessageIndex(bits)
+            index.add_entries(entries)
+            assert len(index) == SEALED
+            read = time.process_time()
+            # Beside the bitmap: tick and count of 8 bytes, partition of 4; the topic is a word in a dictionary.
+            size = sum(len(entry["offsets"]) + 20 for entry in entries)
+            figures[f"{spread}, {bits} bits, bytes_each"] = round(size / SEALED, 2)
+            figures[f"{spread}, {bits} bits, make_ns"] = round((made - begun) / SEALED * 1e9)
+            figures[f"{spread}, {bits} bits, read_ns"] = round((read - made) / SEALED * 1e9)
+    return figures
+
+
+def _sealed(span_ms: int) -> pa.Table:
+    """Return the ids of a bucket of the default size, of two partitions, due at any time within `span_ms`."""
+    random = np.random.default_rng(1)
+    number = random.permutation(SEALED)
+    return pa.table(
+        {
+            "deliver_at_ms": np.sort(random.integers(0, span_ms, SEALED)),
+            "topic": pa.array(["in"] * SEALED),
+            "partition": pa.array(number % 2, pa.int32()),
+            "offset": number // 2,
+        }
+    )
+
+
+def _named(rate: int, bits: int) -> str:
+    return f"({rate}, {bits})"
+
+
+def _share(value: float, of: float) -> float:
+    return float(f"{value / of:.3g}")
