@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.checkpoint_watch import CheckpointWatch
-from benchmarks.load import key_of, value_of
+from benchmarks.load import PADDING_BYTES, key_of, value_of
 
 DUE_IN_S, SPREAD_S = 48 * 3600, 600
 # Enough for the job to find every batch full, and half a gigabyte of topic.
@@ -27,6 +28,8 @@ LEAD = 2_000_000
 # For the topic and its broker, so that what is deleted leaves the disk soon.
 TOPIC = {"segment.bytes": str(64 * 2**20), "file.delete.delay.ms": "1000"}
 BROKER = {"log.retention.check.interval.ms": "10000", "log.initial.task.delay.ms": "10000"}
+# Repeats further apart than any compression looks back: bytes on disk are those of values that do not compress.
+_NOISE = random.Random(3).randbytes(PADDING_BYTES * 60_000)
 _CHUNK = 10_000
 _TRIM_EVERY_S = 5.0
 _TIMEOUT_S = 120
@@ -79,13 +82,14 @@ class _Stream:
     def publish(self, first: int, dues_ms: list[int]) -> None:
         """Publish messages numbered from `first`, each with its due time (epoch ms) in one header."""
         for number, due_ms in enumerate(dues_ms, first):
+            at = number * PADDING_BYTES % len(_NOISE)
+            value = value_of(number, due_ms * 1000, _NOISE[at : at + PADDING_BYTES])
             headers = [("deliver-at", b"%d" % due_ms)]
             while True:
                 try:
                     self._producer.produce(
-                        self._topic, value_of(number, due_ms * 1000), key_of(number), number % self._partitions,
-                        headers=headers,
-                    )  # fmt: skip
+                        self._topic, value, key_of(number), number % self._partitions, headers=headers
+                    )
                     break
                 except BufferError:
                     self._producer.poll(0.1)

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from confluent_kafka import Producer
 
 VALUE_BYTES = 100
+PADDING_BYTES = VALUE_BYTES - 30
 KEYS = 1000
-_PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[: VALUE_BYTES - 30].encode() for seed in range(64)]
+_PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[:PADDING_BYTES].encode() for seed in range(64)]
 _KEYS = [None if number % 10 == 9 else b"key-%d" % number for number in range(KEYS)]
 _OPTIONS = {"linger.ms": 5, "queue.buffering.max.messages": 500_000, "acks": "all"}
 _FLUSH_S = 120
@@ -29,9 +30,12 @@ class Load:
     stamp_ms: int
 
 
-def value_of(number: int, due_us: int) -> bytes:
-    """Return a value that begins with the message's number and its due time in epoch microseconds."""
-    return b"%012d %016d %b" % (number, due_us, _PADDING[number % len(_PADDING)])
+def value_of(number: int, due_us: int, padding: bytes | None = None) -> bytes:
+    """Return a value that begins with the message's number and its due time in epoch microseconds.
+
+    `padding` fills it up to `VALUE_BYTES`; by default one of a few, which compress well.
+    """
+    return b"%012d %016d %b" % (number, due_us, padding or _PADDING[number % len(_PADDING)])
 
 
 def read_value(value: bytes) -> tuple[int, int]:

@@ -6,6 +6,7 @@ and its message-id bitmap, so that what is not needed is never read.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -39,6 +40,10 @@ class Segment:
     max_deliver_at_ms: int
     count: int
     bytes: int
+
+    def __post_init__(self) -> None:
+        # A label stands in thousands of segments, and would be a text of its own in each.
+        object.__setattr__(self, "time_partition", sys.intern(self.time_partition))
 
 
 class SegmentCutter:

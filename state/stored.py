@@ -7,7 +7,8 @@ The metadata rows lie in a part of their own and are read without touching a mes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -83,6 +84,14 @@ def segment_rows(segment: Segment, messages: pa.Table) -> Iterator[pa.RecordBatc
             "chunk": encode_chunk(piece),
         }
         yield pa.RecordBatch.from_pylist([row], schema=STORED_SCHEMA)
+
+
+def described_segment(metadata: Mapping[str, Any]) -> Segment:
+    """Return the segment that a metadata row stands for."""
+    return Segment(
+        **{name: metadata[name] for name in Segment.__dataclass_fields__ if name != "min_deliver_at_ms"},
+        min_deliver_at_ms=metadata["deliver_at_ms"],
+    )
 
 
 def first_key(messages: pa.Table) -> dict[str, object]:

@@ -17,8 +17,7 @@ from sinks.bucket_store import BucketStore
 from sinks.progress import Progress, read_progress
 from sinks.topics import partition_counts
 from state.catalog import SegmentCatalog
-from state.segments import Segment
-from state.stored import STORED_SCHEMA
+from state.stored import STORED_SCHEMA, described_segment
 from streaming.checkpoint import Checkpoint
 from streaming.query import shard_keys
 
@@ -69,15 +68,13 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
     committed = checkpoint.last_committed()
     cutoff_ms = checkpoint.planned(committed).watermark_ms if committed is not None else 0
     rows = store.metadata()
-    segments = [_segment(row.asDict()) for row in rows]
+    segments = [described_segment(row.asDict()) for row in rows]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
-    log.info("recovered %d live segments, delivered before %d", len(catalog), cutoff_ms)
+    log.info(
+        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
+        len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
+    )  # fmt: skip
     return Recovered(checkpoint, rules, store, catalog, {segment.time_partition for segment in segments}, cutoff_ms)
-
-
-def _segment(row: dict[str, object]) -> Segment:
-    row["min_deliver_at_ms"] = row.pop("deliver_at_ms")
-    return Segment(**row)  # type: ignore[arg-type]
 
 
 def _refuse_second_birth(settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:

@@ -14,6 +14,7 @@ from conf.message import decode_chunk
 from conf.rules import BatchRules
 from sinks.bucket_store import BucketStore
 from state.segments import Segment
+from state.stored import described_segment
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def live_segments(store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Seg
     """
     if not store.exists():
         return []
-    known = [_segment(row.asDict()) for row in store.metadata() if row["bucket"] <= batch_id]
+    known = [described_segment(row.asDict()) for row in store.metadata() if row["bucket"] <= batch_id]
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
@@ -126,8 +127,3 @@ def _waiting_of_chunks(cutoff_ms: int) -> Callable[[Iterator[pa.RecordBatch]], I
             yield pa.RecordBatch.from_arrays(columns, names=["bucket", "shard", "segment", "count", "first"])
 
     return run
-
-
-def _segment(row: dict[str, object]) -> Segment:
-    row["min_deliver_at_ms"] = row.pop("deliver_at_ms")
-    return Segment(**row)  # type: ignore[arg-type]

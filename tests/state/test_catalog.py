@@ -35,6 +35,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), SEGMENTS),
         st.tuples(st.just("forget"), INSTANT),
+        st.tuples(st.just("replace"), st.tuples(st.sets(st.integers(0, 12), max_size=4), SEGMENTS)),
         st.tuples(st.just("look"), st.tuples(INSTANT, INSTANT)),
     ),
     max_size=12,
@@ -54,6 +55,11 @@ def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str
             new = list(dict.fromkeys(each for each in subject if each not in model))
             assert catalog.add(subject) == new
             model += new
+        elif action == "replace":
+            buckets, replacement = subject
+            catalog.replace(buckets, replacement)
+            model = [each for each in model if each.bucket not in buckets]
+            model += dict.fromkeys(each for each in replacement if each not in model)
         elif action == "forget":
             gone = [each for each in model if each.max_deliver_at_ms < subject]
             assert in_start_order(catalog.forget_before(subject)) == in_start_order(gone)
@@ -62,7 +68,12 @@ def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str
             start_ms, end_ms = subject
             inside = [each for each in model if each.min_deliver_at_ms < end_ms and each.max_deliver_at_ms >= start_ms]
             assert in_start_order(catalog.overlapping(start_ms, end_ms)) == in_start_order(inside)
-        assert len(catalog) == len(model)
+        assert len(catalog) == catalog.messages == len(model)
+        by_bucket = {bucket: in_start_order(segments) for bucket, segments in catalog.buckets.items()}
+        assert by_bucket == {
+            bucket: in_start_order(each for each in model if each.bucket == bucket)
+            for bucket in {each.bucket for each in model}
+        }
         starts = [each.min_deliver_at_ms for each in catalog.starting_before(10**9)]
         assert starts == sorted(each.min_deliver_at_ms for each in model)
 
