@@ -35,6 +35,8 @@ POINTS = {
     "delivered": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the rows of a bucket are on their way; no commit has made it exist",
     "sealed": "the Delta commit that makes the bucket is done",
+    "merging": "buckets are merged beside the batches; no commit has replaced them",
+    "merged": "the Delta commit that replaces merged buckets is done, and the driver does not know it yet",
     "batch-done": "all of the batch is done, and Spark has not written its commit log",
 }
 

@@ -84,6 +84,11 @@ class RuleBook:
 
     entries: tuple[tuple[int, BatchRules], ...]
 
+    @property
+    def newest(self) -> BatchRules:
+        """The rules of the batches to come."""
+        return self.entries[-1][1]
+
     def at(self, batch_id: int) -> BatchRules:
         """Return the rules that batch `batch_id` runs under. Raises CheckpointMismatch if none are known."""
         later = bisect_right([first for first, _ in self.entries], batch_id)

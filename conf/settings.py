@@ -240,9 +240,13 @@ class ClockSettings(_Section):
 
 
 class BucketSettings(_Section):
-    """When the far part of a shard's mutable bucket is sealed. `shards` is fixed at a checkpoint's birth."""
+    """When the far part of a shard's mutable bucket is sealed, and how many sealed buckets may wait unmerged.
+
+    `shards` is fixed at a checkpoint's birth; `delayline rescale` makes a new one.
+    """
 
     shards: Annotated[int, _Between(1, 1024)] = 2
+    limit: Annotated[int, _Between(1, _MOST)] = 500
     max_messages: Count = 20_000
     max_bytes: Annotated[int, _Between(1024, _MOST)] = 8 * 1024 * 1024
 

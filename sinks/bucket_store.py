@@ -52,6 +52,10 @@ class BucketStore:
         """Return the version of the table that this process has seen last, its own commits included."""
         return int(self._log.unsafeVolatileSnapshot().version())
 
+    def newest_version(self) -> int:
+        """Return the version of the table that is the newest now, whoever made it."""
+        return int(DeltaTable.forPath(self.spark, self.path).history(1).select("version").first()[0])
+
     @cached_property
     def _log(self) -> Any:
         jvm: Any = self.spark.sparkContext._jvm
@@ -74,20 +78,24 @@ class BucketStore:
 
     def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
         """Put `rows` in the place of everything that `buckets` hold, in one commit."""
-        self._overwrite(rows, f"bucket IN ({', '.join(map(str, sorted(buckets)))})")
+        condition = f"bucket IN ({', '.join(map(str, sorted(buckets)))})"
+        self._overwrite(rows.sortWithinPartitions("part", *CHUNK_KEY), condition)
 
-    def compact_metadata(self, last_bucket: int, deleted: Iterable[str] = ()) -> None:
-        """Write the metadata of buckets up to `last_bucket` into one file, without that of `deleted` time partitions.
+    def compact_metadata(
+        self, first_bucket: int, last_bucket: int, files: int = 1, deleted: Iterable[str] = ()
+    ) -> None:
+        """Write the metadata of a range of buckets into `files` files, without that of `deleted` time partitions.
 
-        Not without more: by its metadata a time partition is known, and deleted once it is delivered whole.
+        Not without more: by its metadata a time partition is known, and deleted once it is delivered whole. Each file
+        has a range of buckets, so that a merge writes anew those of its own.
         """
-        chosen = f"{_METADATA} AND bucket <= {last_bucket}"
+        chosen = f"{_METADATA} AND bucket BETWEEN {first_bucket} AND {last_bucket}"
         rows = self._table().where(chosen).where(~F.col("time_partition").isin(sorted(set(deleted))))
-        self._overwrite(rows.coalesce(1), chosen)
+        self._overwrite(rows.coalesce(1) if files == 1 else rows.repartitionByRange(files, "bucket"), chosen)
 
-    def metadata(self) -> list[Row]:
-        """Read the metadata rows of all segments, without touching a message."""
-        return self._table().where(_METADATA).select(*METADATA_COLUMNS).collect()
+    def metadata(self, version: int | None = None) -> list[Row]:
+        """Read the metadata rows of all segments, without touching a message; as of now, or as of `version`."""
+        return self._table(version).where(_METADATA).select(*METADATA_COLUMNS).collect()
 
     def chunks(
         self,
@@ -100,7 +108,7 @@ class BucketStore:
         """Return the chunks that may hold a message due in [start_ms, end_ms), of the named time partitions.
 
         Of all buckets, or of `buckets` only; as the table is now, or as it was at `version`. The columns are
-        `CHUNK_KEY`, bucket, shard, segment, max_deliver_at_ms, count, and chunk.
+        `CHUNK_KEY`, part, bucket, shard, segment, max_deliver_at_ms, count, and chunk.
         """
         rows = self._table(version).where(
             F.col("part").isin(sorted(set(partitions)))
@@ -109,7 +117,7 @@ class BucketStore:
         )
         if buckets is not None:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
-        return rows.select(*CHUNK_KEY, "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
+        return rows.select(*CHUNK_KEY, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""

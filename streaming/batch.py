@@ -54,7 +54,7 @@ class BatchRunner:
             settings.window.max_messages,
             settings.bucket.shards,
         )
-        self._upkeep = Upkeep(state.store, state.partitions)
+        self._upkeep = Upkeep(state.store, state.catalog, state.partitions, settings.bucket.limit, state.rules.newest)
         self._settings = settings
         self._last: tuple[int, int] | None = None
         self._last_writers: dict[int, str] = {}
@@ -69,6 +69,8 @@ class BatchRunner:
         failpoint("batch-begun")
         begun = time.monotonic()
         cutoffs = self._cutoffs(batch_id)
+        # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep.
+        self._upkeep.before_batch(batch_id - 1, cutoffs.previous_ms)
         held = held.persist()
         try:
             outcome = held.drop("chunk").collect()
@@ -88,7 +90,6 @@ class BatchRunner:
         finally:
             held.unpersist()
         self._window.advance(cutoffs.cutoff_ms)
-        self._upkeep.after_batch(batch_id - 1, cutoffs.previous_ms)
         self._last = (batch_id, cutoffs.cutoff_ms)
         if due is not None or sealed:
             log.info(

@@ -34,6 +34,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": str(settings.bucket.shards),
+        # By pools: the upkeep's tasks wait for those of a batch, whichever were there first.
+        "spark.scheduler.mode": "FAIR",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",

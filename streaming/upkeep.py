@@ -1,13 +1,18 @@
-"""Upkeep of the sealed buckets, beside the batches: delivered time partitions go, then their metadata and files."""
+"""Upkeep of the sealed buckets, beside the batches: what is delivered goes, and small buckets become larger ones."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from conf.rules import BatchRules
 from sinks.bucket_store import BucketStore
+from state.bucket_merge import choose
+from state.catalog import SegmentCatalog
 from state.segments import partition_end_ms
+from streaming.bucket_merger import Merged, merge_buckets
 
 log = logging.getLogger(__name__)
 
@@ -15,39 +20,61 @@ _DELETE_EVERY_S = 60.0
 _VACUUM_EVERY_S = 3600.0
 # Each bucket brings a metadata file for each shard, and a start reads them all.
 _COMPACT_EVERY_BUCKETS = 50
+# Batches are served first wherever both have tasks to run.
+_POOL = "upkeep"
 
 
 class Upkeep:
-    """Deletes time partitions that are delivered whole, and keeps the metadata in few files.
+    """Deletes time partitions that are delivered whole, merges buckets, and keeps the metadata in few files.
 
-    Runs in a thread of its own, never twice at a time.
+    One step at a time, in a thread of its own; the catalog is touched in the query's thread alone.
     """
 
-    def __init__(self, store: BucketStore, partitions: set[str]) -> None:
+    def __init__(
+        self, store: BucketStore, catalog: SegmentCatalog, partitions: set[str], bucket_limit: int, rules: BatchRules
+    ) -> None:
         """`partitions` are the labels of the time partitions that the table holds."""
         self._store = store
+        self._catalog = catalog
         self._partitions = partitions
-        self._running: Future[None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep")
+        self._bucket_limit = bucket_limit
+        self._rules = rules
+        self._running: Future[Merged | None] | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep", initializer=self._begin)
         self._next_delete = self._next_vacuum = time.monotonic()
         self._uncompacted = 0
+        self._compacted_to = -1
 
     def sealed_into(self, partitions: set[str]) -> None:
         """Remember the time partitions that a new bucket lies in; none if nothing was sealed."""
         self._partitions |= partitions
         self._uncompacted += bool(partitions)
 
-    def after_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
+    def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
         """Start what is due of the upkeep; everything below `delivered_before_ms` is delivered for good.
 
-        That is the cutoff of the batch before, and `last_bucket` the number of its bucket: the running one may still
-        be replayed, and would read again. An upkeep that failed fails the batch that finds out.
+        That is the cutoff of the batch before, which is committed, and `last_bucket` the number of its bucket. The
+        batch that begins may be replayed, and must then find all that it reads now. An upkeep that failed fails the
+        batch that finds out.
         """
         if self._running is not None:
             if not self._running.done():
                 return
-            self._running.result()
+            if merged := self._running.result():
+                self._catalog.replace(merged.buckets, merged.segments)
             self._running = None
+        step = self._next_step(last_bucket, delivered_before_ms)
+        if step is not None:
+            self._running = self._worker.submit(step)
+
+    def close(self) -> None:
+        """Let a running upkeep end, and start no more."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self) -> None:
+        self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+
+    def _next_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged | None] | None:
         now = time.monotonic()
         done = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
         if now >= self._next_delete and done:
@@ -56,19 +83,36 @@ class Upkeep:
             if vacuum:
                 self._next_vacuum = now + _VACUUM_EVERY_S
             self._partitions -= done
-            self._uncompacted = 0
-            self._running = self._worker.submit(self._clean, done, vacuum, last_bucket)
-        elif self._uncompacted >= _COMPACT_EVERY_BUCKETS:
-            self._uncompacted = 0
-            self._running = self._worker.submit(self._store.compact_metadata, last_bucket)
+            return self._cleaning(done, vacuum, last_bucket)
+        if self._uncompacted >= _COMPACT_EVERY_BUCKETS:
+            # What came since the last time, so that the cost does not grow with what waits.
+            return self._compacting(self._compacted_to + 1, last_bucket)
+        return self._merging(last_bucket, delivered_before_ms)
 
-    def close(self) -> None:
-        """Let a running upkeep end, and start no more."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+    def _cleaning(self, partitions: set[str], vacuum: bool, last_bucket: int) -> Callable[[], None]:
+        compact = self._compacting(0, last_bucket, partitions)
 
-    def _clean(self, partitions: set[str], vacuum: bool, last_bucket: int) -> None:
-        log.info("deleting %d delivered time partitions", len(partitions))
-        self._store.delete(partitions)
-        self._store.compact_metadata(last_bucket, partitions)
-        if vacuum:
-            self._store.vacuum()
+        def clean() -> None:
+            log.info("deleting %d delivered time partitions", len(partitions))
+            self._store.delete(partitions)
+            compact()
+            if vacuum:
+                self._store.vacuum()
+
+        return clean
+
+    def _compacting(self, first_bucket: int, last_bucket: int, deleted: Iterable[str] = ()) -> Callable[[], None]:
+        self._uncompacted, self._compacted_to = 0, last_bucket
+        buckets = sum(first_bucket <= number <= last_bucket for number in self._catalog.buckets)
+        files = 1 + buckets // _COMPACT_EVERY_BUCKETS
+        return lambda: self._store.compact_metadata(first_bucket, last_bucket, files, deleted)
+
+    def _merging(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged] | None:
+        buckets = self._catalog.buckets
+        if len(buckets) <= self._bucket_limit:
+            return None
+        settled = {number: segments for number, segments in buckets.items() if number <= last_bucket}
+        chosen = {number: list(settled[number]) for number in choose(settled, self._bucket_limit)}
+        if not chosen:
+            return None
+        return lambda: merge_buckets(self._store, chosen, delivered_before_ms, self._rules)

@@ -83,19 +83,21 @@ def live_segments(store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Seg
     """
     if not store.exists():
         return []
-    known = [described_segment(row.asDict()) for row in store.metadata() if row["bucket"] <= batch_id]
+    # A merge may replace buckets between the reading of their metadata and that of their chunks.
+    version = store.newest_version()
+    known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= batch_id]
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
-    return whole + (_rest(store, cut, cutoff_ms) if cut else [])
+    return whole + (_rest(store, cut, cutoff_ms, version) if cut else [])
 
 
-def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int) -> list[Segment]:
+def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
     """Count what is left of segments that reach over the cutoff."""
     last_ms = max(segment.max_deliver_at_ms for segment in cut)
     partitions, buckets = ({getattr(segment, name) for segment in cut} for name in ("time_partition", "bucket"))
     rows = (
-        store.chunks(cutoff_ms, last_ms + 1, partitions, buckets)
+        store.chunks(cutoff_ms, last_ms + 1, partitions, buckets, version)
         .mapInArrow(_waiting_of_chunks(cutoff_ms), "bucket long, shard int, segment int, count long, first long")
         .groupBy("bucket", "shard", "segment")
         .agg(F.sum("count").alias("count"), F.min("first").alias("first"))

@@ -92,7 +92,7 @@ def test_a_deleted_time_partition_takes_its_messages_and_leaves_the_rest(
     first, second = sorted(labels(store))
     store.delete([first])
     assert dues(store.chunks(0, 10 * _HOUR, [first, second])) == [5 * _HOUR]
-    store.compact_metadata(last_bucket=1, deleted=[first])
+    store.compact_metadata(0, 1, deleted=[first])
     assert labels(store) == {second}
 
 
@@ -119,7 +119,7 @@ def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
         store.append(bucket(spark, number, 10 * number, 10 * number + 5), "checkpoint", number)
     metadata = spark.read.format("delta").load(store.path).where("part = 'metadata'")
     before = sorted(map(repr, metadata.collect()))
-    store.compact_metadata(last_bucket=3)
+    store.compact_metadata(0, 3)
     now = spark.read.format("delta").load(store.path).where("part = 'metadata'")
     assert sorted(map(repr, now.collect())) == before
     assert len({Path(file).name for file in now.inputFiles()}) == 2

@@ -21,9 +21,11 @@ def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
     application: Application, make_service: MakeService
 ) -> None:
     """Each start has a failpoint of its own, and recovers from the one before."""
-    service, ledger = make_service("delivery.slice=20ms")
+    # Several small buckets at each start, and merged when there are two.
+    small = ("bucket.limit=1", "bucket.max_messages=30", "limits.messages_per_trigger=100")
+    service, ledger = make_service("delivery.slice=20ms", *small)
     for seed, point in enumerate(POINTS):
-        publish_mixed(ledger, application, 250, seed, longest_ms=20_000)
+        publish_mixed(ledger, application, 250, seed, longest_ms=40_000 if point.startswith("merg") else 20_000)
         service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
