@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -26,6 +28,8 @@ METADATA_COLUMNS = (
 )  # fmt: skip
 CHUNK_KEY = ("deliver_at_ms", "topic", "partition", "offset")
 _CHUNKS_ARE_COMPRESSED = "none"
+_CONFLICT = "io.delta.exceptions.ConcurrentAppendException"
+_TRIES = 3
 _METADATA = "part = 'metadata'"
 
 
@@ -35,6 +39,7 @@ class BucketStore:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.spark = spark
         self.path = path
+        self._sealing = threading.Lock()
 
     def exists(self) -> bool:
         """Say whether the table has been made."""
@@ -61,20 +66,15 @@ class BucketStore:
         jvm: Any = self.spark.sparkContext._jvm
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
 
-    def append(self, rows: DataFrame, writer: str, batch_id: int) -> None:
-        """Store the rows of the bucket that batch `batch_id` of `writer` sealed, in one commit.
+    def append(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
+        """Store the rows of the bucket that batch `batch_id` of `writer_id` sealed, in one commit.
 
         Idempotent: a second append of the same writer and batch writes nothing.
         """
-        (
-            rows.sortWithinPartitions("part", *CHUNK_KEY)
-            .write.format("delta")
-            .mode("append")
-            .option("compression", _CHUNKS_ARE_COMPRESSED)
-            .option("txnAppId", writer)
-            .option("txnVersion", batch_id)
-            .save(self.path)
-        )
+        ordered = rows.sortWithinPartitions("part", *CHUNK_KEY)
+        writer = ordered.write.format("delta").mode("append").option("compression", _CHUNKS_ARE_COMPRESSED)
+        with self._sealing:
+            writer.option("txnAppId", writer_id).option("txnVersion", batch_id).save(self.path)
 
     def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
         """Put `rows` in the place of everything that `buckets` hold, in one commit."""
@@ -128,6 +128,21 @@ class BucketStore:
         DeltaTable.forPath(self.spark, self.path).vacuum()
 
     def _overwrite(self, rows: DataFrame, condition: str) -> None:
+        """Replace what `condition` says by `rows`, which must hold no row of a bucket that is still to be sealed.
+
+        Delta refuses the commit if a bucket was sealed since it began, as it cannot tell that none of its rows are
+        replaced. After a few tries sealing has to wait.
+        """
+        for _ in range(_TRIES):
+            try:
+                return self._overwrite_once(rows, condition)
+            except Py4JJavaError as problem:
+                if problem.java_exception.getClass().getName() != _CONFLICT:
+                    raise
+        with self._sealing:
+            return self._overwrite_once(rows, condition)
+
+    def _overwrite_once(self, rows: DataFrame, condition: str) -> None:
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
         writer.option("compression", _CHUNKS_ARE_COMPRESSED).save(self.path)
 

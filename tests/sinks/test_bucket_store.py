@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from conf.message import decode_chunk, encode_chunk
 from sinks.bucket_store import BucketStore
 from state.segments import cut
 from state.stored import STORED_SCHEMA, stored_rows
+from tests.eventually import assert_eventually
 from tests.messages import messages, some_rules
 
 _HOUR = 3_600_000
@@ -124,6 +128,35 @@ def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
     assert sorted(map(repr, now.collect())) == before
     assert len({Path(file).name for file in now.inputFiles()}) == 2
     assert dues(store.chunks(0, 100, labels(store))) == sorted(10 * n + m for n in range(1, 5) for m in (0, 5))
+
+
+@pytest.mark.parametrize("seals", [1, 5])
+def test_buckets_that_are_sealed_while_others_are_replaced_stay(
+    spark: SparkSession, store: BucketStore, tmp_path: Path, seals: int
+) -> None:
+    for number in (1, 2):
+        store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+    tries = tmp_path / "tries"
+    tries.touch()
+
+    def slowly(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with tries.open("a") as log:
+            log.write("x")
+        time.sleep(2)
+        yield from rows
+
+    table = spark.read.format("delta").load(store.path).where("bucket <= 2").coalesce(1)
+    with ThreadPoolExecutor(1) as beside:
+        replacing = beside.submit(store.replace, [1, 2], table.mapInArrow(slowly, table.schema))
+        for number in range(3, 3 + seals):
+            # Each try is met by a seal, until sealing has to wait.
+            seen = len(tries.read_text())
+            assert_eventually(lambda: replacing.done() or len(tries.read_text()) > seen, 60, "a try")  # noqa: B023
+            store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+        replacing.result()
+    numbers = list(range(1, 3 + seals))
+    assert sorted(row["bucket"] for row in store.metadata()) == numbers
+    assert dues(store.chunks(0, 1000, labels(store))) == [10 * number for number in numbers]
 
 
 def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketStore) -> None:
