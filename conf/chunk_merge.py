@@ -6,12 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from conf.message import in_order
-
-# The contract's order, of a chunk's first message: deliver_at (epoch ms), input topic, partition, offset.
-Key = tuple[int, str, int, int]
+from conf.message import Key, in_order, up_to
 
 # Sorting a few rows costs as much as sorting a thousand, and a larger piece only delays the first message:
 # about 20,000 messages of 100 bytes.
@@ -21,8 +17,8 @@ _PIECE_BYTES = 4 * 1024 * 1024
 def merge(chunks: Iterable[tuple[Key | None, pa.Table]]) -> Iterator[pa.Table]:
     """Give the messages of all `chunks` in the contract's order, as consecutive tables.
 
-    The chunks come in order of their keys, those without one before all others. What lies below the next chunk's
-    key can go out, so that no more is held than overlaps.
+    A chunk's key is its first message's place. The chunks come in order of their keys, those without one before all
+    others. What lies below the next chunk's key can go out, so that no more is held than overlaps.
     """
     pending: list[pa.Table] = []
     held, enough = 0, _PIECE_BYTES
@@ -48,13 +44,7 @@ def _sorted(pending: list[pa.Table]) -> pa.Table:
 
 def _count_before(ordered: pa.Table, key: Key) -> int:
     """Return how many messages at the head of `ordered` come before `key`."""
-    due_ms, *place = key
     dues = ordered.column("deliver_at_ms").to_numpy()
-    below, same = (int(np.searchsorted(dues, due_ms, side=side)) for side in ("left", "right"))
+    below, same = (int(np.searchsorted(dues, key[0], side=side)) for side in ("left", "right"))
     # Many messages can be due in one millisecond, and are in order among themselves.
-    tied = ordered.slice(below, same - below).select(["topic", "partition", "offset"])
-    before = pa.array(np.zeros(tied.num_rows, dtype=bool))
-    for name, value in reversed(list(zip(tied.column_names, place, strict=True))):
-        column = tied.column(name).combine_chunks()
-        before = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), before))
-    return below + (pc.sum(before).as_py() or 0)
+    return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

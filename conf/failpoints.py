@@ -40,6 +40,13 @@ POINTS = {
     "batch-done": "all of the batch is done, and Spark has not written its commit log",
 }
 
+# Of `delayline rescale` and `delayline rebuild`.
+SUCCESSION_POINTS = {
+    "rest-sealed": "what the earlier checkpoint left is sealed; that checkpoint is still in its place",
+    "successor-born": "the new checkpoint is complete and announced, beside the earlier one",
+    "predecessor-moved": "the earlier checkpoint is put aside, and the new one is not in its place yet",
+}
+
 _PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _passed: Counter[str] = Counter()
 
@@ -68,9 +75,14 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
     """Return (point, passing, action). Raises SettingError for an unknown point or action."""
     where, _, action = text.partition("=")
     point, _, passing = where.partition("@")
-    if point not in POINTS or action not in {"kill", "raise"} or not _PASSING.fullmatch(passing or "1"):
+    if (
+        point not in POINTS | SUCCESSION_POINTS
+        or action not in {"kill", "raise"}
+        or not _PASSING.fullmatch(passing or "1")
+    ):
         raise SettingError(
-            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of {', '.join(POINTS)}"
+            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of "
+            f"{', '.join(POINTS | SUCCESSION_POINTS)}"
         )
     return point, int(passing or 1), action
 

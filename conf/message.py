@@ -6,7 +6,10 @@ of a row (JVM to Python to pandas and back) is paid once a chunk and not once a 
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -33,6 +36,9 @@ MESSAGE_SCHEMA = pa.schema(
 )
 
 ORDER = [("deliver_at_ms", "ascending"), ("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+
+# A message's place in that order.
+Key = tuple[int, str, int, int]
 
 # Headers that the service adds.
 ID_HEADER = "delayline-id"
@@ -68,6 +74,15 @@ def in_order(messages: pa.Table) -> pa.Table:
     several_topics = len(messages.column("topic").unique()) > 1
     keys = ORDER if several_topics else [key for key in ORDER if key[0] != "topic"]
     return messages.sort_by(keys)
+
+
+def up_to(messages: pa.Table, key: Key, inclusive: bool = True) -> npt.NDArray[np.bool_]:
+    """Say which messages come before `key` in the contract's order, or are at it if `inclusive`; in any order."""
+    before = pa.array(np.full(messages.num_rows, inclusive))
+    for (name, _), value in reversed(list(zip(ORDER, key, strict=True))):
+        column = messages.column(name).combine_chunks()
+        before = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), before))
+    return np.asarray(before)
 
 
 def split_by_bytes(messages: pa.Table, max_bytes: int) -> list[pa.Table]:

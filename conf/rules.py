@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 
+from conf.birth import Birth
 from conf.errors import CheckpointMismatch
 from conf.settings import HeaderSettings, Settings
 
@@ -23,7 +24,8 @@ class BatchRules:
 
     `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions`
     gives the partition count of each topic that may be written to; `shard_keys[s]` is the group key that
-    Spark's hash puts on state partition `s`.
+    Spark's hash puts on state partition `s`. Batch n seals bucket `first_bucket + n`, and no batch of the checkpoint
+    has a cutoff below `first_cutoff_ms` (`conf.birth`).
     """
 
     headers: HeaderSettings
@@ -41,6 +43,8 @@ class BatchRules:
     segment_max_ms: int
     segment_max_messages: int
     time_partition_ms: int
+    first_bucket: int
+    first_cutoff_ms: int
 
     @property
     def shards(self) -> int:
@@ -57,8 +61,10 @@ class BatchRules:
         return topic == self.output or any(fnmatchcase(topic, pattern) for pattern in self.allowed_outputs)
 
 
-def rules_from(settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int]) -> BatchRules:
-    """Take out of `settings` what decides a batch's outcome."""
+def rules_from(
+    settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], birth: Birth
+) -> BatchRules:
+    """Take out of `settings` what decides a batch's outcome, in the checkpoint of `birth`."""
     return BatchRules(
         headers=settings.headers,
         levels_ms=settings.levels.delays,
@@ -75,6 +81,8 @@ def rules_from(settings: Settings, partitions: Mapping[str, int], shard_keys: Se
         segment_max_ms=settings.segment.max_seconds * 1000,
         segment_max_messages=settings.segment.max_messages,
         time_partition_ms=settings.storage.time_partition,
+        first_bucket=birth.first_bucket,
+        first_cutoff_ms=birth.cutoff_ms,
     )
 
 

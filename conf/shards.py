@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,3 +16,10 @@ def shards_of(messages: pa.Table, shards: int) -> npt.NDArray[np.int64]:
     bases = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
     partitions = messages.column("output_partition").to_numpy().astype(np.int64)
     return np.asarray((bases[np.asarray(topics.indices)] + partitions) % shards, dtype=np.int64)
+
+
+def by_shard(messages: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
+    """Give the messages of each shard that has any, in their order."""
+    of = shards_of(messages, shards)
+    for shard in np.unique(of).tolist():
+        yield shard, messages.filter(pa.array(of == shard))

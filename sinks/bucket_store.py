@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -96,6 +96,11 @@ class BucketStore:
     def metadata(self, version: int | None = None) -> list[Row]:
         """Read the metadata rows of all segments, without touching a message; as of now, or as of `version`."""
         return self._table(version).where(_METADATA).select(*METADATA_COLUMNS).collect()
+
+    def message_ids(self) -> Iterator[tuple[str, int, bytes]]:
+        """Give the message ids of all segments: input topic, partition, and a 64-bit Roaring bitmap of offsets."""
+        rows = self._table().where(_METADATA).selectExpr("inline(message_ids)").toLocalIterator()
+        return ((row["topic"], row["partition"], bytes(row["offsets"])) for row in rows)
 
     def chunks(
         self,

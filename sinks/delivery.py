@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from conf.chunk_merge import Key, merge
-from conf.message import decode_chunk
+from conf.chunk_merge import merge
+from conf.message import Key, decode_chunk
 from sinks.transactional_writer import DeliveryPlan, deliver
 
 # What a task takes: the chunks of one shard in order of their first message, those without a key first. A range

@@ -1,64 +1,44 @@
-"""The delivery marker: how far each shard's delivery is committed.
+"""The progress topic: the markers of how far each shard's delivery is committed.
 
-It lives in a compacted topic of the service's own, one partition for each shard, written in the very
-transaction whose progress it tells. Consumer group offsets would do the same but expire with a job that
-rests.
+It is compacted and the service's own, one partition for each shard, written in the very transaction whose progress a
+marker tells. Consumer group offsets would do the same but expire with a job that rests.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch
+from conf.birth import Birth
+from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.progress import BatchSpan, Progress
 
 _READ_TIMEOUT_S = 30.0
+_WRITE_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Of batch `batch_id` of checkpoint `checkpoint`, the first `messages` due messages are committed."""
-
-    checkpoint: str
-    batch_id: int
-    messages: int
-
-    def to_bytes(self) -> bytes:
-        """Write it as the value of a marker record."""
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def from_bytes(value: bytes) -> Progress:
-        """Read a marker record. Raises CheckpointMismatch if it is none."""
-        try:
-            progress = Progress(**json.loads(value))
-            if [type(part) for part in astuple(progress)] != [str, int, int]:
-                raise TypeError("a checkpoint and two whole numbers")
-            return progress
-        except (TypeError, ValueError) as problem:
-            raise CheckpointMismatch(
-                f"the progress topic holds {value[:80]!r}, which is no marker of Delayline; "
-                "nothing but the job may write to it"
-            ) from problem
+def marker_key(shard: int) -> bytes:
+    """Return the key of a shard's markers, which lie in the partition of its number."""
+    return f"shard-{shard}".encode()
 
 
-def committed_messages(last: Progress | None, checkpoint: str, batch_id: int) -> int:
-    """Return how many messages of `batch_id` are committed already: those a replay must skip.
+def announce_birth(options: Mapping[str, str], application_id: str, topic: str, birth: Birth) -> None:
+    """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed.
 
-    Raises CheckpointMismatch if a later batch was delivered, as when an old checkpoint was put back.
+    From then on the markers say to which records the checkpoint began, whatever becomes of it.
     """
-    if last is None or last.checkpoint != checkpoint or last.batch_id < batch_id:
-        return 0
-    if last.batch_id > batch_id:
-        raise CheckpointMismatch(
-            f"batch {last.batch_id} has been delivered, but the checkpoint is at batch {batch_id}; "
-            "going on would deliver twice. Put back the newest checkpoint"
-        )
-    return last.messages
+    producer = Producer({**options, "transactional.id": f"{application_id}-birth"})
+    marker = Progress(BatchSpan(birth)).to_bytes()
+    try:
+        producer.init_transactions(_WRITE_TIMEOUT_S)
+        producer.begin_transaction()
+        for shard in range(birth.shards):
+            producer.produce(topic, marker, marker_key(shard), shard)
+        producer.commit_transaction(_WRITE_TIMEOUT_S)
+    except KafkaException as problem:
+        raise DeliveryFailed(f"the new checkpoint could not be announced in {topic}: {problem}") from problem
 
 
 def read_progress(options: Mapping[str, str], topic: str, shard: int) -> Progress | None:

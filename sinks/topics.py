@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import (
     KafkaConfigurationError,
     KafkaError,
@@ -16,6 +16,7 @@ from kafka.errors import (
     TopicAlreadyExistsError,
     for_code,
 )
+from kafka.structs import TopicPartition
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
 from conf.kafka_options import kafka_python_options
@@ -121,6 +122,33 @@ def ensure_topics(
     ]
 
 
+def ensure_shards(settings: Settings, shards: int) -> None:
+    """Give the progress topic a partition for each of `shards`.
+
+    Raises TopicMissing, TopicMismatch, BrokerUnreachable.
+    """
+    topic = settings.progress_topic
+    with connected(settings) as admin:
+        partitions = _counts(admin, [topic]).get(topic, 0)
+        if not partitions:
+            raise TopicMissing(f"{topic} (progress): without it nothing tells what is delivered; put it back")
+        _check_progress(admin, settings, max(partitions, settings.bucket.shards))
+        if partitions < shards:
+            admin.create_partitions({topic: shards})
+
+
+def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return, for each (input topic, partition), the offsets of the first record there is and of the next one."""
+    with connected(settings) as admin:
+        counts = _counts(admin, settings.topics.input)
+        partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        first, last = (
+            admin.list_partition_offsets(dict.fromkeys(partitions, spec))
+            for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+        )
+    return {(each.topic, each.partition): (first[each].offset, last[each].offset) for each in partitions}
+
+
 @contextmanager
 def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
     """An admin client for `settings.kafka`, closed afterwards.
@@ -192,11 +220,11 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
 
 def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int) -> None:
     name, shards = settings.progress_topic, settings.bucket.shards
-    if partitions != shards:
+    # More there may be: those of a time with more shards.
+    if partitions < shards:
         raise TopicMismatch(
-            f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set "
-            "bucket.shards back to what the application began with, or begin a new one under another "
-            "application_id"
+            f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set bucket.shards "
+            "back, or move the application to more shards with `delayline rescale`"
         )
     resource = ConfigResource("TOPIC", name, {"cleanup.policy": None})
     policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]

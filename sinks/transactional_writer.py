@@ -20,8 +20,11 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.errors import DeliveryFailed
 from conf.failpoints import failpoint
-from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER
-from sinks.progress import Progress, committed_messages, read_progress
+from conf.kafka_options import librdkafka_options
+from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER, ORDER, Key
+from conf.progress import BatchSpan, Progress, committed_messages
+from conf.settings import Settings
+from sinks.progress import marker_key, read_progress
 
 Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
@@ -35,8 +38,7 @@ class DeliveryPlan:
     """
 
     application_id: str
-    checkpoint: str
-    batch_id: int
+    batch: BatchSpan
     progress_topic: str
     slice_ms: int
     transaction_messages: int
@@ -61,7 +63,7 @@ class ShardWriter:
                 "linger.ms": "5",
                 "queue.buffering.max.messages": "500000",
                 **plan.options,
-                "transactional.id": f"{plan.application_id}-{shard}",
+                "transactional.id": transactional_id(plan.application_id, shard),
                 "transaction.timeout.ms": str(plan.transaction_timeout_ms),
             }
         )
@@ -86,7 +88,7 @@ class ShardWriter:
 
     def commit(self, progress: Progress, not_before_ms: int, attempt: int) -> None:
         """Write the marker, wait until `not_before_ms` (epoch ms), and commit."""
-        self._producer.produce(self._topic, progress.to_bytes(), f"shard-{self.shard}".encode(), self.shard)
+        self._producer.produce(self._topic, progress.to_bytes(), marker_key(self.shard), self.shard)
         self._producer.flush(self._timeout_s)
         failpoint("transaction-open", attempt)
         # The only place where the wall clock matters, and it can do nothing but delay (invariant 4).
@@ -100,6 +102,25 @@ class ShardWriter:
         """Give the open transaction up, as far as the broker can be reached: the next writer ends it anyway."""
         self._producer.purge()
         self._producer.abort_transaction(5.0)
+
+
+def fence_writers(settings: Settings, shards: int) -> None:
+    """Let no writer of the first `shards` shards commit any more, and end their open transactions.
+
+    Raises DeliveryFailed if the broker does not do so.
+    """
+    timeout_s = settings.delivery.transaction_timeout / 1000
+    for shard in range(shards):
+        name = transactional_id(settings.application_id, shard)
+        try:
+            Producer({**librdkafka_options(settings.kafka), "transactional.id": name}).init_transactions(timeout_s)
+        except KafkaException as problem:
+            raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
+
+
+def transactional_id(application_id: str, shard: int) -> str:
+    """Return the name under which a shard's writers fence each other."""
+    return f"{application_id}-{shard}"
 
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
@@ -120,17 +141,18 @@ def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attemp
             writer = ShardWriter(plan, shard)
         count = _deliver_rest(plan, writer, messages, attempt)
     except KafkaException as problem:
-        raise DeliveryFailed(f"shard {shard}, batch {plan.batch_id}: {problem}") from problem
+        raise DeliveryFailed(f"shard {shard}, batch {plan.batch.batch_id}: {problem}") from problem
     _open_writers[key] = writer
     return count, writer.id
 
 
 def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa.Table], attempt: int) -> int:
-    skipped = committed_messages(writer.progress, plan.checkpoint, plan.batch_id)
-    position, in_transaction, last_due_ms, slice_end_ms = 0, 0, 0, 0
+    skipped = committed_messages(writer.progress, plan.batch)
+    position, in_transaction, slice_end_ms = 0, 0, 0
+    last: Key = (0, "", 0, 0)
 
     def commit() -> None:
-        writer.commit(Progress(plan.checkpoint, plan.batch_id, position), last_due_ms, attempt)
+        writer.commit(Progress(plan.batch, position, last), last[0], attempt)
 
     try:
         for batch in (batch for table in messages for batch in table.to_batches()):
@@ -149,7 +171,8 @@ def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa
                 count = min(fitting, plan.transaction_messages - in_transaction)
                 in_transaction += count
                 writer.produce(islice(rows, count))
-                at, position, last_due_ms = at + count, position + count, int(dues[at + count - 1])
+                at, position = at + count, position + count
+                last = tuple(batch.column(name)[at - 1].as_py() for name, _ in ORDER)
         if in_transaction:
             commit()
     except BaseException:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.birth import Offsets
 from conf.message import encode_chunk
 from conf.rules import BatchRules
-from conf.shards import shards_of
+from conf.shards import by_shard
 from sources.intake import accept
 
 CHUNK_SCHEMA = "shard_key int, event_time timestamp, chunk binary"
@@ -24,20 +25,34 @@ _COLUMNS = (
 
 
 def read_records(
-    spark: SparkSession, options: dict[str, str], topics: Sequence[str], messages_per_trigger: int
+    spark: SparkSession, options: dict[str, str], topics: Sequence[str], messages_per_trigger: int, starts: Offsets
 ) -> DataFrame:
-    """Return the stream of input records. `options` are the Java client's, without prefix."""
-    reader = spark.readStream.format("kafka").options(
-        **{f"kafka.{name}": value for name, value in {"isolation.level": "read_committed", **options}.items()}
-    )
+    """Return the stream of input records. `options` are the Java client's, without prefix.
+
+    Where no batch has been yet it starts at `starts`, which names every partition, or none: then at the beginning.
+    """
+    reader = spark.readStream.format("kafka").options(**_options(options, topics))
     return (
-        reader.option("subscribe", ",".join(topics))
-        .option("includeHeaders", "true")
-        .option("startingOffsets", "earliest")
+        reader.option("startingOffsets", json.dumps(starts) if starts else "earliest")
         .option("maxOffsetsPerTrigger", messages_per_trigger)
         .load()
         .selectExpr(*_COLUMNS)
     )
+
+
+def read_range(
+    spark: SparkSession, options: dict[str, str], topics: Sequence[str], starts: Offsets, ends: Offsets
+) -> DataFrame:
+    """Return the input records from `starts` up to `ends`, which both name every partition, as `read_records` does."""
+    reader = spark.read.format("kafka").options(**_options(options, topics))
+    offsets = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+    return reader.options(**offsets).load().selectExpr(*_COLUMNS)
+
+
+def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
+    clients = {"isolation.level": "read_committed", **options}
+    own = {"subscribe": ",".join(topics), "includeHeaders": "true"}
+    return {f"kafka.{name}": value for name, value in clients.items()} | own
 
 
 def accepting(
@@ -61,11 +76,10 @@ def accepting(
 
 
 def _chunks(messages: pa.Table, rules: BatchRules) -> pa.RecordBatch:
-    shards = pa.array(shards_of(messages, rules.shards))
     keys, chunks = [], []
-    for shard in shards.unique().to_pylist():
+    for shard, own in by_shard(messages, rules.shards):
         keys.append(rules.shard_keys[shard])
-        chunks.append(encode_chunk(messages.filter(pc.equal(shards, shard))))
+        chunks.append(encode_chunk(own))
     return pa.RecordBatch.from_arrays(
         [pa.array(keys, pa.int32()), pa.nulls(len(keys), _CHUNK.field(1).type), pa.array(chunks, pa.binary())],
         schema=_CHUNK,

@@ -35,7 +35,7 @@ def hold(rules_now: Callable[[], tuple[int, BatchRules]]) -> StateFunction:
     def hold_shard(key: tuple[int], arrivals: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         batch_id, rules = rules_now()
         shard = rules.shard_keys.index(key[0])
-        cutoff_ms = int(state.getCurrentWatermarkMs())
+        cutoff_ms = max(int(state.getCurrentWatermarkMs()), rules.first_cutoff_ms)
         chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"]]
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
         result = step(waiting, chunks, cutoff_ms, rules)
@@ -45,19 +45,19 @@ def hold(rules_now: Callable[[], tuple[int, BatchRules]]) -> StateFunction:
             state.setTimeoutTimestamp(max(1, result.next_due_ms or 0))
         elif state.exists:
             state.remove()
-        rows = list(_rows(result, batch_id, shard, cutoff_ms, rules))
+        rows = list(_rows(result, rules.first_bucket + batch_id, shard, cutoff_ms, rules))
         yield pd.DataFrame(rows, columns=HELD_COLUMNS).astype({"chunk": object})
 
     return hold_shard
 
 
-def _rows(result: BucketStep, batch_id: int, shard: int, cutoff_ms: int, rules: BatchRules) -> Iterable[dict[str, Any]]:
+def _rows(result: BucketStep, bucket: int, shard: int, cutoff_ms: int, rules: BatchRules) -> Iterable[dict[str, Any]]:
     """Give the rows of `HELD_SCHEMA` for one step."""
-    base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": batch_id, "segment": 0, "time_partition": ""}
+    base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket, "segment": 0, "time_partition": ""}
     if result.due.num_rows:
         for piece in split_by_bytes(result.due, _DUE_CHUNK_BYTES):
             yield {**base, "kind": DUE, **_bounds(piece), "chunk": encode_chunk(piece)}
-    for segment, messages in cut(result.sealed, batch_id, shard, cutoff_ms, rules):
+    for segment, messages in cut(result.sealed, bucket, shard, cutoff_ms, rules):
         yield {**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)}
     yield {**base, "kind": KEPT, **_bounds(result.kept), "chunk": b""}
 

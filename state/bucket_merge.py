@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate, count, groupby, pairwise
 from operator import itemgetter
 
-import numpy as np
 import pyarrow as pa
 
-from conf.chunk_merge import Key, merge
+from conf.chunk_merge import merge
+from conf.message import Key
 from conf.rules import BatchRules
-from conf.shards import shards_of
+from conf.shards import by_shard
 from state.segments import Segment, SegmentCutter
 from state.stored import segment_rows
 from state.window import keyed_chunks
@@ -98,10 +98,9 @@ def _cut(
 ) -> Iterator[tuple[Segment, pa.Table]]:
     cutters: dict[int, SegmentCutter] = {}
     for messages in ordered:
-        of = shards_of(messages, rules.shards)
-        for shard in np.unique(of).tolist():
+        for shard, own in by_shard(messages, rules.shards):
             if shard not in cutters:
                 cutters[shard] = SegmentCutter(bucket, shard, label, numbers, rules)
-            yield from cutters[shard].add(messages.filter(pa.array(of == shard)))
+            yield from cutters[shard].add(own)
     for cutter in cutters.values():
         yield from cutter.finish()

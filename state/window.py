@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from conf.chunk_merge import Key, merge
-from conf.message import decode_chunk, encode_chunk
-from conf.shards import shards_of
+from conf.chunk_merge import merge
+from conf.message import Key, decode_chunk, encode_chunk
+from conf.shards import by_shard
 from state.stored import first_key, split
 
 WINDOW_COLUMNS = ("shard", "deliver_at_ms", "topic", "partition", "offset", "max_deliver_at_ms", "count", "chunk")
@@ -45,9 +45,8 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
-            of = shards_of(messages, shards)
-            for shard in np.unique(of).tolist():
-                for piece in split(messages.filter(pa.array(of == shard))):
+            for shard, own in by_shard(messages, shards):
+                for piece in split(own):
                     last = piece.column("deliver_at_ms")[-1].as_py()
                     row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
                     row |= {**first_key(piece), "chunk": encode_chunk(piece)}

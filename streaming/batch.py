@@ -6,16 +6,16 @@ import logging
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch, CutoffMismatch
+from conf.errors import CutoffMismatch
 from conf.failpoints import failpoint
 from conf.kafka_options import librdkafka_options
+from conf.progress import BatchSpan
 from conf.settings import Settings
 from sinks.bucket_store import CHUNK_KEY
 from sinks.delivery import DUE_TYPES, REPORT_SCHEMA, deliver_chunks
@@ -23,6 +23,7 @@ from sinks.transactional_writer import DeliveryPlan
 from state.adapter import DUE, KEPT, SEALED
 from state.segments import Segment
 from state.stored import STORED_SCHEMA, stored_rows
+from streaming.checkpoint import PlannedBatch
 from streaming.due_window import DueWindow
 from streaming.recovery import Recovered
 from streaming.session import worker_pool
@@ -31,32 +32,25 @@ from streaming.upkeep import Upkeep
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Cutoffs:
-    """A batch delivers what is due in [previous_ms, cutoff_ms), and what came too late for an earlier batch."""
-
-    previous_ms: int
-    cutoff_ms: int
-
-
 class BatchRunner:
     """Runs batches, one after the other, in the query's thread."""
 
     def __init__(self, state: Recovered, settings: Settings) -> None:
         self._checkpoint = state.checkpoint
-        self._rules = state.rules
         self._store = state.store
         self._window = DueWindow(
             state.store,
             state.catalog,
             state.delivered_before_ms,
+            state.overdue,
             settings.window.ahead,
             settings.window.max_messages,
             settings.bucket.shards,
         )
         self._upkeep = Upkeep(state.store, state.catalog, state.partitions, settings.bucket.limit, state.rules.newest)
         self._settings = settings
-        self._last: tuple[int, int] | None = None
+        self._birth = state.checkpoint.birth
+        self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
 
@@ -68,16 +62,19 @@ class BatchRunner:
         """
         failpoint("batch-begun")
         begun = time.monotonic()
-        cutoffs = self._cutoffs(batch_id)
-        # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep.
-        self._upkeep.before_batch(batch_id - 1, cutoffs.previous_ms)
+        planned = self._checkpoint.planned(batch_id)
+        span = self._span(planned)
+        if batch_id:
+            # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep. Nor beside
+            # a first batch: what it delivers it knows by its bucket.
+            self._upkeep.before_batch(self._birth.first_bucket + batch_id - 1, span.previous_ms)
         held = held.persist()
         try:
             outcome = held.drop("chunk").collect()
-            _check(outcome, cutoffs)
+            _check(outcome, span.cutoff_ms)
             failpoint("state-held")
             sealed = [row for row in outcome if row["kind"] == SEALED]
-            due = self._due(held, outcome, batch_id, cutoffs)
+            due = self._due(held, outcome, span)
             steps: list[Future[None]] = []
             if due is not None:
                 steps.append(self._start(self._deliver, due))
@@ -89,12 +86,12 @@ class BatchRunner:
             self._upkeep.sealed_into({row["time_partition"] for row in sealed})
         finally:
             held.unpersist()
-        self._window.advance(cutoffs.cutoff_ms)
-        self._last = (batch_id, cutoffs.cutoff_ms)
+        self._window.advance(span.cutoff_ms)
+        self._last = planned
         if due is not None or sealed:
             log.info(
                 "batch %d: delivered below %d, sealed %d messages in %d segments, %.2f s",
-                batch_id, cutoffs.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
+                batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
                 time.monotonic() - begun,
             )  # fmt: skip
         failpoint("batch-done")
@@ -105,37 +102,32 @@ class BatchRunner:
         self._window.close()
         self._upkeep.close()
 
-    @cached_property
-    def _checkpoint_id(self) -> str:
-        # Spark gives a new checkpoint its id when the query starts, and not before.
-        checkpoint_id = self._checkpoint.query_id()
-        if checkpoint_id is None:
-            raise CheckpointMismatch(f"the checkpoint at {self._checkpoint.path} has lost its metadata file")
-        return checkpoint_id
-
     def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
         # Spark's local properties, the batch id among them, must reach the tasks of either step.
         return self._beside.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
 
-    def _cutoffs(self, batch_id: int) -> Cutoffs:
-        """Read both cutoffs from the offset log, which a replayed batch finds as it left it."""
-        cutoff = self._checkpoint.planned(batch_id).watermark_ms
-        if self._last is not None and self._last[0] == batch_id - 1:
-            previous = self._last[1]
-        else:
-            previous = self._checkpoint.planned(batch_id - 1).watermark_ms if batch_id else 0
-        if cutoff < previous:
-            raise CutoffMismatch(f"batch {batch_id} has cutoff {cutoff}, behind {previous} of the batch before")
-        return Cutoffs(previous, cutoff)
+    def _span(self, planned: PlannedBatch) -> BatchSpan:
+        """Read what the batch before left in the offset log, as a replayed batch finds it too."""
+        if not planned.batch_id:
+            return BatchSpan(self._birth, 0, 0, planned.cutoff_ms, self._birth.offsets, planned.offsets)
+        before = self._last
+        if before is None or before.batch_id != planned.batch_id - 1:
+            before = self._checkpoint.planned(planned.batch_id - 1)
+        if planned.cutoff_ms < before.cutoff_ms:
+            raise CutoffMismatch(
+                f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
+            )
+        cutoffs = (before.cutoff_ms, planned.cutoff_ms)
+        return BatchSpan(self._birth, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
-    def _due(self, held: DataFrame, outcome: list[Row], batch_id: int, cutoffs: Cutoffs) -> DataFrame | None:
+    def _due(self, held: DataFrame, outcome: list[Row], batch: BatchSpan) -> DataFrame | None:
         """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
 
         Chunks of a mutable bucket have no key, and are delivered whole; those of the window are cut to the batch's
         range. Each task merges both kinds.
         """
         shards = sorted({row["shard"] for row in outcome if row["kind"] == DUE})
-        loaded = self._window.take(cutoffs.previous_ms, cutoffs.cutoff_ms)
+        loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
         if not loaded and not shards:
             return None
         # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
@@ -143,16 +135,15 @@ class BatchRunner:
         due = held.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
             shards = list(range(self._settings.bucket.shards))
-            span = (f"{cutoffs.previous_ms}L AS from_ms", f"{cutoffs.cutoff_ms}L AS until_ms")
+            span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
             sealed = (piece.selectExpr("shard", *CHUNK_KEY, *span, "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
-        return self._delivery(due, shards, batch_id)
+        return self._delivery(due, shards, batch)
 
-    def _delivery(self, due: DataFrame, shards: Iterable[int], batch_id: int) -> DataFrame:
+    def _delivery(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
-            checkpoint=self._checkpoint_id,
-            batch_id=batch_id,
+            batch=batch,
             progress_topic=self._settings.progress_topic,
             slice_ms=self._settings.delivery.slice,
             transaction_messages=self._settings.delivery.transaction_messages,
@@ -175,16 +166,16 @@ class BatchRunner:
     def _seal(self, held: DataFrame, batch_id: int) -> None:
         rows = held.where(f"kind = '{SEALED}'").mapInArrow(stored_rows, from_arrow_schema(STORED_SCHEMA))
         failpoint("sealing")
-        self._store.append(rows, self._checkpoint_id, batch_id)
+        self._store.append(rows, self._birth.checkpoint, batch_id)
         failpoint("sealed")
 
 
-def _check(outcome: Iterable[Row], cutoffs: Cutoffs) -> None:
+def _check(outcome: Iterable[Row], cutoff_ms: int) -> None:
     """Hold invariants 2 and 3 against what the state stage says."""
     for row in outcome:
-        if row["cutoff_ms"] != cutoffs.cutoff_ms:
-            raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoffs.cutoff_ms}")
-        if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoffs.cutoff_ms:
+        if row["cutoff_ms"] != cutoff_ms:
+            raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoff_ms}")
+        if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoff_ms:
             raise CutoffMismatch(f"shard {row['shard']} holds back a message due at {row['min_deliver_at_ms']}")
 
 

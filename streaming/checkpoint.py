@@ -1,25 +1,33 @@
-"""Reading Spark's checkpoint from outside: which batches are planned and committed, and at what watermark."""
+"""The checkpoint from outside: how it began, which batches are planned and committed, and with what cutoff."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from conf.birth import Birth, Offsets
 from conf.errors import CheckpointMismatch
 from conf.rules import RuleBook
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One entry of the offset log. Instants in epoch ms; `offsets` is the Kafka source's JSON, empty before data."""
+    """One entry of the offset log. Instants in epoch ms; `offsets` is where it has read to, empty before any data.
+
+    The cutoff is the batch's watermark, but never below that of the checkpoint's birth.
+    """
 
     batch_id: int
     clock_ms: int
-    watermark_ms: int
-    offsets: dict[str, dict[str, int]]
+    cutoff_ms: int
+    offsets: Offsets
+
+
+_BIRTH, _RULES, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
 
 
 class Checkpoint:
@@ -35,10 +43,49 @@ class Checkpoint:
         self.path = path
         self._files = self._path_of(path).getFileSystem(self._conf)
 
-    def query_id(self) -> str | None:
-        """Return the id that Spark gave the checkpoint at its birth, or None if it is not born."""
-        text = self._read("metadata")
-        return json.loads(text)["id"] if text else None
+    def exists(self) -> bool:
+        """Say whether there is anything at `path`."""
+        return bool(self._files.exists(self._path_of(self.path)))
+
+    @cached_property
+    def birth(self) -> Birth:
+        """How the checkpoint began. Raises CheckpointMismatch if it does not say."""
+        text = self._read(_BIRTH)
+        if text is None:
+            raise CheckpointMismatch(f"{self.path} has no {_BIRTH}; put it back whole, or see `delayline rebuild`")
+        try:
+            return Birth.from_json(text)
+        except (TypeError, ValueError) as problem:
+            raise CheckpointMismatch(
+                f"{self.path}/{_BIRTH} cannot be read ({problem!r}); it is of another version, or damaged"
+            ) from problem
+
+    def is_born(self) -> bool:
+        """Say whether the checkpoint has been given its birth."""
+        return bool(self._files.exists(self._path_of(self.path, _BIRTH)))
+
+    def be_born(self, birth: Birth) -> None:
+        """Begin the checkpoint, or complete a beginning that was cut off."""
+        self._write(_BIRTH, birth.to_json())
+        # Spark takes over an id that it finds.
+        self._write("metadata", json.dumps({"id": birth.checkpoint}))
+
+    def is_retired(self) -> bool:
+        """Say whether another checkpoint is to take over."""
+        return bool(self._files.exists(self._path_of(self.path, _RETIRED)))
+
+    def retire(self) -> None:
+        """Let no job run from this checkpoint again."""
+        self._write(_RETIRED, "{}")
+
+    def move(self, path: str) -> None:
+        """Move the whole checkpoint. Raises CheckpointMismatch if it cannot be."""
+        if not self._files.rename(self._path_of(self.path), self._path_of(path)):
+            raise CheckpointMismatch(f"{self.path} cannot be moved to {path}; is there something already?")
+
+    def remove(self) -> None:
+        """Delete the whole checkpoint."""
+        self._files.delete(self._path_of(self.path), True)
 
     def last_planned(self) -> int | None:
         """Return the newest batch in the offset log, or None."""
@@ -60,8 +107,9 @@ class Checkpoint:
             return PlannedBatch(
                 batch_id,
                 int(facts["batchTimestampMs"]),
-                int(facts["batchWatermarkMs"]),
-                next((entry for entry in offsets if all(isinstance(v, dict) for v in entry.values())), {}),
+                max(int(facts["batchWatermarkMs"]), self.birth.cutoff_ms),
+                next((entry for entry in offsets if all(isinstance(v, dict) for v in entry.values())), {})
+                or self.birth.offsets,
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointMismatch(
@@ -70,23 +118,25 @@ class Checkpoint:
 
     def rules(self) -> RuleBook:
         """Return the rules by batch that earlier starts recorded; an empty book if none did."""
-        text = self._read("delayline-rules.json")
+        text = self._read(_RULES)
         if text is None:
             return RuleBook(())
         try:
             return RuleBook.from_json(text)
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointMismatch(
-                f"{self.path}/delayline-rules.json cannot be read ({problem!r}); it is of another version, or damaged"
+                f"{self.path}/{_RULES} cannot be read ({problem!r}); it is of another version, or damaged"
             ) from problem
 
     def write_rules(self, rules: RuleBook) -> None:
         """Record the rules, replacing the file in one step."""
-        path = self._path_of(self.path, "delayline-rules.json")
+        self._write(_RULES, rules.to_json())
+
+    def _write(self, name: str, text: str) -> None:
         manager = self._file_manager.create(self._path_of(self.path), self._conf)
         manager.mkdirs(self._path_of(self.path))
-        stream = manager.createAtomic(path, True)
-        stream.write(bytearray(rules.to_json().encode()))
+        stream = manager.createAtomic(self._path_of(self.path, name), True)
+        stream.write(bytearray(text.encode()))
         stream.close()
 
     def _newest(self, log: str) -> int | None:

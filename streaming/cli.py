@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from conf.errors import DelaylineError, Rejected
 from streaming.cli_broker import broker, jars
+from streaming.cli_checkpoint import rebuild, rescale
 from streaming.cli_demo import demo
 from streaming.cli_publish import publish
 from streaming.cli_run import run
@@ -54,6 +55,8 @@ app.add_typer(topics_app, name="topics")
 app.command()(publish)
 app.command()(subscribe)
 app.command()(status)
+app.command()(rescale)
+app.command()(rebuild)
 app.command()(demo)
 
 

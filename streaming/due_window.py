@@ -35,7 +35,7 @@ class DueWindow:
     """Loads ahead up to `ahead_ms` past the cutoff, or about `max_messages`, whichever is less.
 
     Used by one thread, the query's; loading ahead runs in a thread of its own. `start_ms` is the cutoff up to which
-    everything has been delivered.
+    everything has been delivered, but for the `overdue` segments.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class DueWindow:
         store: BucketStore,
         catalog: SegmentCatalog,
         start_ms: int,
+        overdue: list[Segment],
         ahead_ms: int,
         max_messages: int,
         shards: int,
@@ -57,6 +58,7 @@ class DueWindow:
         self._loading: list[tuple[int, Future[_Piece]]] = []
         self._horizon_ms = start_ms
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
+        self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
         """Return the chunks with sealed messages due in [start_ms, end_ms), as none or more DataFrames.

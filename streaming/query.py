@@ -10,6 +10,7 @@ from pyspark.sql.functions import col
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.state import GroupStateTimeout
 
+from conf.birth import Offsets
 from conf.errors import CheckpointMismatch
 from conf.kafka_options import java_options
 from conf.rules import BatchRules, RuleBook
@@ -32,11 +33,14 @@ def rules_of_task(book: RuleBook) -> Callable[[], tuple[int, BatchRules]]:
     return rules_now
 
 
-def held_messages(spark: SparkSession, settings: Settings, book: RuleBook) -> DataFrame:
-    """Return the stream of what each batch delivers, seals and keeps (`state.adapter.HELD_SCHEMA`)."""
+def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, starts: Offsets) -> DataFrame:
+    """Return the stream of what each batch delivers, seals and keeps (`state.adapter.HELD_SCHEMA`).
+
+    A new checkpoint reads the input from `starts`, and from the beginning where that names no offset.
+    """
     rules_now = rules_of_task(book)
     records = read_records(
-        spark, java_options(settings.kafka), settings.topics.input, settings.limits.messages_per_trigger
+        spark, java_options(settings.kafka), settings.topics.input, settings.limits.messages_per_trigger, starts
     )
     messages = records.mapInArrow(accepting(rules_now), CHUNK_SCHEMA)
     ticks = tick(spark, settings.clock.lookahead)

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import logging
+import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.birth import Birth, Offsets
 from conf.errors import CheckpointMismatch
 from conf.kafka_options import librdkafka_options
+from conf.progress import Progress
 from conf.rules import RuleBook, rules_from
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
-from sinks.progress import Progress, read_progress
+from sinks.progress import announce_birth, read_progress
 from sinks.topics import partition_counts
 from state.catalog import SegmentCatalog
+from state.segments import Segment
 from state.stored import STORED_SCHEMA, described_segment
 from streaming.checkpoint import Checkpoint
 from streaming.query import shard_keys
 
 log = logging.getLogger(__name__)
 
+# As Spark's Kafka source writes it among offsets.
+_EARLIEST = -2
+
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the job goes on from. `delivered_before_ms` is epoch ms: the last committed cutoff."""
+    """What a start of the job goes on from. `delivered_before_ms` is epoch ms: the last committed cutoff.
+
+    `overdue` are the segments with messages below it that the checkpoint's first batch is to deliver.
+    """
 
     checkpoint: Checkpoint
     rules: RuleBook
@@ -34,11 +45,17 @@ class Recovered:
     catalog: SegmentCatalog
     partitions: set[str]
     delivered_before_ms: int
+    overdue: list[Segment]
 
 
 def checkpoint_path(settings: Settings) -> str:
     """Return where the query's checkpoint lies."""
     return f"{_storage(settings)}/checkpoint"
+
+
+def next_checkpoint_path(settings: Settings) -> str:
+    """Return where a checkpoint is made that is to take the place of another."""
+    return f"{_storage(settings)}/checkpoint-next"
 
 
 def buckets_path(settings: Settings) -> str:
@@ -62,57 +79,109 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
     store = BucketStore(spark, buckets_path(settings))
     planned = checkpoint.last_planned()
     if planned is None:
-        _refuse_second_birth(settings, checkpoint, store, fresh)
+        _begin(spark, settings, checkpoint, store, fresh)
+    if checkpoint.is_retired():
+        raise CheckpointMismatch(
+            f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
+        )
     rules = _amended_rules(spark, settings, checkpoint, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
-    committed = checkpoint.last_committed()
-    cutoff_ms = checkpoint.planned(committed).watermark_ms if committed is not None else 0
-    rows = store.metadata()
-    segments = [described_segment(row.asDict()) for row in rows]
+    birth, committed = checkpoint.birth, checkpoint.last_committed()
+    cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
+    segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
+    overdue = [
+        segment
+        for segment in segments
+        if committed is None and segment.bucket == birth.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
+    ]
     log.info(
         "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
         len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
     )  # fmt: skip
-    return Recovered(checkpoint, rules, store, catalog, {segment.time_partition for segment in segments}, cutoff_ms)
+    partitions = {segment.time_partition for segment in segments}
+    return Recovered(checkpoint, rules, store, catalog, partitions, cutoff_ms, overdue)
 
 
-def _refuse_second_birth(settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:
+def _begin(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:
+    """Let a checkpoint be born, unless it is already and only its first batch is still to come."""
+    if Checkpoint(spark, next_checkpoint_path(settings)).is_born() and not checkpoint.is_born():
+        raise CheckpointMismatch(
+            f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
+            "(`delayline rescale` or `delayline rebuild`) again"
+        )
+    markers = read_markers(settings)
+    if not checkpoint.is_born():
+        _refuse_second_birth(checkpoint, store, markers, fresh)
+        born = Birth(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
+    else:
+        born = checkpoint.birth
+    checkpoint.be_born(born)
+    if _generation(markers) < born.generation:
+        announce_birth(librdkafka_options(settings.kafka), settings.application_id, settings.progress_topic, born)
+
+
+def _generation(markers: Iterable[Progress | None]) -> int:
+    """Return the newest generation of checkpoints that markers tell of; 0 if none does."""
+    return max((marker.batch.birth.generation for marker in markers if marker is not None), default=0)
+
+
+def _refuse_second_birth(
+    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], fresh: bool
+) -> None:
     """A checkpoint is born once: with a second one, everything still in the input would be delivered again.
 
-    Never beside buckets of another checkpoint, `fresh` or not: the two would number their buckets alike.
+    Never beside buckets of another checkpoint, `fresh` or not: what is delivered of them would come again.
     """
     if store.exists() and store.metadata():
         raise CheckpointMismatch(
             f"there is no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
-            "Put the checkpoint back, or keep that folder and take another storage.path with `delayline run --fresh`"
+            "Put the checkpoint back, or make one from the tables, the input and the progress topic with "
+            "`delayline rebuild`. Or keep that folder and take another storage.path with `delayline run --fresh`"
         )
-    if not fresh and any(marker is not None for marker in _markers(settings)):
+    if not fresh and any(marker is not None for marker in markers):
         raise CheckpointMismatch(
-            f"there is no checkpoint at {checkpoint.path}, but {settings.application_id!r} has delivered messages "
-            "before. Put the checkpoint back, or take another application_id; "
+            f"there is no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one. "
+            "Put the checkpoint back, or make one with `delayline rebuild`, or take another application_id; "
             "`delayline run --fresh` starts anew and delivers again all that is still in the input topics"
         )
 
 
-def _markers(settings: Settings) -> list[Progress | None]:
-    options = librdkafka_options(settings.kafka)
-    return [read_progress(options, settings.progress_topic, shard) for shard in range(settings.bucket.shards)]
+def read_markers(settings: Settings) -> list[Progress | None]:
+    """Return the last marker in each partition of the progress topic, which has one for each shard or more."""
+    options, topic = librdkafka_options(settings.kafka), settings.progress_topic
+    partitions = partition_counts(settings, [topic]).get(topic, 0)
+    return [read_progress(options, topic, partition) for partition in range(partitions)]
 
 
 def _amended_rules(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None) -> RuleBook:
     """Let the current settings hold from the first batch that has never run; batches to replay keep theirs."""
-    book = checkpoint.rules() if planned is not None else RuleBook(())
-    if book.entries and book.entries[-1][1].shards != settings.bucket.shards:
+    birth = checkpoint.birth
+    if birth.shards != settings.bucket.shards:
         raise CheckpointMismatch(
-            f"the checkpoint was born with {book.entries[-1][1].shards} shards, and bucket.shards is "
-            f"{settings.bucket.shards}: Spark fixes the number at a checkpoint's birth"
+            f"the checkpoint was born with {birth.shards} shards, and bucket.shards is {settings.bucket.shards}: "
+            f"set bucket.shards to {birth.shards}, or change the checkpoint with `delayline rescale`"
         )
+    book = checkpoint.rules() if planned is not None else RuleBook(())
     if planned is not None and not book.entries:
         raise CheckpointMismatch(f"{checkpoint.path} has batches but no delayline-rules.json; put it back whole")
-    keys = book.entries[-1][1].shard_keys if book.entries else shard_keys(spark, settings.bucket.shards)
-    rules = rules_from(settings, partition_counts(settings), keys)
+    keys = book.newest.shard_keys if book.entries else shard_keys(spark, birth.shards)
+    rules = rules_from(settings, partition_counts(settings), keys, birth)
     first_new = 0 if planned is None else planned + 1
     book = book.amended(first_new, rules, keep_from=max(0, first_new - 1))
     checkpoint.write_rules(book)
     return book
+
+
+def input_starts(settings: Settings, birth: Birth) -> Offsets:
+    """Return where a new checkpoint begins to read each partition of the input; nothing for all from the beginning.
+
+    A partition that was added since begins with its first record.
+    """
+    if not birth.offsets:
+        return {}
+    counts = partition_counts(settings, settings.topics.input)
+    return {
+        topic: {str(number): birth.offsets.get(topic, {}).get(str(number), _EARLIEST) for number in range(count)}
+        for topic, count in counts.items()
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import signal
 import threading
@@ -16,12 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import LateRowsDropped, QueryFailed, ServiceStopping
-from conf.failpoints import ROOT_VARIABLE, failpoint
+from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.topics import check_topics
 from streaming.batch import BatchRunner
+from streaming.checkpoint import Checkpoint
 from streaming.query import held_messages, start_query
-from streaming.recovery import checkpoint_path, recover
+from streaming.recovery import checkpoint_path, input_starts, recover
 from streaming.session import open_session
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,10 @@ class Gate:
     running it would commit it, and lose what it read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_batch: int | None = None) -> None:
+        """`last_batch` is the last one that may run, if there is one."""
         self._open = True
+        self._last_batch = last_batch
 
     def close(self) -> None:
         """Let no further batch begin."""
@@ -47,7 +49,7 @@ class Gate:
         """Return `run_batch` behind the gate."""
 
         def guarded(held: DataFrame, batch_id: int) -> None:
-            if not self._open:
+            if not self._open or (self._last_batch is not None and batch_id > self._last_batch):
                 raise ServiceStopping(f"batch {batch_id} is left to the next start")
             run_batch(held, batch_id)
 
@@ -60,7 +62,6 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     Raises a DelaylineError for what it knows; anything else that stops the query comes as Spark tells it.
     `on_started` is called when the query runs.
     """
-    os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     check_topics(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,12 +72,34 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         failpoint("recovering")
         with closing(BatchRunner(state, settings)) as runner:
             gate = Gate()
-            held = held_messages(spark, settings, state.rules)
+            held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
             _watch(spark, query, gate, stop)
     finally:
         spark.stop()
+
+
+def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
+    """Replay the batch that was cut off, if there is one, and begin no other: nothing is then done in part.
+
+    Raises QueryFailed, or what `recover` does.
+    """
+    planned = checkpoint.last_planned()
+    if planned is None or checkpoint.last_committed() == planned:
+        return
+    state = recover(spark, settings, fresh=False)
+    with closing(BatchRunner(state, settings)) as runner:
+        held = held_messages(spark, settings, state.rules, input_starts(settings, checkpoint.birth))
+        query = start_query(held, settings, checkpoint.path, Gate(planned).guard(runner.run))
+        while query.isActive and checkpoint.last_committed() != planned:
+            time.sleep(_POLL_S)
+        # Spark would report the gate's refusal of the next batch as a failure of the query.
+        spark.sparkContext.setLogLevel("OFF")
+        query.stop()
+        problem = query.exception()
+        if problem is not None and ServiceStopping.code not in str(problem):
+            raise QueryFailed(_cause(query))
 
 
 def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from conf.failpoints import ROOT_VARIABLE
 from conf.jars import spark_jars
 from conf.settings import Settings
 from streaming.startup_noise import startup_noise_dropped
@@ -77,6 +78,8 @@ def _local_files() -> dict[str, str]:
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark, or take the session that `spark-submit` prepared. `options` go over all others."""
+    # Whatever Spark starts is of this process tree.
+    os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder

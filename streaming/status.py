@@ -129,9 +129,10 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     mutable: list[MutableBucket] = []
     sealed: list[Segment] = []
     if committed is not None:
-        batch_id, cutoff_ms = committed.batch_id, committed.watermark_ms
+        batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
+        last_bucket = checkpoint.birth.first_bucket + batch_id
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
-        sealed = live_segments(BucketStore(spark, buckets_path(settings)), batch_id, cutoff_ms)
+        sealed = live_segments(BucketStore(spark, buckets_path(settings)), last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
     histogram = _histogram(mutable, sealed, now_ms)
     return Status(
@@ -139,7 +140,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         now_ms=now_ms,
         committed=committed,
         planned=planned,
-        shards=[_shard(number, mutable, sealed) for number in range(settings.bucket.shards)],
+        shards=[_shard(number, mutable, sealed) for number in _shards(settings, sealed)],
         mutable_bytes=sum(bucket.bytes for bucket in mutable),
         sealed_bytes=sum(segment.bytes for segment in sealed),
         buckets=len({segment.bucket for segment in sealed}),
@@ -166,6 +167,11 @@ def _histogram(mutable: list[MutableBucket], sealed: list[Segment], now_ms: int)
     for segment in sealed:
         histogram.add_span(segment.min_deliver_at_ms, segment.max_deliver_at_ms, segment.count)
     return histogram
+
+
+def _shards(settings: Settings, sealed: list[Segment]) -> range:
+    """Return the numbers of all shards, those included that buckets were sealed by before there were fewer."""
+    return range(max([settings.bucket.shards, *(segment.shard + 1 for segment in sealed)]))
 
 
 def _shard(number: int, mutable: list[MutableBucket], sealed: list[Segment]) -> ShardStatus:

@@ -73,7 +73,7 @@ def _summary(status: Status) -> Iterator[str]:
     else:
         yield f"checkpoint   {status.checkpoint}"
         yield f"committed    batch {committed.batch_id}, begun {_ago(status, committed.clock_ms)}"
-        yield f"cutoff       {_due(status, committed.watermark_ms or None)}: everything due before it is delivered"
+        yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is delivered"
     if planned is not None:
         yield f"planned      batch {planned.batch_id}, begun {_ago(status, planned.clock_ms)}, not committed"
     if committed is not None:
@@ -99,7 +99,7 @@ def _batch(status: Status, batch: PlannedBatch | None) -> dict[str, int] | None:
         "batch_id": batch.batch_id,
         "clock_ms": batch.clock_ms,
         "age_ms": status.now_ms - batch.clock_ms,
-        "cutoff_ms": batch.watermark_ms,
+        "cutoff_ms": batch.cutoff_ms,
     }
 
 

@@ -75,17 +75,17 @@ def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: 
     return buckets
 
 
-def live_segments(store: BucketStore, batch_id: int, cutoff_ms: int) -> list[Segment]:
-    """Return what waits of the buckets that batches up to `batch_id` sealed; all below `cutoff_ms` is delivered.
+def live_segments(store: BucketStore, last_bucket: int, cutoff_ms: int) -> list[Segment]:
+    """Return what waits of the buckets up to `last_bucket`; all below `cutoff_ms` is delivered.
 
-    A bucket of a later batch is left out: until that batch is committed its messages still count in the state.
+    That is the one of the last committed batch: until a batch is committed its messages still count in the state.
     A segment that is delivered in part has its count, bytes and earliest due time corrected.
     """
     if not store.exists():
         return []
     # A merge may replace buckets between the reading of their metadata and that of their chunks.
     version = store.newest_version()
-    known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= batch_id]
+    known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]

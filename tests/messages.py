@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.birth import Birth
 from conf.message import HEADERS, MESSAGE_SCHEMA
 from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
@@ -61,4 +62,4 @@ def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 def some_rules(**changes: Any) -> BatchRules:
     """Return the rules of the default settings for two shards, with `changes`."""
-    return replace(rules_from(Settings(), PARTITIONS, shard_keys=(7, 1)), **changes)
+    return replace(rules_from(Settings(), PARTITIONS, (7, 1), Birth("c", 1, 2)), **changes)

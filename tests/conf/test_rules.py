@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.birth import Birth
 from conf.errors import CheckpointMismatch
 from conf.load import load_settings
 from conf.rules import RuleBook, rules_from
@@ -17,7 +18,7 @@ OLD, NEW, NEWEST = (some_rules(max_delay_ms=ms) for ms in (1, 2, 3))
 def test_no_pattern_lets_a_message_into_one_of_the_jobs_own_topics(topic: str) -> None:
     overrides = ["application_id=app", "topics.input=in-a,in-b", "topics.dead_letter=dead"]
     settings = load_settings(None, [*overrides, "topics.allowed_outputs=*"], environ={})
-    rules = rules_from(settings, {}, [0])
+    rules = rules_from(settings, {}, [0], Birth("c", 1, 1))
     assert not rules.allows(topic)
     assert rules.allows("anything-else")
 

@@ -1,0 +1,173 @@
+"""`delayline rebuild`: a new checkpoint in the place of one that is lost, from markers, tables and input.
+
+The markers say what is delivered, the buckets' message ids what is sealed. What was accepted, and is neither, was in
+the lost checkpoint's mutable buckets only: it is read from the input again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.birth import Birth, Offsets
+from conf.errors import CheckpointMismatch, UsageError
+from conf.kafka_options import java_options
+from conf.message import decode_chunk
+from conf.rules import BatchRules, rules_from
+from conf.settings import Settings
+from sinks.bucket_store import BucketStore
+from sinks.topics import check_topics, input_bounds, partition_counts
+from sinks.transactional_writer import fence_writers
+from sources.intake import accept
+from sources.kafka_reader import read_range
+from state.delivered import Delivered, newest_checkpoint
+from state.reseal import LEFT_SCHEMA, left_rows
+from state.stored import STORED_SCHEMA
+from streaming.checkpoint import Checkpoint
+from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
+from streaming.session import open_session
+from streaming.succession import put_in_place, seal_rest
+
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Sources = Mapping[tuple[str, int], BitMap64]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild did.
+
+    `resealed` messages were taken up again from the input or were overdue in the tables; `offsets` is where the new
+    checkpoint begins to read. `kept_at` is where the old checkpoint was put, if there was one.
+    """
+
+    resealed: int
+    offsets: Offsets
+    kept_at: str | None
+
+
+def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
+    """Make a new checkpoint for a job that does not run. `discard` allows it beside one that is there.
+
+    `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
+    CheckpointMismatch if the progress topic does not tell what is delivered.
+    """
+    check_topics(settings)
+    spark = open_session(settings)
+    try:
+        current = Checkpoint(spark, checkpoint_path(settings))
+        if current.exists() and not discard:
+            raise UsageError(
+                f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
+                "--discard-checkpoint puts it aside"
+            )
+        return _rebuild(spark, settings, current, now_ms)
+    finally:
+        spark.stop()
+
+
+def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_ms: int) -> Rebuilt:
+    fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+    delivered = newest_checkpoint(read_markers(settings))
+    if delivered is None:
+        raise CheckpointMismatch(
+            f"the progress topic {settings.progress_topic} does not hold a marker of every shard: nothing tells what "
+            "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
+        )
+    store = BucketStore(spark, buckets_path(settings))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    sealed = _sealed_ids(store)
+    starts, ends = _range(settings, delivered, sealed)
+    numbers = [row["bucket"] for row in store.metadata()]
+    last_bucket = max([delivered.birth.first_bucket + delivered.last_batch, *numbers])
+    birth = Birth(
+        checkpoint=str(uuid.uuid4()),
+        generation=delivered.birth.generation + 1,
+        shards=settings.bucket.shards,
+        # One number for what is sealed here.
+        first_bucket=last_bucket + 2,
+        cutoff_ms=delivered.cutoff_ms,
+        offsets=ends,
+    )
+    rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
+    records = read_range(spark, java_options(settings.kafka), settings.topics.input, starts, ends)
+    rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
+    rest = rest.union(_overdue(store, delivered, birth))
+    resealed = seal_rest(store, rest, birth, birth.checkpoint, delivered.cutoff_ms, rules)
+    kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
+    put_in_place(settings, birth, Checkpoint(spark, next_checkpoint_path(settings)), current, kept_at or "")
+    return Rebuilt(resealed, ends, kept_at)
+
+
+def _sealed_ids(store: BucketStore) -> dict[tuple[str, int], BitMap64]:
+    """Return the offsets that are in buckets, by input topic and partition."""
+    found: dict[tuple[str, int], BitMap64] = {}
+    for topic, partition, offsets in store.message_ids():
+        found.setdefault((topic, partition), BitMap64()).update(BitMap64.deserialize(offsets))
+    return found
+
+
+def _range(settings: Settings, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
+    """Return from where to where the lost checkpoint may have accepted records that are in no bucket.
+
+    Up to what a marker or a bucket tells of at the least: all beyond is new to the next checkpoint.
+    """
+    told = delivered.ends
+    for (topic, partition), offsets in sealed.items():
+        if offsets:
+            known = told.setdefault(topic, {})
+            known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
+    starts: Offsets = {}
+    ends: Offsets = {}
+    for (topic, partition), (first, last) in input_bounds(settings).items():
+        number = str(partition)
+        start = max(first, delivered.birth.offsets.get(topic, {}).get(number, 0))
+        end = told.get(topic, {}).get(number, 0)
+        if end > last:
+            raise CheckpointMismatch(
+                f"{topic}/{partition} ends at offset {last}, and records up to {end} have been accepted: it is not "
+                "the topic that the lost checkpoint read"
+            )
+        starts.setdefault(topic, {})[number] = start
+        ends.setdefault(topic, {})[number] = max(start, end)
+    return starts, ends
+
+
+def _not_taken_up(delivered: Delivered, sealed: Sources, rules: BatchRules, now_ms: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that accepts records, and leaves out what is delivered or in a bucket."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                messages = accept(pa.Table.from_batches([batch]), rules, now_ms)
+                known = delivered.of_input(messages) | _among(messages, sealed)
+                yield from left_rows(messages.filter(pa.array(~known)), rules.shards)
+
+    return run
+
+
+def _among(messages: pa.Table, sealed: Sources) -> np.ndarray:
+    ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    nothing = BitMap64()
+    return np.array([offset in sealed.get((topic, partition), nothing) for topic, partition, offset in ids], dtype=bool)
+
+
+def _overdue(store: BucketStore, delivered: Delivered, birth: Birth) -> DataFrame:
+    """Return what waits in the tables below the new checkpoint's cutoff (`state.reseal.LEFT_SCHEMA`)."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
+                messages = decode_chunk(chunk.as_py())
+                waiting = ~delivered.of_bucket(messages, bucket)
+                waiting &= messages.column("deliver_at_ms").to_numpy() < birth.cutoff_ms
+                yield from left_rows(messages.filter(pa.array(waiting)), birth.shards)
+
+    partitions = {row["time_partition"] for row in store.metadata()}
+    return store.chunks(0, birth.cutoff_ms, partitions).mapInArrow(run, LEFT_SCHEMA)

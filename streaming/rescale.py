@@ -1,0 +1,102 @@
+"""`delayline rescale`: a stopped job is moved to another number of shards, by a new checkpoint.
+
+Spark fixes the partitions of the state at a checkpoint's birth. So the state is sealed, as any bucket is, and a
+checkpoint without state begins at the same input offsets and cutoff.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from conf.birth import Birth
+from conf.errors import UsageError
+from conf.rules import BatchRules
+from conf.settings import Settings
+from sinks.bucket_store import BucketStore
+from sinks.topics import ensure_shards
+from sinks.transactional_writer import fence_writers
+from state.reseal import LEFT_SCHEMA, left_in_state
+from streaming.checkpoint import Checkpoint
+from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path
+from streaming.service import finish_planned
+from streaming.session import open_session
+from streaming.succession import put_in_place, seal_rest
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """What a rescale did: shard counts, messages that were sealed, and where the old checkpoint is kept."""
+
+    before: int
+    after: int
+    sealed: int
+    kept_at: str
+
+
+def rescale(settings: Settings, shards: int) -> Rescaled:
+    """Move the application to `shards`. The job must not run. Of `settings`, `bucket.shards` is not heeded.
+
+    Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read.
+    """
+    spark = open_session(settings)
+    try:
+        return _rescale(spark, settings, shards)
+    finally:
+        spark.stop()
+
+
+def with_shards(settings: Settings, shards: int) -> Settings:
+    """Return `settings` with another `bucket.shards`."""
+    return settings.model_copy(update={"bucket": settings.bucket.model_copy(update={"shards": shards})})
+
+
+def _rescale(spark: SparkSession, settings: Settings, shards: int) -> Rescaled:
+    current = Checkpoint(spark, checkpoint_path(settings))
+    successor = Checkpoint(spark, next_checkpoint_path(settings))
+    if not current.exists() and successor.is_born():
+        # Cut off between its last two steps: the first of them is done.
+        birth = successor.birth
+        successor.move(current.path)
+        return Rescaled(birth.shards, birth.shards, 0, f"{current.path}-retired-{birth.generation - 1}")
+    if not current.exists():
+        raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
+    before = current.birth
+    if before.shards == shards and not current.is_retired():
+        raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
+    ensure_shards(settings, shards)
+    if not current.is_retired():
+        spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
+        finish_planned(spark, with_shards(settings, before.shards), current)
+        # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
+        current.retire()
+    fence_writers(settings, max(before.shards, shards))
+    return _succeed(spark, settings, shards, current, successor)
+
+
+def _succeed(
+    spark: SparkSession, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint
+) -> Rescaled:
+    before, committed = current.birth, current.last_committed()
+    birth = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
+    sealed = 0
+    if committed is not None:
+        last = current.planned(committed)
+        # One number for the state, behind all that the old checkpoint has sealed.
+        first_bucket = before.first_bucket + committed + 2
+        birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
+        sealed = _seal_state(spark, settings, current, committed, birth)
+    kept_at = f"{current.path}-retired-{before.generation}"
+    put_in_place(settings, birth, successor, current, kept_at)
+    return Rescaled(before.shards, shards, sealed, kept_at)
+
+
+def _seal_state(spark: SparkSession, settings: Settings, current: Checkpoint, committed: int, birth: Birth) -> int:
+    rules: BatchRules = current.rules().newest
+    state = spark.read.format("statestore").option("batchId", committed).load(current.path)
+    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
+    store = BucketStore(spark, buckets_path(settings))
+    # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
+    return seal_rest(store, rest, birth, f"{current.birth.checkpoint}-retired", birth.cutoff_ms, rules)

@@ -1,0 +1,62 @@
+"""One checkpoint takes over from another: what the earlier left is sealed, then the new one is put in its place.
+
+Each step leaves a state that the next try goes on from, whatever cuts it off.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.birth import Birth
+from conf.errors import BucketUnreadable
+from conf.failpoints import failpoint
+from conf.kafka_options import librdkafka_options
+from conf.rules import BatchRules
+from conf.settings import Settings
+from sinks.bucket_store import BucketStore
+from sinks.progress import announce_birth
+from state.reseal import resealed
+from state.stored import METADATA_PART, STORED_SCHEMA
+from streaming.checkpoint import Checkpoint
+
+
+def seal_rest(
+    store: BucketStore, rest: DataFrame, birth: Birth, writer_id: str, cutoff_ms: int, rules: BatchRules
+) -> int:
+    """Seal `rest` (`state.reseal.LEFT_SCHEMA`) into the bucket before the first of `birth`; return its messages.
+
+    It is sealed once under a `writer_id`. Time partitions are those of a seal at `cutoff_ms`. Raises BucketUnreadable,
+    with nothing sealed, if some of it were lost or doubled on the way.
+    """
+    rest = rest.persist()
+    try:
+        count = int(rest.selectExpr("coalesce(sum(count), 0)").first()[0])
+        if count:
+            rows = rest.repartition(birth.shards, "shard").mapInArrow(
+                resealed(birth.overdue_bucket, cutoff_ms, rules), from_arrow_schema(STORED_SCHEMA)
+            )
+            rows = rows.persist()
+            try:
+                sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").first()[0]
+                if sealed != count:
+                    raise BucketUnreadable(f"{count} messages were left, and {sealed} of them would be sealed")
+                store.append(rows, writer_id, 0)
+            finally:
+                rows.unpersist()
+    finally:
+        rest.unpersist()
+    failpoint("rest-sealed")
+    return count
+
+
+def put_in_place(settings: Settings, birth: Birth, successor: Checkpoint, current: Checkpoint, aside: str) -> None:
+    """Let `successor` be born, announce it, and move it to the place of `current`, which is kept at `aside`."""
+    successor.remove()
+    successor.be_born(birth)
+    announce_birth(librdkafka_options(settings.kafka), settings.application_id, settings.progress_topic, birth)
+    failpoint("successor-born")
+    if current.exists():
+        current.move(aside)
+    failpoint("predecessor-moved")
+    successor.move(current.path)
