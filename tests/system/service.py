@@ -16,7 +16,10 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class Service:
-    """`delayline run` with the settings given as `--set`; its output goes to `<folder>/run-<n>.log`."""
+    """`delayline run` with the settings given as `--set`; its output goes to `<folder>/run-<n>.log`.
+
+    Other commands of the job are run with the same settings.
+    """
 
     def __init__(self, folder: Path, overrides: list[str]) -> None:
         self.folder = folder
@@ -31,17 +34,25 @@ class Service:
 
     def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:
         """Start the job; with `wait`, return once its query runs."""
+        self._launch(failpoint, "run", *arguments)
+        if wait:
+            assert_eventually(lambda: self._running_or_failed(), _START_TIMEOUT_S, "the start of the job")
+
+    def command(self, *arguments: str, failpoint: str | None = None) -> int:
+        """Run another of its commands to the end, and return the exit code: -9 when it was killed."""
+        self._launch(failpoint, *arguments)
+        return self.wait(120)
+
+    def _launch(self, failpoint: str | None, *arguments: str) -> None:
         self._runs += 1
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
         if failpoint:
             environment[VARIABLE] = failpoint
-        command = [sys.executable, "-m", "streaming.cli", "run", *arguments]
+        command = [sys.executable, "-m", "streaming.cli", *arguments]
         for override in self.overrides:
             command += ["--set", override]
         with (self.folder / f"run-{self._runs}.log").open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        if wait:
-            assert_eventually(lambda: self._running_or_failed(), _START_TIMEOUT_S, "the start of the job")
 
     def _running_or_failed(self) -> bool:
         assert self._process is not None

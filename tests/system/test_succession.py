@@ -1,0 +1,85 @@
+"""A new checkpoint takes over: another number of shards, or a checkpoint that is lost; each cut off at every step."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from conf.failpoints import SUCCESSION_POINTS
+from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+# Of the batch that the driver is killed in, some of the messages are out.
+_IN_THE_MIDDLE = "transaction-committed@3=kill"
+
+
+def kill_in_the_middle(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
+    """Let the job hold, seal and deliver, and kill it in the middle of a batch."""
+    publish_mixed(ledger, application, 400, seed, longest_ms=40_000)
+    service.start(_IN_THE_MIDDLE, wait=False)
+    assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
+
+
+def finish(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
+    """Start the job, give it more, and hold all that came out against all that went in."""
+    service.start()
+    publish_mixed(ledger, application, 200, seed, longest_ms=5_000)
+    ledger.accepted_ms = time.time_ns() // 1_000_000 + 5_000
+    ledger.wait_for_all(90)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_another_number_of_shards_loses_and_doubles_nothing(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("delivery.slice=20ms")
+    kill_in_the_middle(service, ledger, application, seed=1)
+    for point in SUCCESSION_POINTS:
+        code = service.command("rescale", "--shards", "3", failpoint=f"{point}=kill")
+        assert code == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+        # What is cut off is refused by the job, whose state may be in a bucket by now.
+        assert service.command("run") == 1
+        assert "checkpoint-mismatch" in service.log
+        assert "delayline rescale" in service.log
+    assert service.command("rescale", "--shards", "3") == 0, service.log[-3000:]
+    assert service.command("run") == 1
+    assert "set bucket.shards to 3" in service.log
+    service.overrides.append("bucket.shards=3")
+    finish(service, ledger, application, seed=2)
+    assert service.command("rescale", "--shards", "3") == 2
+    assert "has 3 shards already" in service.log
+    kill_in_the_middle(service, ledger, application, seed=3)
+    assert service.command("rescale", "--shards", "1") == 0, service.log[-3000:]
+    service.overrides.append("bucket.shards=1")
+    finish(service, ledger, application, seed=4)
+
+
+def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("delivery.slice=20ms")
+    kill_in_the_middle(service, ledger, application, seed=1)
+    checkpoint = application.folder / "storage" / "checkpoint"
+    assert service.command("rebuild") == 2
+    assert "there is a checkpoint" in service.log
+    shutil.rmtree(checkpoint)
+    for point in SUCCESSION_POINTS:
+        code = service.command("rebuild", failpoint=f"{point}=kill")
+        assert code == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+        assert service.command("run") == 1
+        assert "delayline rebuild" in service.log
+    assert service.command("rebuild") == 0, service.log[-3000:]
+    finish(service, ledger, application, seed=2)
+    # Again, from a checkpoint that was rebuilt, by another number of shards, and with the checkpoint still there.
+    kill_in_the_middle(service, ledger, application, seed=3)
+    service.overrides.append("bucket.shards=1")
+    assert service.command("rebuild", "--discard-checkpoint") == 0, service.log[-3000:]
+    finish(service, ledger, application, seed=4)
