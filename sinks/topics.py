@@ -132,7 +132,7 @@ def ensure_shards(settings: Settings, shards: int) -> None:
         partitions = _counts(admin, [topic]).get(topic, 0)
         if not partitions:
             raise TopicMissing(f"{topic} (progress): without it nothing tells what is delivered; put it back")
-        _check_progress(admin, settings, max(partitions, settings.bucket.shards))
+        _check_policy(admin, topic)
         if partitions < shards:
             admin.create_partitions({topic: shards})
 
@@ -226,6 +226,10 @@ def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int
             f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set bucket.shards "
             "back, or move the application to more shards with `delayline rescale`"
         )
+    _check_policy(admin, name)
+
+
+def _check_policy(admin: KafkaAdminClient, name: str) -> None:
     resource = ConfigResource("TOPIC", name, {"cleanup.policy": None})
     policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]
     if policy != "compact":

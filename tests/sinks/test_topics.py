@@ -12,13 +12,17 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.topics import (
     check_topics,
+    ensure_shards,
     ensure_topics,
+    input_bounds,
     list_topics,
     needed_topics,
     partition_counts,
     show_topics,
 )
+from sources.publisher import Publisher
 from tests.conftest import MakeSettings, MakeTopic
+from tests.eventually import assert_eventually
 
 
 def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings) -> None:
@@ -77,6 +81,26 @@ def test_a_progress_topic_for_another_number_of_shards_is_refused(
         ensure_topics(settings)
     # It was refused before anything was made.
     assert [report.state for report in show_topics(settings)] == ["missing"] * 3 + ["exists"]
+
+
+def test_the_progress_topic_grows_with_the_shards_and_keeps_what_it_has(settings: Settings) -> None:
+    ensure_topics(settings)
+    for shards, partitions in ((5, 5), (3, 5)):
+        ensure_shards(settings, shards)
+        assert_eventually(lambda: check_topics(settings)[settings.progress_topic] == partitions, 10)  # noqa: B023
+
+
+def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
+    with pytest.raises(TopicMissing, match="nothing tells what is delivered"):
+        ensure_shards(settings, 3)
+
+
+def test_the_bounds_of_the_input_are_of_each_partition(settings: Settings) -> None:
+    ensure_topics(settings, partitions=2)
+    (name,) = settings.topics.input
+    with Publisher(settings, name, partition=1) as publisher:
+        assert len(list(publisher.publish([b"x"] * 3))) == 3
+    assert input_bounds(settings) == {(name, 0): (0, 0), (name, 1): (0, 3)}
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
