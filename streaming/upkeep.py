@@ -31,9 +31,15 @@ class Upkeep:
     """
 
     def __init__(
-        self, store: BucketStore, catalog: SegmentCatalog, partitions: set[str], bucket_limit: int, rules: BatchRules
+        self,
+        store: BucketStore,
+        catalog: SegmentCatalog,
+        partitions: set[str],
+        bucket_limit: int,
+        rules: BatchRules,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`partitions` are the labels of the time partitions that the table holds."""
+        """`partitions` are the labels of the time partitions that the table holds; `now` counts seconds."""
         self._store = store
         self._catalog = catalog
         self._partitions = partitions
@@ -41,7 +47,8 @@ class Upkeep:
         self._rules = rules
         self._running: Future[Merged | None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep", initializer=self._begin)
-        self._next_delete = self._next_vacuum = time.monotonic()
+        self._now = now
+        self._next_delete = self._next_vacuum = now()
         self._uncompacted = 0
         self._compacted_to = -1
 
@@ -75,7 +82,7 @@ class Upkeep:
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
 
     def _next_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged | None] | None:
-        now = time.monotonic()
+        now = self._now()
         done = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
         if now >= self._next_delete and done:
             self._next_delete = now + _DELETE_EVERY_S

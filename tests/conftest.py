@@ -48,7 +48,8 @@ def make_topic(admin: KafkaAdminClient) -> MakeTopic:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that the job runs in, at its defaults, for the tests of a part that needs one."""
-    session = open_session(Settings())
+    # Java's second compiler pays off after minutes, and these take seconds.
+    session = open_session(Settings(), {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
     yield session
     session.stop()
 

@@ -1,6 +1,8 @@
-"""Mixed messages through the whole service: every one once, on time, in order."""
+"""Mixed messages, and many of one millisecond, through the whole service: every one once, on time, in order."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -13,8 +15,13 @@ pytestmark = pytest.mark.system
 def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service("bucket.shards=3", partitions=4)
+    # Of a window that is smaller than a segment.
+    service, ledger = make_service("bucket.shards=3", "window.max_messages=20", partitions=4)
     service.start()
+    together_ms = time.time_ns() // 1_000_000 + 12_000
+    for number in range(500):
+        at = [("deliver-at", b"%d" % together_ms)]
+        ledger.publish(application.input, b"%d" % number, at, output=application.output, deliver_at_ms=together_ms)
     for wave in range(4):
         publish_mixed(ledger, application, 300, seed=wave)
     ledger.wait_for_all(60)

@@ -1,0 +1,107 @@
+"""Days of upkeep in a minute: Delta's clock and the upkeep's are set, and the table must not grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.bucket_store import BucketStore
+from state.catalog import SegmentCatalog
+from state.segments import Segment, cut
+from state.stored import STORED_SCHEMA, segment_rows
+from streaming.upkeep import Upkeep
+from tests.eventually import assert_eventually
+from tests.messages import messages, some_rules
+
+_HOUR_MS = 3_600_000
+_STEP_MS = 3 * _HOUR_MS
+RULES = some_rules()
+
+
+class Table:
+    """A store whose Delta log reads a clock that the test sets."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        self.now_ms = time.time_ns() // 1_000_000 // _HOUR_MS * _HOUR_MS
+        self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
+        self.path = path
+        # All that follows in this session finds this log, with its clock, by its path.
+        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path), self.clock)
+        self.store = BucketStore(spark, str(path))
+        self.store.create(from_arrow_schema(STORED_SCHEMA))
+
+    def advance(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        self.clock.setTime(self.now_ms)
+
+    def files(self) -> dict[str, int]:
+        """Files that lie in the folder, by kind."""
+        log = [each for each in (self.path / "_delta_log").iterdir() if each.suffix in (".json", ".parquet")]
+        return {"data": len(list(self.path.glob("part=*/*.parquet"))), "log": len(log)}
+
+    def size(self) -> int:
+        return sum(each.stat().st_size for each in self.path.glob("part=*/*.parquet"))
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
+    made = Table(spark, tmp_path / "buckets")
+    yield made
+    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+
+
+def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
+    sealed = messages(
+        [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
+    )
+    segments = list(cut(sealed, number, 0, table.now_ms, RULES))
+    rows = [batch for segment, part in segments for batch in segment_rows(segment, part)]
+    given = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
+    table.store.append(given.coalesce(1), "checkpoint", number)
+    return [segment for segment, _ in segments]
+
+
+def run_until_idle(upkeep: Upkeep, last_bucket: int, cutoff_ms: int) -> None:
+    """Let the batches go by in which an upkeep is started, runs, and is taken note of."""
+    for _ in range(3):
+        upkeep.before_batch(last_bucket, cutoff_ms)
+        assert_eventually(lambda: upkeep._running is None or upkeep._running.done(), 60, "the upkeep")
+
+
+def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    seen: list[dict[str, int]] = []
+    number = 0
+    for _ in range(30):
+        # Each bucket reaches over the next twelve hours.
+        dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
+        segments = seal(table, number, dues)
+        catalog.add(segments)
+        upkeep.sealed_into({segment.time_partition for segment in segments})
+        table.advance(_STEP_MS)
+        catalog.forget_before(table.now_ms)
+        run_until_idle(upkeep, number, table.now_ms)
+        assert len(catalog.buckets) <= 5
+        seen.append(table.files())
+        number += 1
+    # More than three days: the second half is no larger than the first.
+    for kind in ("data", "log"):
+        first, second = (max(each[kind] for each in half) for half in (seen[8:19], seen[19:]))
+        assert second <= first * 1.2, f"{kind} files: {[each[kind] for each in seen]}"
+    for _ in range(12):
+        table.advance(_STEP_MS)
+        catalog.forget_before(table.now_ms)
+        run_until_idle(upkeep, number, table.now_ms)
+    upkeep.close()
+    assert len(catalog) == 0
+    assert table.store.metadata() == []
+    assert table.size() < 20_000, "of 30 buckets with 12 kB each something is left"
