@@ -99,4 +99,4 @@ def _seal_state(spark: SparkSession, settings: Settings, current: Checkpoint, co
     rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
     store = BucketStore(spark, buckets_path(settings))
     # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
-    return seal_rest(store, rest, birth, f"{current.birth.checkpoint}-retired", birth.cutoff_ms, rules)
+    return seal_rest(store, rest, birth, current.birth.checkpoint, birth.cutoff_ms, rules)

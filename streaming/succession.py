@@ -22,11 +22,11 @@ from streaming.checkpoint import Checkpoint
 
 
 def seal_rest(
-    store: BucketStore, rest: DataFrame, birth: Birth, writer_id: str, cutoff_ms: int, rules: BatchRules
+    store: BucketStore, rest: DataFrame, birth: Birth, checkpoint: str, cutoff_ms: int, rules: BatchRules
 ) -> int:
     """Seal `rest` (`state.reseal.LEFT_SCHEMA`) into the bucket before the first of `birth`; return its messages.
 
-    It is sealed once under a `writer_id`. Time partitions are those of a seal at `cutoff_ms`. Raises BucketUnreadable,
+    It is sealed once for each `checkpoint` (an id). Time partitions are those of a seal at `cutoff_ms`. Raises BucketUnreadable,
     with nothing sealed, if some of it were lost or doubled on the way.
     """
     rest = rest.persist()
@@ -41,7 +41,8 @@ def seal_rest(
                 sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").first()[0]
                 if sealed != count:
                     raise BucketUnreadable(f"{count} messages were left, and {sealed} of them would be sealed")
-                store.append(rows, writer_id, 0)
+                # Not the id itself, under which batch 0 seals.
+                store.append(rows, f"{checkpoint}-rest", 0)
             finally:
                 rows.unpersist()
     finally:
