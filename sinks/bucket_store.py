@@ -76,6 +76,11 @@ class BucketStore:
         with self._sealing:
             writer.option("txnAppId", writer_id).option("txnVersion", batch_id).save(self.path)
 
+    def newest_of(self, writer_id: str) -> int | None:
+        """Return the newest `batch_id` that `writer_id` has appended, or None."""
+        found = self._log.unsafeVolatileSnapshot().transactions().get(writer_id)
+        return int(found.get()) if found.isDefined() else None
+
     def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
         """Put `rows` in the place of everything that `buckets` hold, in one commit."""
         condition = f"bucket IN ({', '.join(map(str, sorted(buckets)))})"

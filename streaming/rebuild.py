@@ -33,7 +33,7 @@ from state.stored import STORED_SCHEMA
 from streaming.checkpoint import Checkpoint
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
 from streaming.session import open_session
-from streaming.succession import put_in_place, seal_rest
+from streaming.succession import put_in_place, rest_bucket, seal_rest
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Sources = Mapping[tuple[str, int], BitMap64]
@@ -85,21 +85,24 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
     sealed = _sealed_ids(store)
     starts, ends = _range(settings, delivered, sealed)
     numbers = [row["bucket"] for row in store.metadata()]
-    last_bucket = max([delivered.birth.first_bucket + delivered.last_batch, *numbers])
+    # One number for what is sealed here; a try that was cut off has done so already.
+    done = rest_bucket(store, delivered.birth.checkpoint)
+    bucket = done or 1 + max([delivered.birth.first_bucket + delivered.last_batch, *numbers])
     birth = Birth(
         checkpoint=str(uuid.uuid4()),
         generation=delivered.birth.generation + 1,
         shards=settings.bucket.shards,
-        # One number for what is sealed here.
-        first_bucket=last_bucket + 2,
+        first_bucket=bucket + 1,
         cutoff_ms=delivered.cutoff_ms,
         offsets=ends,
     )
-    rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
-    records = read_range(spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-    rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
-    rest = rest.union(_overdue(store, delivered, birth))
-    resealed = seal_rest(store, rest, birth, birth.checkpoint, delivered.cutoff_ms, rules)
+    resealed = 0
+    if done is None:
+        rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
+        records = read_range(spark, java_options(settings.kafka), settings.topics.input, starts, ends)
+        rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
+        rest = rest.union(_overdue(store, delivered, birth))
+        resealed = seal_rest(store, rest, birth, delivered.birth.checkpoint, delivered.cutoff_ms, rules)
     kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
     put_in_place(settings, birth, Checkpoint(spark, next_checkpoint_path(settings)), current, kept_at or "")
     return Rebuilt(resealed, ends, kept_at)

@@ -26,8 +26,8 @@ def seal_rest(
 ) -> int:
     """Seal `rest` (`state.reseal.LEFT_SCHEMA`) into the bucket before the first of `birth`; return its messages.
 
-    It is sealed once for each `checkpoint` (an id). Time partitions are those of a seal at `cutoff_ms`. Raises BucketUnreadable,
-    with nothing sealed, if some of it were lost or doubled on the way.
+    `checkpoint` is the id of the one that left it: for that it is done once (`rest_bucket`). Time partitions are those
+    of a seal at `cutoff_ms`. Raises BucketUnreadable, with nothing sealed, if some of it were lost or doubled on the way.
     """
     rest = rest.persist()
     try:
@@ -41,14 +41,23 @@ def seal_rest(
                 sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").first()[0]
                 if sealed != count:
                     raise BucketUnreadable(f"{count} messages were left, and {sealed} of them would be sealed")
-                # Not the id itself, under which batch 0 seals.
-                store.append(rows, f"{checkpoint}-rest", 0)
+                store.append(rows, _writer_of_rest(checkpoint), birth.overdue_bucket)
             finally:
                 rows.unpersist()
     finally:
         rest.unpersist()
     failpoint("rest-sealed")
     return count
+
+
+def rest_bucket(store: BucketStore, checkpoint: str) -> int | None:
+    """Return the bucket that holds what `checkpoint` left, or None if it is not sealed yet."""
+    return store.newest_of(_writer_of_rest(checkpoint))
+
+
+def _writer_of_rest(checkpoint: str) -> str:
+    # Not the id itself, under which the batches seal.
+    return f"{checkpoint}-rest"
 
 
 def put_in_place(settings: Settings, birth: Birth, successor: Checkpoint, current: Checkpoint, aside: str) -> None:
