@@ -87,7 +87,7 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
     numbers = [row["bucket"] for row in store.metadata()]
     # One number for what is sealed here; a try that was cut off has done so already.
     done = rest_bucket(store, delivered.birth.checkpoint)
-    bucket = done or 1 + max([delivered.birth.first_bucket + delivered.last_batch, *numbers])
+    bucket = 1 + max([delivered.birth.first_bucket + delivered.last_batch, *numbers]) if done is None else done
     birth = Birth(
         checkpoint=str(uuid.uuid4()),
         generation=delivered.birth.generation + 1,

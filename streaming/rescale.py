@@ -58,9 +58,10 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int) -> Rescaled:
     successor = Checkpoint(spark, next_checkpoint_path(settings))
     if not current.exists() and successor.is_born():
         # Cut off between its last two steps: the first of them is done.
-        birth = successor.birth
+        after = successor.birth
+        kept_at = _kept_at(current, after.generation - 1)
         successor.move(current.path)
-        return Rescaled(birth.shards, birth.shards, 0, f"{current.path}-retired-{birth.generation - 1}")
+        return Rescaled(Checkpoint(spark, kept_at).birth.shards, after.shards, 0, kept_at)
     if not current.exists():
         raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
     before = current.birth
@@ -88,9 +89,13 @@ def _succeed(
         first_bucket = before.first_bucket + committed + 2
         birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
         sealed = _seal_state(spark, settings, current, committed, birth)
-    kept_at = f"{current.path}-retired-{before.generation}"
+    kept_at = _kept_at(current, before.generation)
     put_in_place(settings, birth, successor, current, kept_at)
     return Rescaled(before.shards, shards, sealed, kept_at)
+
+
+def _kept_at(current: Checkpoint, generation: int) -> str:
+    return f"{current.path}-retired-{generation}"
 
 
 def _seal_state(spark: SparkSession, settings: Settings, current: Checkpoint, committed: int, birth: Birth) -> int:

@@ -27,7 +27,7 @@ def seal_rest(
     """Seal `rest` (`state.reseal.LEFT_SCHEMA`) into the bucket before the first of `birth`; return its messages.
 
     `checkpoint` is the id of the one that left it: for that it is done once (`rest_bucket`). Time partitions are those
-    of a seal at `cutoff_ms`. Raises BucketUnreadable, with nothing sealed, if some of it were lost or doubled on the way.
+    of a seal at `cutoff_ms`. Raises BucketUnreadable, with nothing sealed, if any were lost or doubled on the way.
     """
     rest = rest.persist()
     try:
