@@ -91,13 +91,13 @@ class Delivered:
 def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
     """Return what the newest checkpoint has delivered, from the last marker in each partition of the progress topic.
 
-    None if a shard of it has no marker, which its birth writes.
+    Every birth writes a marker for each of its shards, and so into the first partition. None if a shard lacks its own.
     """
-    newest = max((marker.batch.birth.generation for marker in last if marker is not None), default=None)
-    own = [marker for marker in last if marker is not None and marker.batch.birth.generation == newest]
-    if not own or len(own) != own[0].batch.birth.shards:
+    if not last or last[0] is None:
         return None
-    return Delivered(tuple(own))
+    newest = last[0].batch.birth
+    own = [marker for marker in last[: newest.shards] if marker is not None and marker.batch.birth == newest]
+    return Delivered(tuple(own)) if len(own) == newest.shards else None
 
 
 def _up_to(messages: pa.Table, marker: Progress) -> Mask:

@@ -193,7 +193,7 @@ def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
 
 def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
     birth = Birth("c", 2, 2)
-    mine, old = Progress(BatchSpan(birth)), Progress(BatchSpan(Birth("b", 1, 3)))
+    mine, old = Progress(BatchSpan(birth)), Progress(BatchSpan(Birth("b", 2, 3)))
     assert newest_checkpoint([mine, None]) is None
     assert newest_checkpoint([mine, old]) is None
     assert newest_checkpoint([]) is None
