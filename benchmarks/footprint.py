@@ -39,8 +39,9 @@ def live_files(table: Path) -> dict[str, int]:
     if pointer.exists():
         version = int(json.loads(pointer.read_text())["version"])
         for part in log.glob(f"{version:020d}.checkpoint*.parquet"):
-            added = pq.read_table(part, columns=["add.path", "add.size"])["add"].to_pylist()
-            live |= {add["path"]: add["size"] for add in added if add and add["path"] is not None}
+            # Nested columns that are asked for by name come out flat.
+            added = pq.read_table(part, columns=["add.path", "add.size"]).to_pylist()
+            live |= {add["path"]: add["size"] for add in added if add["path"] is not None}
     for commit in sorted(log.glob("[0-9]*.json")):
         if int(commit.name.split(".")[0]) > version:
             for action in map(json.loads, commit.read_text().splitlines()):
