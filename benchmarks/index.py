@@ -126,7 +126,7 @@ def _metadata_rows() -> dict[str, Any]:
             begun = time.process_time()
             entries: list[Any] = index_entries(bucket, bits)
             made, index = time.process_time(), MessageIndex(bits)
-            index.add_entries(entries)
+            index.add_entries(entries, bits)
             assert len(index) == SEALED
             read = time.process_time()
             # Beside the bitmap: tick and count of 8 bytes, partition of 4; the topic is a word in a dictionary.

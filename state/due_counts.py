@@ -147,6 +147,6 @@ def tick_number(tick_ms: int, precision_bits: int) -> int:
     if number << precision_bits != tick_ms:
         raise BucketUnreadable(
             f"no tick of {1 << precision_bits} ms begins at {tick_ms} ms: the metadata was written with another "
-            f"precision than {precision_bits} bits; read it with the coarsest that was ever set"
+            f"precision than {precision_bits} bits, or is damaged"
         )
     return number

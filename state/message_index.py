@@ -70,12 +70,22 @@ class MessageIndex:
         """
         self._stage((topic, partition), offsets, deliver_at_ms >> self._due.precision_bits)
 
-    def add_entries(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what `index_entries` made, of the same precision: all of it, or nothing and `BucketUnreadable`."""
+    def add_entries(self, entries: Iterable[Mapping[str, Any]], precision_bits: int) -> None:
+        """Take in what `index_entries` made at `precision_bits`: all of it, or nothing and `BucketUnreadable`.
+
+        Finer ticks than the index has go into its own, which hold them whole. Coarser ones it cannot tell apart, so
+        that an index of rows of several precisions has the coarsest.
+        """
+        finer_by = self._due.precision_bits - precision_bits
+        if finer_by < 0:
+            raise BucketUnreadable(
+                f"entries of {precision_bits} bits do not fit an index of {self._due.precision_bits}: "
+                f"make it with the coarsest precision of the metadata"
+            )
         read: dict[_Source, tuple[list[np.ndarray], list[int]]] = {}
         for entry in entries:
             offsets, numbers = read.setdefault((entry["topic"], entry["partition"]), ([], []))
-            numbers.append(tick_number(entry["tick_ms"], self._due.precision_bits))
+            numbers.append(tick_number(entry["tick_ms"], precision_bits) >> finer_by)
             offsets.append(_offsets(entry))
         for source, (offsets, numbers) in read.items():
             self._stage(source, np.concatenate(offsets), np.repeat(numbers, list(map(len, offsets))))

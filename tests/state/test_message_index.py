@@ -31,10 +31,11 @@ OFFSET = st.one_of(
 DUE = st.one_of(st.integers(0, 3 * TICK_MS), st.integers(0, 1000), st.sampled_from([10**6, 2**41]))
 ROW = st.tuples(st.sampled_from(["in-a", "in-b"]), st.integers(0, 1), OFFSET, DUE)
 ROWS = st.lists(ROW, max_size=25)
+# A number: to take rows in as entries of that precision, the index's own or a finer one.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), ROWS),
-        st.tuples(st.just("entries"), ROWS),
+        st.tuples(st.integers(0, BITS), ROWS),
         st.tuples(st.just("forget"), DUE),
         st.tuples(st.just("look"), st.tuples(DUE, DUE)),
     ),
@@ -61,9 +62,9 @@ def int64(values: Any) -> np.ndarray:
     return np.array(list(values), dtype=np.int64)
 
 
-def entries_of(rows: list[tuple[str, int, int, int]]) -> list[dict[str, object]]:
+def entries_of(rows: list[tuple[str, int, int, int]], precision_bits: int = BITS) -> list[dict[str, object]]:
     names = ("topic", "partition", "offset", "deliver_at_ms")
-    return index_entries(messages(dict(zip(names, row, strict=True)) for row in rows), BITS)
+    return index_entries(messages(dict(zip(names, row, strict=True)) for row in rows), precision_bits)
 
 
 def distinct(rows: list[tuple[str, int, int, int]]) -> list[tuple[str, int, int, int]]:
@@ -77,12 +78,12 @@ def tick_of(due_ms: int) -> Tick:
 @given(STEPS, LIMITS)
 @settings(max_examples=300, deadline=None)
 def test_over_any_steps_the_index_answers_as_a_dict_does(
-    steps: list[tuple[str, Any]], most: tuple[int, int, int]
+    steps: list[tuple[str | int, Any]], most: tuple[int, int, int]
 ) -> None:
     index, model, floor, seen = MessageIndex(BITS), dict[Id, int](), 0, set[Id]()
     with limits(*most):
         for action, subject in steps:
-            if action in ("add", "entries"):
+            if action == "add" or isinstance(action, int):
                 # Of one id with two due times the first that waits counts; entries are not in the order of rows.
                 rows = subject if action == "add" else distinct(subject)
                 seen |= {row[:3] for row in rows}
@@ -91,7 +92,7 @@ def test_over_any_steps_the_index_answers_as_a_dict_does(
                         own = [row for row in rows if row[:2] == source]
                         index.add(*source, int64(row[2] for row in own), int64(row[3] for row in own))
                 else:
-                    index.add_entries(entries_of(rows))
+                    index.add_entries(entries_of(rows, action), action)
                 for *message_id, due_ms in rows:
                     if due_ms >> BITS >= floor:
                         model.setdefault(tuple(message_id), due_ms)  # type: ignore[arg-type]
@@ -185,7 +186,7 @@ def test_an_id_added_twice_counts_once_and_keeps_its_first_tick() -> None:
     index.add("in", 0, int64([7, 7]), int64([2000, 9000]))
     assert len(index) == 1
     index.add("in", 0, int64([7]), int64([9000]))
-    index.add_entries(index_entries(messages([{"topic": "in", "offset": 7, "deliver_at_ms": 9000}]), 10))
+    index.add_entries(index_entries(messages([{"topic": "in", "offset": 7, "deliver_at_ms": 9000}]), 10), 10)
     assert (len(index), index.tick_of("in", 0, 7)) == (1, Tick(1024, 2048))
     assert index.before(10**6) == Bounds(1, 1)
 
@@ -220,7 +221,7 @@ def test_what_is_forgotten_leaves_memory() -> None:
 def test_an_empty_index_answers() -> None:
     index = MessageIndex(10)
     index.add("in", 0, int64([]), int64([]))
-    index.add_entries([])
+    index.add_entries([], 10)
     assert (len(index), index.nbytes, index.next_due(), index.forget_before(10**6)) == (0, 0, None, 0)
     assert index.between(0, 10**6) == Bounds(0, 0)
     assert ("in", 0, 0) not in index
@@ -251,23 +252,36 @@ def an_entry(**changes: Any) -> dict[str, Any]:
 )
 def test_an_unreadable_bitmap_is_an_error_that_names_its_source(changes: dict[str, Any]) -> None:
     with pytest.raises(BucketUnreadable, match="in/3 due from 1040 ms"):
-        MessageIndex(BITS).add_entries([an_entry(**changes)])
+        MessageIndex(BITS).add_entries([an_entry(**changes)], BITS)
 
 
 def test_an_entry_of_another_precision_is_refused() -> None:
     with pytest.raises(BucketUnreadable, match="another precision than 10 bits"):
-        MessageIndex(10).add_entries([an_entry()])
+        MessageIndex(10).add_entries([an_entry()], 10)
+
+
+def test_entries_of_a_coarser_precision_are_refused_though_their_ticks_would_fit() -> None:
+    with pytest.raises(BucketUnreadable, match="entries of 10 bits do not fit an index of 4"):
+        MessageIndex(BITS).add_entries(entries_of([("in", 3, 8, 1040)], 10), 10)
+
+
+def test_entries_of_several_precisions_are_told_apart_as_far_as_the_coarsest() -> None:
+    index = MessageIndex(10)
+    for bits, offset in ((0, 1), (4, 2), (10, 3)):
+        index.add_entries(entries_of([("in", 3, offset, 1040 + offset)], bits), bits)
+    assert [index.tick_of("in", 3, offset) for offset in (1, 2, 3)] == [Tick(1024, 2048)] * 3
+    assert index.offsets_of("in", 3) == BitMap64([1, 2, 3])
 
 
 def test_of_entries_with_a_bad_one_nothing_is_taken_in() -> None:
     index = MessageIndex(BITS)
     with pytest.raises(BucketUnreadable):
-        index.add_entries([an_entry(), an_entry(count=5)])
+        index.add_entries([an_entry(), an_entry(count=5)], BITS)
     assert len(index) == 0
 
 
 def test_entries_as_spark_gives_them_are_read() -> None:
     index = MessageIndex(BITS)
     entry = an_entry()
-    index.add_entries([{**entry, "offsets": bytearray(entry["offsets"])}])
+    index.add_entries([{**entry, "offsets": bytearray(entry["offsets"])}], BITS)
     assert index.tick_of("in", 3, 8) == Tick(1040, 1056)
