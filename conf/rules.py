@@ -42,6 +42,7 @@ class BatchRules:
     near_ms: int
     segment_max_ms: int
     segment_max_messages: int
+    index_precision_bits: int
     time_partition_ms: int
     first_bucket: int
     first_cutoff_ms: int
@@ -80,6 +81,7 @@ def rules_from(
         near_ms=settings.window.ahead,
         segment_max_ms=settings.segment.max_seconds * 1000,
         segment_max_messages=settings.segment.max_messages,
+        index_precision_bits=settings.index.precision_bits,
         time_partition_ms=settings.storage.time_partition,
         first_bucket=birth.first_bucket,
         first_cutoff_ms=birth.cutoff_ms,

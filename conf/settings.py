@@ -258,6 +258,12 @@ class SegmentSettings(_Section):
     max_messages: Count = 50_000
 
 
+class IndexSettings(_Section):
+    """How exactly the message-id index, in a segment's metadata, tells when each message is due."""
+
+    precision_bits: Annotated[int, _Between(0, 31)] = 15
+
+
 class WindowSettings(_Section):
     """How far ahead of the cutoff segments are loaded, in time and in messages."""
 
@@ -327,6 +333,7 @@ class Settings(BaseSettings):
     clock: ClockSettings = ClockSettings()
     bucket: BucketSettings = BucketSettings()
     segment: SegmentSettings = SegmentSettings()
+    index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
     delivery: DeliverySettings = DeliverySettings()
     headers: HeaderSettings = HeaderSettings()

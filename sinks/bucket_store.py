@@ -104,7 +104,7 @@ class BucketStore:
 
     def message_ids(self) -> Iterator[tuple[str, int, bytes]]:
         """Give the message ids of all segments: input topic, partition, and a 64-bit Roaring bitmap of offsets."""
-        rows = self._table().where(_METADATA).selectExpr("inline(message_ids)").toLocalIterator()
+        rows = self._table().where(_METADATA).selectExpr("inline(index_entries)").toLocalIterator()
         return ((row["topic"], row["partition"], bytes(row["offsets"])) for row in rows)
 
     def chunks(

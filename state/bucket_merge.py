@@ -5,7 +5,7 @@ The choice is that of Pulsar's `BucketDelayedDeliveryTracker`: of adjacent bucke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, count, groupby, pairwise
 from operator import itemgetter
@@ -17,7 +17,7 @@ from conf.message import Key
 from conf.rules import BatchRules
 from conf.shards import by_shard
 from state.segments import Segment, SegmentCutter
-from state.stored import segment_rows
+from state.stored import ArrowFunction, segment_rows
 from state.window import keyed_chunks
 
 MOST_AT_ONCE = 4
@@ -26,8 +26,6 @@ _SLICE_MESSAGES = 100_000
 _MOST_SLICES = 16
 # Each slice numbers its segments from a multiple of this: 4 bytes hold a hundred slices of 16 million.
 _NUMBERS_A_SLICE = 1 << 24
-
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def merged_rows(bucket: int, within: MergeSlice, rules: BatchRules) -> ArrowFunc
         for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
             ordered = merge((key, messages) for _, key, messages in chunks)
             for segment, messages in _cut(ordered, bucket, label, numbers, rules):
-                yield from segment_rows(segment, messages)
+                yield from segment_rows(segment, messages, rules.index_precision_bits)
 
     return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -10,13 +10,11 @@ from conf.message import decode_chunk, encode_chunk, in_order
 from conf.rules import BatchRules
 from conf.shards import by_shard
 from state.segments import cut
-from state.stored import segment_rows
+from state.stored import ArrowFunction, segment_rows
 
 # What goes to the task that seals a shard.
 LEFT_SCHEMA = "shard int, count long, chunk binary"
 _LEFT = pa.schema([("shard", pa.int32()), ("count", pa.int64()), ("chunk", pa.binary())])
-
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def left_rows(messages: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
@@ -51,6 +49,6 @@ def resealed(bucket: int, cutoff_ms: int, rules: BatchRules) -> ArrowFunction:
         for shard in sorted(left):
             sealed = in_order(pa.concat_tables(left[shard]).combine_chunks())
             for segment, messages in cut(sealed, bucket, shard, cutoff_ms, rules):
-                yield from segment_rows(segment, messages)
+                yield from segment_rows(segment, messages, rules.index_precision_bits)
 
     return run

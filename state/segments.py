@@ -1,7 +1,7 @@
 """Segments: how a sealed bucket is cut, and the metadata that stands for each cut.
 
 After Pulsar's `DelayedIndexSnapshot` segments: cut by time step and by count, each described by its bounds
-and its message-id bitmap, so that what is not needed is never read.
+and its message ids, so that what is not needed is never read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import count
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from conf.rules import BatchRules
 
@@ -28,8 +27,8 @@ class Segment:
     """One segment's metadata row. `(bucket, shard, segment)` is its identity.
 
     `bucket` is the number of the batch that sealed it, counted on through every checkpoint of the application; of
-    merged buckets, the newest one's. Instants are epoch ms, `max_deliver_at_ms` inclusive. The message-id bitmap
-    is stored beside these, but the driver never holds it.
+    merged buckets, the newest one's. Instants are epoch ms, `max_deliver_at_ms` inclusive. The entries of the
+    message-id index are stored beside these (`state.stored`), but the driver never holds them.
     """
 
     bucket: int
@@ -159,17 +158,3 @@ def _header_bytes(headers: pa.ListArray) -> np.ndarray:
         lengths += np.asarray(pc.binary_length(pc.struct_field(flat, name)).fill_null(0))
     rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))
     return np.bincount(rows, lengths, minlength=len(headers)).astype(np.int64)
-
-
-def message_ids(rows: pa.Table) -> list[dict[str, object]]:
-    """Return, for each input topic and partition in `rows`, the 64-bit Roaring bitmap of its offsets."""
-    topics = rows.column("topic").dictionary_encode().combine_chunks()
-    names = np.asarray(topics.indices)
-    partitions = rows.column("partition").to_numpy()
-    offsets = rows.column("offset").to_numpy()
-    ids: list[dict[str, object]] = []
-    for name, partition in sorted(set(zip(names.tolist(), partitions.tolist(), strict=True))):
-        bitmap = BitMap64(offsets[(names == name) & (partitions == partition)].astype(np.uint64))
-        bitmap.run_optimize()
-        ids.append({"topic": topics.dictionary[name].as_py(), "partition": partition, "offsets": bitmap.serialize()})
-    return ids

@@ -7,13 +7,14 @@ The metadata rows lie in a part of their own and are read without touching a mes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from conf.message import decode_chunk, encode_chunk
-from state.segments import Segment, message_ids
+from state.message_index import index_entries
+from state.segments import Segment
 
 METADATA_PART = "metadata"
 
@@ -23,9 +24,20 @@ CHUNK_MESSAGES = 2_000
 # Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
 CHUNK_BYTES = 1024 * 1024
 
-_IDS = pa.list_(
-    pa.struct([pa.field("topic", pa.string()), pa.field("partition", pa.int32()), pa.field("offsets", pa.binary())])
+# What `state.message_index.index_entries` gives.
+_ENTRIES = pa.list_(
+    pa.struct(
+        [
+            pa.field("tick_ms", pa.int64()),
+            pa.field("topic", pa.string()),
+            pa.field("partition", pa.int32()),
+            pa.field("count", pa.int64()),
+            pa.field("offsets", pa.binary()),
+        ]
+    )
 )
+
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 # The columns that files and row groups are pruned by come first: Delta keeps bounds for the leading ones.
 STORED_SCHEMA = pa.schema(
@@ -42,7 +54,9 @@ STORED_SCHEMA = pa.schema(
         # Of metadata rows.
         pa.field("bytes", pa.int64()),
         pa.field("time_partition", pa.string()),
-        pa.field("message_ids", _IDS),
+        # Beside the entries, since the setting may be another by now.
+        pa.field("precision_bits", pa.int32()),
+        pa.field("index_entries", _ENTRIES),
         # Of chunks: the id of the first message, which with `deliver_at_ms` is its place in the order.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
@@ -52,15 +66,22 @@ STORED_SCHEMA = pa.schema(
 )
 
 
-def stored_rows(sealed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn sealed segments (rows of `state.adapter.HELD_SCHEMA`) into rows of `STORED_SCHEMA`."""
-    for batch in sealed:
-        for held in batch.to_pylist():
-            segment = Segment(**{name: held[name] for name in Segment.__dataclass_fields__})
-            yield from segment_rows(segment, decode_chunk(held["chunk"]))
+def stored_rows(precision_bits: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that makes rows of `STORED_SCHEMA` of sealed segments.
+
+    It takes rows of `state.adapter.HELD_SCHEMA`. Ticks of the index are 2^`precision_bits` ms.
+    """
+
+    def run(sealed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in sealed:
+            for held in batch.to_pylist():
+                segment = Segment(**{name: held[name] for name in Segment.__dataclass_fields__})
+                yield from segment_rows(segment, decode_chunk(held["chunk"]), precision_bits)
+
+    return run
 
 
-def segment_rows(segment: Segment, messages: pa.Table) -> Iterator[pa.RecordBatch]:
+def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> Iterator[pa.RecordBatch]:
     """Give the rows of one segment: its metadata, and `messages`, which are in delivery order, as chunks."""
     marks = {"bucket": segment.bucket, "shard": segment.shard, "segment": segment.segment}
     metadata = {
@@ -71,7 +92,8 @@ def segment_rows(segment: Segment, messages: pa.Table) -> Iterator[pa.RecordBatc
         "count": segment.count,
         "bytes": segment.bytes,
         "time_partition": segment.time_partition,
-        "message_ids": message_ids(messages),
+        "precision_bits": precision_bits,
+        "index_entries": index_entries(messages, precision_bits),
     }
     yield pa.RecordBatch.from_pylist([metadata], schema=STORED_SCHEMA)
     for piece in split(messages):

@@ -5,7 +5,7 @@ What a batch then takes touches few chunks, and was sorted long before it is due
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow as pa
 from conf.chunk_merge import merge
 from conf.message import Key, decode_chunk, encode_chunk
 from conf.shards import by_shard
-from state.stored import first_key, split
+from state.stored import ArrowFunction, first_key, split
 
 WINDOW_COLUMNS = ("shard", "deliver_at_ms", "topic", "partition", "offset", "max_deliver_at_ms", "count", "chunk")
 WINDOW_SCHEMA = (
@@ -32,8 +32,6 @@ _WINDOW = pa.schema(
         pa.field("chunk", pa.binary()),
     ]
 )
-
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:

@@ -37,6 +37,7 @@ class BatchRunner:
 
     def __init__(self, state: Recovered, settings: Settings) -> None:
         self._checkpoint = state.checkpoint
+        self._rules = state.rules
         self._store = state.store
         self._window = DueWindow(
             state.store,
@@ -164,7 +165,8 @@ class BatchRunner:
         failpoint("delivered")
 
     def _seal(self, held: DataFrame, batch_id: int) -> None:
-        rows = held.where(f"kind = '{SEALED}'").mapInArrow(stored_rows, from_arrow_schema(STORED_SCHEMA))
+        as_stored = stored_rows(self._rules.at(batch_id).index_precision_bits)
+        rows = held.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
         failpoint("sealing")
         self._store.append(rows, self._birth.checkpoint, batch_id)
         failpoint("sealed")

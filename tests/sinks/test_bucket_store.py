@@ -33,14 +33,16 @@ def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
     return made
 
 
-def bucket(spark: SparkSession, number: int, *dues: int, value: bytes | None = None, **rules: Any) -> DataFrame:
+def bucket(
+    spark: SparkSession, number: int, *dues: int, value: bytes | None = None, bits: int = 10, **rules: Any
+) -> DataFrame:
     """The rows of a bucket with one message due at each of `dues`."""
     sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
     held = [
         {**asdict(segment), "chunk": encode_chunk(rows)}
         for segment, rows in cut(sealed, number, 0, 0, some_rules(**rules))
     ]
-    batches = stored_rows(iter(pa.Table.from_pylist(held).to_batches()))
+    batches = stored_rows(bits)(iter(pa.Table.from_pylist(held).to_batches()))
     rows = pa.Table.from_batches(batches).to_pylist()
     return spark.createDataFrame(rows, from_arrow_schema(STORED_SCHEMA)).coalesce(1)
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from conf.message import decode_chunk, in_order
 from conf.shards import shards_of
 from state.bucket_merge import MergeSlice, choose, merged_rows, slices
+from state.due_counts import tick
+from state.message_index import MessageIndex
 from state.segments import Segment, cut
 from state.stored import METADATA_PART, STORED_SCHEMA, described_segment, segment_rows
 from tests.messages import messages, some_rules
@@ -73,13 +75,13 @@ def test_slices_meet_and_cover_all_that_waits(spans: list[tuple[int, int, int]])
 
 
 def stored(buckets: list[pa.Table]) -> pa.Table:
-    rules = some_rules(segment_max_ms=20, segment_max_messages=7, time_partition_ms=30)
+    rules = some_rules(segment_max_ms=20, segment_max_messages=7, time_partition_ms=30, index_precision_bits=2)
     rows = [
         batch
         for number, sealed in enumerate(buckets)
         # Sealed at another cutoff, the same instant can be in a time partition of another length.
         for segment, part in cut(sealed, number, 0, -2000 * number, rules)
-        for batch in segment_rows(segment, part)
+        for batch in segment_rows(segment, part, rules.index_precision_bits)
     ]
     return pa.Table.from_batches(rows, schema=STORED_SCHEMA)
 
@@ -107,7 +109,9 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
         tables.append(in_order(messages(rows)))
     before = chunks_of(stored(tables))
     bounds = [start_ms, *sorted({cut for cut in cuts if cut > start_ms}), 100]
-    rules = some_rules(segment_max_ms=25, segment_max_messages=9, shard_keys=tuple(range(shards)))
+    rules = some_rules(
+        segment_max_ms=25, segment_max_messages=9, shard_keys=tuple(range(shards)), index_precision_bits=3
+    )
     given_rows: list[dict[str, Any]] = []
     for number, (low, high) in enumerate(pairwise(bounds)):
         source = before.sort_by([("part", "ascending"), *((name, "ascending") for name in KEY)])
@@ -142,7 +146,14 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     }
     assert found == waiting
 
-    described = [described_segment(row) for row in given_rows if row["part"] == METADATA_PART]
+    metadata = [row for row in given_rows if row["part"] == METADATA_PART]
+    index = MessageIndex(3)
+    for row in metadata:
+        index.add_entries(row["index_entries"], row["precision_bits"])
+    assert len(index) == len(waiting)
+    assert all(index.tick_of("delayline-in", 0, at) == tick(due >> 3, 3) for at, due in waiting.items())
+
+    described = [described_segment(row) for row in metadata]
     assert len({(each.shard, each.segment) for each in described}) == len(described)
     assert sum(each.count for each in described) == len(waiting)
     for each in described:

@@ -12,6 +12,7 @@ from state.segments import cut
 from state.stored import CHUNK_MESSAGES, METADATA_PART, STORED_SCHEMA, stored_rows
 from tests.messages import headers, messages, some_rules
 
+BITS = 11
 HELD = pa.schema(
     [
         ("kind", pa.string()), ("shard", pa.int32()), ("bucket", pa.int64()), ("segment", pa.int32()),
@@ -44,7 +45,7 @@ def stored(sealed: pa.Table) -> pa.Table:
         for segment, rows in cut(sealed, 4, 1, 0, rules)
     ]
     batches = [pa.RecordBatch.from_pylist(part, schema=HELD) for part in (held[:4], held[4:])]
-    return pa.Table.from_batches(stored_rows(iter(batches)), schema=STORED_SCHEMA)
+    return pa.Table.from_batches(stored_rows(BITS)(iter(batches)), schema=STORED_SCHEMA)
 
 
 def in_chunk(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -79,19 +80,36 @@ def test_each_segment_has_one_metadata_row_that_describes_its_messages(stored: p
         assert described["deliver_at_ms"] == messages_of[0]["deliver_at_ms"]
         assert described["max_deliver_at_ms"] == messages_of[-1]["deliver_at_ms"]
         assert described["count"] == len(messages_of)
-        ids = {
-            (each["topic"], each["partition"], offset)
-            for each in described["message_ids"]
+
+
+def test_the_metadata_tells_every_id_of_its_segment_and_the_tick_in_which_it_is_due(stored: pa.Table) -> None:
+    rows = stored.to_pylist()
+    for described in (row for row in rows if row["part"] == METADATA_PART):
+        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        told = [
+            (each["topic"], each["partition"], offset, each["tick_ms"])
+            for each in described["index_entries"]
             for offset in BitMap64.deserialize(each["offsets"])
-        }
-        assert ids == {(row["topic"], row["partition"], row["offset"]) for row in messages_of}
+        ]
+        assert sorted(told) == sorted(
+            (each["topic"], each["partition"], each["offset"], each["deliver_at_ms"] >> BITS << BITS)
+            for row in own
+            for each in in_chunk(row)
+        )
+        assert sum(each["count"] for each in described["index_entries"]) == described["count"]
+        assert described["precision_bits"] == BITS
+
+
+def test_chunks_carry_no_index(stored: pa.Table) -> None:
+    chunks = [row for row in stored.to_pylist() if row["part"] != METADATA_PART]
+    assert {(row["precision_bits"], row["index_entries"]) for row in chunks} == {(None, None)}
 
 
 def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> None:
     def chunk_counts(count: int, value: bytes) -> list[int]:
         many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
         held = dict.fromkeys(HELD.names, 0) | {"kind": "sealed", "time_partition": "", "chunk": encode_chunk(many)}
-        batches = list(stored_rows(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
+        batches = list(stored_rows(BITS)(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
         assert all(batch.schema == STORED_SCHEMA for batch in batches)
         return [batch.column("count")[0].as_py() for batch in batches[1:]]
 

@@ -24,7 +24,7 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
         batch
         for number, sealed in enumerate(buckets)
         for segment, part in cut(sealed, number, 0, 0, rules)
-        for batch in segment_rows(segment, part)
+        for batch in segment_rows(segment, part, rules.index_precision_bits)
     ]
     table = pa.Table.from_batches(rows, schema=STORED_SCHEMA)
     chunks = table.filter(pa.array(part != METADATA_PART for part in table.column("part").to_pylist()))

@@ -34,7 +34,7 @@ def seal(store: BucketStore, number: int, *dues: int) -> list[Segment]:
     sealed = messages([{"deliver_at_ms": due, "offset": due} for due in sorted(dues)])
     segments = list(cut(sealed, number, 0, 0, RULES))
     held = [{**asdict(segment), "chunk": encode_chunk(rows)} for segment, rows in segments]
-    rows = pa.Table.from_batches(stored_rows(iter(pa.Table.from_pylist(held).to_batches())))
+    rows = pa.Table.from_batches(stored_rows(RULES.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches())))
     frame = store.spark.createDataFrame(rows.to_pylist(), from_arrow_schema(STORED_SCHEMA))
     store.append(frame.coalesce(1), "checkpoint", number)
     return [segment for segment, _ in segments]

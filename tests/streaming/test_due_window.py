@@ -37,7 +37,7 @@ def seal(store: BucketStore, dues: Dues, batch_id: int, rules: BatchRules = RULE
     for number, of_bucket in dues.items():
         sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(of_bucket)])
         for segment, part in cut(sealed, number, 0, 0, rules):
-            rows += segment_rows(segment, part)
+            rows += segment_rows(segment, part, rules.index_precision_bits)
     given = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
     store.append(given.coalesce(1), "checkpoint", batch_id)
 

@@ -63,7 +63,7 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
         [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
     )
     segments = list(cut(sealed, number, 0, table.now_ms, RULES))
-    rows = [batch for segment, part in segments for batch in segment_rows(segment, part)]
+    rows = [batch for segment, part in segments for batch in segment_rows(segment, part, RULES.index_precision_bits)]
     given = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
     table.store.append(given.coalesce(1), "checkpoint", number)
     return [segment for segment, _ in segments]
