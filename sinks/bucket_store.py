@@ -102,10 +102,20 @@ class BucketStore:
         """Read the metadata rows of all segments, without touching a message; as of now, or as of `version`."""
         return self._table(version).where(_METADATA).select(*METADATA_COLUMNS).collect()
 
-    def message_ids(self) -> Iterator[tuple[str, int, bytes]]:
-        """Give the message ids of all segments: input topic, partition, and a 64-bit Roaring bitmap of offsets."""
-        rows = self._table().where(_METADATA).selectExpr("inline(index_entries)").toLocalIterator()
-        return ((row["topic"], row["partition"], bytes(row["offsets"])) for row in rows)
+    def precisions(self, version: int | None = None) -> set[int]:
+        """Return the precisions, in bits, of all index entries; as of now, or as of `version`."""
+        rows = self._table(version).where(_METADATA).select("precision_bits").distinct().collect()
+        return {row["precision_bits"] for row in rows}
+
+    def index_entries(self, version: int | None = None) -> Iterator[Row]:
+        """Give the index entries of each segment: `precision_bits` and `index_entries`, as of now or of `version`.
+
+        They are read one task's share of the files after the other, and never held all at once: with their offsets
+        they grow with every message that waits.
+        """
+        rows = self._table(version).where(_METADATA).select("precision_bits", "index_entries")
+        found: Iterator[Row] = rows.toLocalIterator()
+        return found
 
     def chunks(
         self,

@@ -34,8 +34,11 @@ from streaming.checkpoint import Checkpoint
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
 from streaming.session import open_session
 from streaming.succession import put_in_place, rest_bucket, seal_rest
+from streaming.waiting_index import index_of
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+# Of each input topic and partition: its first offset and the one after its last; the offsets that are in buckets.
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
 Sources = Mapping[tuple[str, int], BitMap64]
 
 
@@ -82,8 +85,10 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
         )
     store = BucketStore(spark, buckets_path(settings))
     store.create(from_arrow_schema(STORED_SCHEMA))
-    sealed = _sealed_ids(store)
-    starts, ends = _range(settings, delivered, sealed)
+    bounds = input_bounds(settings)
+    index = index_of(store, store.version())
+    sealed = {source: index.offsets_of(*source) for source in bounds}
+    starts, ends = _range(bounds, delivered, sealed)
     numbers = [row["bucket"] for row in store.metadata()]
     # One number for what is sealed here; a try that was cut off has done so already.
     done = rest_bucket(store, delivered.birth.checkpoint)
@@ -108,15 +113,7 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
     return Rebuilt(resealed, ends, kept_at)
 
 
-def _sealed_ids(store: BucketStore) -> dict[tuple[str, int], BitMap64]:
-    """Return the offsets that are in buckets, by input topic and partition."""
-    found: dict[tuple[str, int], BitMap64] = {}
-    for topic, partition, offsets in store.message_ids():
-        found.setdefault((topic, partition), BitMap64()).update(BitMap64.deserialize(offsets))
-    return found
-
-
-def _range(settings: Settings, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
+def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
     """Return from where to where the lost checkpoint may have accepted records that are in no bucket.
 
     Up to what a marker or a bucket tells of at the least: all beyond is new to the next checkpoint.
@@ -128,7 +125,7 @@ def _range(settings: Settings, delivered: Delivered, sealed: Sources) -> tuple[O
             known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
     starts: Offsets = {}
     ends: Offsets = {}
-    for (topic, partition), (first, last) in input_bounds(settings).items():
+    for (topic, partition), (first, last) in bounds.items():
         number = str(partition)
         start = max(first, delivered.birth.offsets.get(topic, {}).get(number, 0))
         end = told.get(topic, {}).get(number, 0)

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
-import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from conf.message import decode_chunk, encode_chunk
+from conf.message import decode_chunk
 from sinks.bucket_store import BucketStore
-from state.segments import Segment, cut
-from state.stored import STORED_SCHEMA, described_segment, stored_rows
+from state.segments import Segment
+from state.stored import described_segment
 from streaming.bucket_merger import merge_buckets
-from tests.messages import messages, some_rules
+from tests.messages import some_rules
+from tests.streaming.sealed import seal_messages
 
 _HOUR = 3_600_000
 RULES = some_rules()
 
 
-@pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
-    made = BucketStore(spark, str(tmp_path / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
-    return made
-
-
 def seal(store: BucketStore, number: int, *dues: int) -> list[Segment]:
-    """Store a bucket of shard 0 with one message due at each of `dues`, whose offset is the due time."""
-    sealed = messages([{"deliver_at_ms": due, "offset": due} for due in sorted(dues)])
-    segments = list(cut(sealed, number, 0, 0, RULES))
-    held = [{**asdict(segment), "chunk": encode_chunk(rows)} for segment, rows in segments]
-    rows = pa.Table.from_batches(stored_rows(RULES.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches())))
-    frame = store.spark.createDataFrame(rows.to_pylist(), from_arrow_schema(STORED_SCHEMA))
-    store.append(frame.coalesce(1), "checkpoint", number)
-    return [segment for segment, _ in segments]
+    """Store a bucket with one message due at each of `dues`, whose offset is the due time."""
+    return seal_messages(store, number, [{"deliver_at_ms": due, "offset": due} for due in dues], RULES)
 
 
 def waiting(store: BucketStore, version: int | None = None) -> list[int]:

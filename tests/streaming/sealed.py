@@ -1,0 +1,29 @@
+"""Sealed buckets on a real Delta table, as a job would have stored them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.message import encode_chunk, in_order
+from conf.rules import BatchRules
+from sinks.bucket_store import BucketStore
+from state.segments import Segment, cut
+from state.stored import STORED_SCHEMA, stored_rows
+from tests.messages import messages
+
+
+def seal_messages(
+    store: BucketStore, number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules
+) -> list[Segment]:
+    """Store the messages `rows` as bucket `number`, of shard 0, and return its segments."""
+    segments = list(cut(in_order(messages(rows)), number, 0, 0, rules))
+    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in segments]
+    made = stored_rows(rules.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches()))
+    frame = store.spark.createDataFrame(pa.Table.from_batches(made).to_pylist(), from_arrow_schema(STORED_SCHEMA))
+    store.append(frame.coalesce(1), "checkpoint", number)
+    return [segment for segment, _ in segments]
