@@ -16,6 +16,8 @@ from sinks.bucket_store import BucketStore
 from state.segments import Segment
 from state.stored import described_segment
 
+_COUNTED = "bucket long, shard int, segment int, count long, first long"
+
 
 @dataclass(frozen=True)
 class MutableBucket:
@@ -93,12 +95,17 @@ def live_segments(store: BucketStore, last_bucket: int, cutoff_ms: int) -> list[
 
 
 def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
-    """Count what is left of segments that reach over the cutoff."""
+    """Count what is left of segments that reach over the cutoff, by their chunks.
+
+    Of the messages, one chunk of each segment is read: the one that reaches over the cutoff.
+    """
     last_ms = max(segment.max_deliver_at_ms for segment in cut)
     partitions, buckets = ({getattr(segment, name) for segment in cut} for name in ("time_partition", "bucket"))
+    whole = store.chunks(cutoff_ms, last_ms + 1, partitions, buckets, version).where(f"deliver_at_ms >= {cutoff_ms}")
+    across = store.chunks(cutoff_ms, cutoff_ms, partitions, buckets, version)
     rows = (
-        store.chunks(cutoff_ms, last_ms + 1, partitions, buckets, version)
-        .mapInArrow(_waiting_of_chunks(cutoff_ms), "bucket long, shard int, segment int, count long, first long")
+        across.mapInArrow(_waiting_behind(cutoff_ms), _COUNTED)
+        .union(whole.selectExpr("bucket", "shard", "segment", "count", "deliver_at_ms AS first"))
         .groupBy("bucket", "shard", "segment")
         .agg(F.sum("count").alias("count"), F.min("first").alias("first"))
         .collect()
@@ -113,17 +120,17 @@ def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int, version: int) 
     return rest
 
 
-def _waiting_of_chunks(cutoff_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that counts, of stored chunks, the messages due at or after `cutoff_ms`."""
+def _waiting_behind(cutoff_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that counts the messages due at or after `cutoff_ms` of chunks that reach over it."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             counts, firsts = [], []
             for chunk in batch.column("chunk"):
                 dues = decode_chunk(chunk.as_py()).column("deliver_at_ms").to_numpy()
-                dues = dues[np.searchsorted(dues, cutoff_ms) :]
-                counts.append(len(dues))
-                firsts.append(int(dues[0]) if len(dues) else None)
+                start = int(np.searchsorted(dues, cutoff_ms))
+                counts.append(len(dues) - start)
+                firsts.append(int(dues[start]))
             identity = [batch.column(name) for name in ("bucket", "shard", "segment")]
             columns = [*identity, pa.array(counts, pa.int64()), pa.array(firsts, pa.int64())]
             yield pa.RecordBatch.from_arrays(columns, names=["bucket", "shard", "segment", "count", "first"])

@@ -1,39 +1,52 @@
-"""The histogram of what is due when, against counting one by one."""
+"""What waits in sealed buckets after a batch, on a real Delta table."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import random
+from pathlib import Path
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
+from pyspark.sql import SparkSession
 
-from streaming.waiting import DueHistogram
+from sinks.bucket_store import BucketStore
+from state import stored
+from streaming.waiting import live_segments
+from tests.messages import some_rules
+from tests.streaming.sealed import seal_messages
 
-EDGES = [0, 10, 100, 1_000]
-DUES = st.lists(st.integers(-50, 2_000), max_size=50).map(sorted)
-
-
-def _counted(dues: list[int]) -> list[int]:
-    edges = [-10_000, *EDGES, 10_000]
-    return [sum(low <= due < high for due in dues) for low, high in pairwise(edges)]
-
-
-@given(DUES)
-def test_known_instants_are_counted_exactly(dues: list[int]) -> None:
-    histogram = DueHistogram(EDGES)
-    histogram.add_instants(np.array(dues, dtype=np.int64))
-    assert histogram.counts == _counted(dues)
-    assert not histogram.estimated
+RULES = some_rules(segment_max_ms=10_000, segment_max_messages=70)
+LAST_MS = 60_000
+# Sealed by batch 1 and 2, about 70 messages to a segment; several at one instant.
+DUES = {number: sorted(random.Random(number).choices(range(LAST_MS), k=400) + [30_000] * 9) for number in (1, 2)}
 
 
-@given(DUES.filter(bool))
-def test_a_span_is_exact_in_sum_and_within_its_bounds_and_says_when_it_is_estimated(dues: list[int]) -> None:
-    histogram = DueHistogram(EDGES)
-    histogram.add_span(dues[0], dues[-1], len(dues))
-    assert sum(histogram.counts) == len(dues)
-    assert all(count >= 0 for count in histogram.counts)
-    if not histogram.estimated:
-        assert histogram.counts == _counted(dues)
-    assert (histogram.counts[0] > 0) == (dues[0] < EDGES[0])
-    assert (histogram.counts[-1] > 0) == (dues[-1] >= EDGES[-1])
+@pytest.fixture(autouse=True)
+def _several_chunks_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "CHUNK_MESSAGES", 7)
+
+
+def seal_all(store: BucketStore) -> None:
+    for number, dues in DUES.items():
+        rows = [{"deliver_at_ms": due, "offset": at} for at, due in enumerate(dues)]
+        seal_messages(store, number, rows, RULES)
+
+
+def test_without_a_table_nothing_waits(spark: SparkSession, tmp_path: Path) -> None:
+    assert live_segments(BucketStore(spark, str(tmp_path / "none")), 1, 0) == []
+
+
+def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketStore) -> None:
+    seal_all(store)
+    for cutoff_ms in (0, 12_345, 30_000, LAST_MS):
+        segments = live_segments(store, 2, cutoff_ms)
+        waiting = [due for dues in DUES.values() for due in dues if due >= cutoff_ms]
+        assert sum(segment.count for segment in segments) == len(waiting)
+        assert min((segment.min_deliver_at_ms for segment in segments), default=None) == min(waiting, default=None)
+        assert all(segment.bytes == pytest.approx(65 * segment.count, abs=1) for segment in segments)
+
+
+def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketStore) -> None:
+    seal_all(store)
+    segments = live_segments(store, 1, 0)
+    assert {segment.bucket for segment in segments} == {1}
+    assert sum(segment.count for segment in segments) == len(DUES[1])
