@@ -19,10 +19,11 @@ from conf.settings import Settings
 from sinks.bucket_store import BucketStore
 from state.segments import Segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
+from streaming.due_histogram import DueHistogram
 from streaming.input_lag import PartitionLag, input_lag
 from streaming.recovery import buckets_path, checkpoint_path
 from streaming.session import open_session
-from streaming.waiting import DueHistogram, MutableBucket, live_segments, mutable_buckets
+from streaming.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 
 # What a user thinks in; the name says what lies below it, and the first is what is due already.
 SPANS_MS = {
@@ -126,25 +127,26 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     # Here and not at the end: the counts are those of this moment, however long they take to make.
     now_ms = clock_ms()
     lag, lag_problem = _lag(settings, committed)
+    store = BucketStore(spark, buckets_path(settings))
     mutable: list[MutableBucket] = []
-    sealed: list[Segment] = []
+    sealed = SealedBuckets(store, None, [])
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
         last_bucket = checkpoint.birth.first_bucket + batch_id
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
-        sealed = live_segments(BucketStore(spark, buckets_path(settings)), last_bucket, cutoff_ms)
+        sealed = sealed_buckets(store, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
-    histogram = _histogram(mutable, sealed, now_ms)
+    segments, histogram = sealed.segments, _histogram(mutable, sealed, now_ms)
     return Status(
         checkpoint=checkpoint.path,
         now_ms=now_ms,
         committed=committed,
         planned=planned,
-        shards=[_shard(number, mutable, sealed) for number in _shards(settings, sealed)],
+        shards=[_shard(number, mutable, segments) for number in _shards(settings, segments)],
         mutable_bytes=sum(bucket.bytes for bucket in mutable),
-        sealed_bytes=sum(segment.bytes for segment in sealed),
-        buckets=len({segment.bucket for segment in sealed}),
-        segments=len(sealed),
+        sealed_bytes=sum(segment.bytes for segment in segments),
+        buckets=len({segment.bucket for segment in segments}),
+        segments=len(segments),
         due=dict(zip([*SPANS_MS, LATER], histogram.counts, strict=True)),
         due_is_estimated=histogram.estimated,
         lag=lag,
@@ -160,12 +162,11 @@ def _lag(settings: Settings, committed: PlannedBatch | None) -> tuple[list[Parti
         return None, str(problem)
 
 
-def _histogram(mutable: list[MutableBucket], sealed: list[Segment], now_ms: int) -> DueHistogram:
+def _histogram(mutable: list[MutableBucket], sealed: SealedBuckets, now_ms: int) -> DueHistogram:
     histogram = DueHistogram(now_ms + span for span in SPANS_MS.values())
     for bucket in mutable:
         histogram.add_instants(bucket.dues_ms)
-    for segment in sealed:
-        histogram.add_span(segment.min_deliver_at_ms, segment.max_deliver_at_ms, segment.count)
+    sealed.count_into(histogram)
     return histogram
 
 

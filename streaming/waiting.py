@@ -10,11 +10,14 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from conf.errors import BucketUnreadable
 from conf.message import decode_chunk
 from conf.rules import BatchRules
 from sinks.bucket_store import BucketStore
+from state.due_counts import DueCounts
 from state.segments import Segment
 from state.stored import described_segment
+from streaming.due_histogram import DueHistogram
 
 _COUNTED = "bucket long, shard int, segment int, count long, first long"
 
@@ -28,41 +31,40 @@ class MutableBucket:
     bytes: int
 
 
-class DueHistogram:
-    """How many messages are due in each span between `edges_ms`: below the first, ..., from the last on.
+@dataclass(frozen=True)
+class SealedBuckets:
+    """What waits in sealed buckets: their live segments, as the table tells them at `version`.
 
-    A segment tells no more than its bounds and its count. One that crosses an edge is taken to be spread evenly,
-    and makes the histogram an estimate; its sum stays exact.
+    A segment that is delivered in part has its count, bytes and earliest due time corrected.
     """
 
-    def __init__(self, edges_ms: Iterable[int]) -> None:
-        self._edges = np.array(sorted(edges_ms), dtype=np.int64)
-        self._below = np.zeros(len(self._edges), dtype=np.int64)
-        self._total = 0
-        self.estimated = False
+    store: BucketStore
+    version: int | None
+    segments: list[Segment]
 
-    @property
-    def counts(self) -> list[int]:
-        """One count more than there are edges."""
-        counts: list[int] = np.diff(self._below, prepend=0, append=self._total).tolist()
-        return counts
+    def count_into(self, histogram: DueHistogram) -> None:
+        """Count what waits by due time; only of segments that an edge cuts, the metadata is read again, for its ticks.
 
-    def add_instants(self, dues_ms: np.ndarray) -> None:
-        """Count messages of which each due time is known; ascending."""
-        self._below += np.searchsorted(dues_ms, self._edges, side="left")
-        self._total += len(dues_ms)
-
-    def add_span(self, first_ms: int, last_ms: int, count: int) -> None:
-        """Count `count` messages due in [first_ms, last_ms], one of them at each bound."""
-        self._total += count
-        for at, edge in enumerate(self._edges.tolist()):
-            if edge > last_ms:
-                self._below[at:] += count
-                return
-            if edge > first_ms:
-                even = round(count * (edge - first_ms) / (last_ms - first_ms + 1))
-                self._below[at] += min(max(even, 1), count - 1)
-                self.estimated = True
+        Raises BucketUnreadable if the metadata is damaged.
+        """
+        cut: dict[tuple[int, int, int], Segment] = {}
+        for segment in self.segments:
+            if histogram.cuts(segment.min_deliver_at_ms, segment.max_deliver_at_ms):
+                cut[segment.bucket, segment.shard, segment.segment] = segment
+            else:
+                histogram.add_uncut(segment.min_deliver_at_ms, segment.count)
+        rows = self.store.ticks(histogram.edges_ms, self.version).toLocalIterator() if cut else ()
+        for row in rows:
+            # Also there: segments of later batches, and those of which no edge cuts what is left.
+            if (identity := (row["bucket"], row["shard"], row["segment"])) in cut:
+                segment = cut.pop(identity)
+                counts = waiting_counts(segment, row["precision_bits"], row["ticks_ms"], row["counts"])
+                histogram.add_ticks(counts, segment.min_deliver_at_ms, segment.max_deliver_at_ms)
+        if cut:
+            raise BucketUnreadable(
+                f"version {self.version} of {self.store.path} does not tell when the messages of {len(cut)} segments "
+                f"are due, of {next(iter(cut.values()))} for one: the metadata is damaged"
+            )
 
 
 def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: BatchRules) -> list[MutableBucket]:
@@ -77,21 +79,35 @@ def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: 
     return buckets
 
 
-def live_segments(store: BucketStore, last_bucket: int, cutoff_ms: int) -> list[Segment]:
+def sealed_buckets(store: BucketStore, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
     """Return what waits of the buckets up to `last_bucket`; all below `cutoff_ms` is delivered.
 
     That is the one of the last committed batch: until a batch is committed its messages still count in the state.
-    A segment that is delivered in part has its count, bytes and earliest due time corrected.
     """
     if not store.exists():
-        return []
-    # A merge may replace buckets between the reading of their metadata and that of their chunks.
+        return SealedBuckets(store, None, [])
+    # A merge may replace buckets between two readings, of their metadata or of their chunks.
     version = store.newest_version()
     known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
-    return whole + (_rest(store, cut, cutoff_ms, version) if cut else [])
+    return SealedBuckets(store, version, whole + (_rest(store, cut, cutoff_ms, version) if cut else []))
+
+
+def waiting_counts(segment: Segment, precision_bits: int, ticks_ms: Iterable[int], counts: Iterable[int]) -> DueCounts:
+    """Return, by tick, what waits of `segment`; `ticks_ms` and `counts` tell what was sealed, source by source.
+
+    Ticks behind that of the first message that waits do so whole. What they do not hold is in that one, delivered
+    in part or not.
+    """
+    waiting = DueCounts(precision_bits)
+    first_ms = segment.min_deliver_at_ms >> precision_bits << precision_bits
+    for tick_ms, count in zip(ticks_ms, counts, strict=True):
+        if tick_ms > first_ms:
+            waiting.add(tick_ms, count)
+    waiting.add(first_ms, segment.count - len(waiting))
+    return waiting
 
 
 def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:

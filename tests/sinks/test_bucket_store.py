@@ -161,6 +161,32 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
     assert dues(store.chunks(0, 1000, labels(store))) == [10 * number for number in numbers]
 
 
+def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSession, store: BucketStore) -> None:
+    store.append(bucket(spark, 1, 10, 20, 30, bits=4, segment_max_messages=2), "checkpoint", 1)
+    store.append(bucket(spark, 2, 15, 25, bits=3), "checkpoint", 2)
+
+    def found(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in store.ticks(instants_ms, version).collect())
+
+    one, other = (1, 0, 0, 4, [0, 16], [1, 1]), (2, 0, 0, 3, [8, 24], [1, 1])
+    assert found(16) == found(16, 20, 99) == [one, other]
+    assert found(11, 15) == [one]
+    assert found(25) == [other]
+    assert found(10, 26, 30) == []
+    assert found(16, version=store.version() - 1) == [one]
+
+
+def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: BucketStore) -> None:
+    # So far apart that each offset takes 10 bytes; and two ticks of them.
+    instants = range(0, 50_000 * 70_000, 70_000)
+    whole = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
+    store.append(bucket(spark, 1, *instants, bits=31, **whole), "checkpoint", 1)
+    offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
+    assert offsets > 500_000
+    # Delta's log and the footers of files take about 80,000, whatever is read.
+    assert _bytes_read(spark, store.ticks([10**9])) < offsets / 4
+
+
 def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketStore) -> None:
     # One file of 20 MB, 100 chunks in order of due time, and as much in another time partition.
     value = random.Random(1).randbytes(100_000)
