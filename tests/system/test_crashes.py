@@ -21,17 +21,19 @@ def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
     application: Application, make_service: MakeService
 ) -> None:
     """Each start has a failpoint of its own, and recovers from the one before."""
-    # Several small buckets at each start, and merged when there are two.
-    small = ("bucket.limit=1", "bucket.max_messages=30", "limits.messages_per_trigger=100")
-    service, ledger = make_service("delivery.slice=20ms", *small)
+    service, ledger = make_service("delivery.slice=20ms")
     for seed, point in enumerate(POINTS):
-        publish_mixed(ledger, application, 250, seed, longest_ms=40_000 if point.startswith("merg") else 20_000)
+        merging = point.startswith("merg")
+        publish_mixed(ledger, application, 250, seed, longest_ms=60_000 if merging else 20_000)
+        # Several small buckets, and merged when there are two.
+        few = ["bucket.limit=1", "bucket.max_messages=30", "limits.messages_per_trigger=80"] if merging else []
+        service.overrides[:] = [*application.overrides("delivery.slice=20ms"), *few]
         service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
     service.start()
     ledger.accepted_ms = time.time_ns() // 1_000_000 + 5_000
-    ledger.wait_for_all(90)
+    ledger.wait_for_all(120)
     ledger.verify()
     assert service.stop() == 0, service.log[-3000:]
 
