@@ -28,7 +28,8 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	@# Two at a time: a test of the service waits for due times and starts of Java as long as it computes.
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
