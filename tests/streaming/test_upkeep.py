@@ -33,8 +33,9 @@ class Table:
         self.now_ms = time.time_ns() // 1_000_000 // _HOUR_MS * _HOUR_MS
         self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
         self.path = path
+        folder = jvm.org.apache.hadoop.fs.Path(str(path))
         # All that follows in this session finds this log, with its clock, by its path.
-        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path), self.clock)
+        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
         self.store = BucketStore(spark, str(path))
         self.store.create(from_arrow_schema(STORED_SCHEMA))
 
