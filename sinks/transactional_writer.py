@@ -26,6 +26,9 @@ from conf.progress import BatchSpan, Progress, committed_messages
 from conf.settings import Settings
 from sinks.progress import marker_key, read_progress
 
+# How long before its first message is due a transaction is opened, at the earliest: time enough to fill it.
+_OPEN_AHEAD_MS = 1_000
+
 Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 
@@ -56,6 +59,7 @@ class ShardWriter:
         self.shard = shard
         self._topic = plan.progress_topic
         self._timeout_s = plan.transaction_timeout_ms / 1000
+        self._longest_wait_ms = plan.transaction_timeout_ms // 2
         self._producer = Producer(
             {
                 # A record's limit is the topic's; the client must not have a lower one of its own.
@@ -87,13 +91,18 @@ class ShardWriter:
                     self._producer.poll(0.1)
 
     def commit(self, progress: Progress, not_before_ms: int, attempt: int) -> None:
-        """Write the marker, wait until `not_before_ms` (epoch ms), and commit."""
+        """Write the marker, wait until `not_before_ms` (epoch ms), and commit.
+
+        Raises DeliveryFailed if the clock was set back since the transaction was opened, so that it would time out.
+        """
         self._producer.produce(self._topic, progress.to_bytes(), marker_key(self.shard), self.shard)
         self._producer.flush(self._timeout_s)
         failpoint("transaction-open", attempt)
-        # The only place where the wall clock matters, and it can do nothing but delay (invariant 4).
-        while (early_ms := not_before_ms - time.time_ns() // 1_000_000) > 0:
-            time.sleep(min(early_ms / 1000, 1.0))
+        if not _wait_until(not_before_ms, self._longest_wait_ms):
+            raise DeliveryFailed(
+                f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
+                "transaction was open. It is given up, and opened again when its messages are nearly due"
+            )
         self._producer.commit_transaction(self._timeout_s)
         self.progress = progress
         failpoint("transaction-committed", attempt)
@@ -102,6 +111,23 @@ class ShardWriter:
         """Give the open transaction up, as far as the broker can be reached: the next writer ends it anyway."""
         self._producer.purge()
         self._producer.abort_transaction(5.0)
+
+
+def _wait_until(instant_ms: int, longest_ms: int | None = None) -> bool:
+    """Wait until the host's clock shows `instant_ms` (epoch ms). Returns whether it does: not if over `longest_ms` off.
+
+    The only place where the wall clock matters, and it can do nothing but delay (invariant 4).
+    """
+    while (early_ms := instant_ms - _now_ms()) > 0:
+        if longest_ms is not None and early_ms > longest_ms:
+            return False
+        # In short pieces, since the clock may be set meanwhile.
+        time.sleep(min(early_ms / 1000, 1.0))
+    return True
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def fence_writers(settings: Settings, shards: int) -> None:
@@ -131,8 +157,9 @@ def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attemp
     """Deliver a shard's due messages, in order, and return how many this call committed, and the writer's id.
 
     What a killed or failed attempt committed is skipped. A transaction ends when it is full, or when the next
-    message is due more than a slice later, so that nobody waits for the last message of the batch. Raises
-    DeliveryFailed if a transaction cannot be completed; nothing of it is then visible.
+    message is due more than a slice later, so that nobody waits for the last message of the batch. It begins when
+    its first message is nearly due: one that is open for long is ended by the broker. Raises DeliveryFailed if a
+    transaction cannot be completed; nothing of it is then visible.
     """
     key = (plan.application_id, shard)
     writer = _open_writers.pop(key, None)
@@ -148,6 +175,8 @@ def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attemp
 
 def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa.Table], attempt: int) -> int:
     skipped = committed_messages(writer.progress, plan.batch)
+    # A transaction waits inside for this much of due time at most, and so for half of its timeout.
+    ahead_ms, slice_ms = (min(ms, plan.transaction_timeout_ms // 4) for ms in (_OPEN_AHEAD_MS, plan.slice_ms))
     position, in_transaction, slice_end_ms = 0, 0, 0
     last: Key = (0, "", 0, 0)
 
@@ -165,8 +194,9 @@ def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa
                     commit()
                     in_transaction = 0
                 if not in_transaction:
+                    _wait_until(int(dues[at]) - ahead_ms)
                     writer.begin()
-                    slice_end_ms = max(time.time_ns() // 1_000_000, int(dues[at])) + plan.slice_ms
+                    slice_end_ms = max(_now_ms(), int(dues[at])) + slice_ms
                 fitting = int(np.searchsorted(dues[at:], slice_end_ms, side="right"))
                 count = min(fitting, plan.transaction_messages - in_transaction)
                 in_transaction += count

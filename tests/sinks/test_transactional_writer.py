@@ -1,0 +1,136 @@
+"""A shard's transactions against a real broker: when they open, and what the host's clock can do to them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from conf.birth import Birth
+from conf.errors import DeliveryFailed
+from conf.progress import BatchSpan
+from sinks import transactional_writer
+from sinks.transactional_writer import DeliveryPlan, ShardWriter, deliver
+from sources.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.messages import messages
+
+_HOUR_MS = 3_600_000
+
+
+def _real_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class Host:
+    """The clock that the writer sees, and when by the real one it opened transactions. In ms."""
+
+    off_ms: int = 0
+    step_ms_in_transaction: int = 0
+
+    def __post_init__(self) -> None:
+        self.opened_ms: list[int] = []
+
+    def now_ms(self) -> int:
+        return _real_ms() + self.off_ms
+
+    def opened(self) -> None:
+        self.opened_ms.append(_real_ms())
+        self.off_ms += self.step_ms_in_transaction
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The host that the writer runs on."""
+    host = Host()
+    begin = ShardWriter.begin
+
+    def begin_and_tell(writer: ShardWriter) -> None:
+        begin(writer)
+        host.opened()
+
+    monkeypatch.setattr(transactional_writer, "_now_ms", host.now_ms)
+    # Or its producers would live on, and look for the broker when that is gone.
+    monkeypatch.setattr(transactional_writer, "_open_writers", {})
+    monkeypatch.setattr(ShardWriter, "begin", begin_and_tell)
+    return host
+
+
+@pytest.fixture
+def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
+    """A batch of an application of its own."""
+    return DeliveryPlan(
+        application_id=f"app-{uuid.uuid4().hex[:8]}",
+        batch=BatchSpan(Birth("c", 1, 1), 7),
+        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        slice_ms=100,
+        transaction_messages=100,
+        transaction_timeout_ms=10_000,
+        options={"bootstrap.servers": broker.bootstrap},
+    )
+
+
+@pytest.fixture
+def committed(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
+    """A function that reads what is committed in a topic's one partition."""
+
+    def read(topic: str) -> list[Message]:
+        consumer = Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": "read_committed",
+             "enable.partition.eof": True}
+        )  # fmt: skip
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = []
+        while (message := consumer.poll(10)) is not None and message.error() is None:
+            found.append(message)
+        consumer.close()
+        assert message is not None
+        assert message.error().name() == "_PARTITION_EOF"
+        return found
+
+    return read
+
+
+def _due(topic: str, *deliver_at_ms: int) -> pa.Table:
+    rows = [{"offset": n, "deliver_at_ms": due, "output_topic": topic} for n, due in enumerate(deliver_at_ms)]
+    return messages(rows)
+
+
+def test_no_transaction_is_open_before_its_messages_are_nearly_due(plan: DeliveryPlan, topic: str, host: Host) -> None:
+    # The first transaction of a broker's life may take seconds.
+    deliver(replace(plan, batch=replace(plan.batch, batch_id=6)), 0, iter([_due(topic, 0)]))
+    host.opened_ms.clear()
+    first, last = _real_ms() + 1_500, _real_ms() + 3_000
+    assert deliver(plan, 0, iter([_due(topic, first, first + 50, last)]))[0] == 3
+    assert _real_ms() >= last
+    assert host.opened_ms[0] >= first - 1_000
+    assert host.opened_ms[-1] >= last - 1_000
+
+
+def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_delivers_once(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    due = _due(topic, _real_ms() + 1_500, _real_ms() + 1_550)
+    host.step_ms_in_transaction = -_HOUR_MS
+    with pytest.raises(DeliveryFailed, match="shard 0, batch 7: this host's clock was set back"):
+        deliver(plan, 0, iter([due]))
+    assert committed(topic) == []
+    host.step_ms_in_transaction = host.off_ms = 0
+    assert deliver(plan, 0, iter([due]), attempt=1)[0] == 2
+    assert len(committed(topic)) == 2
+
+
+def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
+    plan: DeliveryPlan, topic: str, host: Host
+) -> None:
+    start = _real_ms()
+    host.step_ms_in_transaction = -2_000
+    assert deliver(plan, 0, iter([_due(topic, start + 100)]))[0] == 1
+    assert host.now_ms() >= start + 100
+    assert len(host.opened_ms) == 1
