@@ -95,7 +95,8 @@ class ShardWriter:
 
         Raises DeliveryFailed if the clock was set back since the transaction was opened, so that it would time out.
         """
-        self._producer.produce(self._topic, progress.to_bytes(), marker_key(self.shard), self.shard)
+        # Stamped like its last message. The host's clock may be an hour ahead, and the broker would refuse that.
+        self.produce([(not_before_ms, self._topic, self.shard, marker_key(self.shard), progress.to_bytes(), [])])
         self._producer.flush(self._timeout_s)
         failpoint("transaction-open", attempt)
         if not _wait_until(not_before_ms, self._longest_wait_ms):

@@ -113,6 +113,16 @@ def test_no_transaction_is_open_before_its_messages_are_nearly_due(plan: Deliver
     assert host.opened_ms[-1] >= last - 1_000
 
 
+def test_a_marker_is_stamped_with_the_time_of_its_last_message_whatever_the_hosts_clock_shows(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    host.off_ms = 2 * _HOUR_MS
+    last = _real_ms() + 60_000
+    assert deliver(plan, 0, iter([_due(topic, last - 5, last)]))[0] == 2
+    assert [message.timestamp()[1] for message in committed(topic)] == [last - 5, last]
+    assert [message.timestamp()[1] for message in committed(plan.progress_topic)] == [last]
+
+
 def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_delivers_once(
     plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
 ) -> None:
