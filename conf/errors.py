@@ -81,6 +81,12 @@ class CheckpointMismatch(DelaylineError):
     code = "checkpoint-mismatch"
 
 
+class ClockBehind(DelaylineError):
+    """The host's clock shows far less than it did before: to wait until it has caught up could take hours."""
+
+    code = "clock-behind"
+
+
 class LateRowsDropped(DelaylineError):
     """Spark dropped rows behind the watermark, which must never happen to a message (invariant 6)."""
 

@@ -51,6 +51,8 @@ class BatchRunner:
         self._upkeep = Upkeep(state.store, state.catalog, state.partitions, settings.bucket.limit, state.rules.newest)
         self._settings = settings
         self._birth = state.checkpoint.birth
+        # The newest batch in the offset log: the running one, or the last. Read by the thread that watches the clock.
+        self.planned = state.planned
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
@@ -63,7 +65,7 @@ class BatchRunner:
         """
         failpoint("batch-begun")
         begun = time.monotonic()
-        planned = self._checkpoint.planned(batch_id)
+        self.planned = planned = self._checkpoint.planned(batch_id)
         span = self._span(planned)
         if batch_id:
             # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep. Nor beside

@@ -23,7 +23,7 @@ from sinks.topics import partition_counts
 from state.catalog import SegmentCatalog
 from state.segments import Segment
 from state.stored import STORED_SCHEMA, described_segment
-from streaming.checkpoint import Checkpoint
+from streaming.checkpoint import Checkpoint, PlannedBatch
 from streaming.query import shard_keys
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,12 @@ _EARLIEST = -2
 class Recovered:
     """What a start of the job goes on from. `delivered_before_ms` is epoch ms: the last committed cutoff.
 
-    `overdue` are the segments with messages below it that the checkpoint's first batch is to deliver.
+    `planned` is the newest batch in the offset log, or None before the first. `overdue` are the segments with
+    messages below the cutoff that the checkpoint's first batch is to deliver.
     """
 
     checkpoint: Checkpoint
+    planned: PlannedBatch | None
     rules: RuleBook
     store: BucketStore
     catalog: SegmentCatalog
@@ -100,7 +102,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
         len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
     )  # fmt: skip
     partitions = {segment.time_partition for segment in segments}
-    return Recovered(checkpoint, rules, store, catalog, partitions, cutoff_ms, overdue)
+    newest = None if planned is None else checkpoint.planned(planned)
+    return Recovered(checkpoint, newest, rules, store, catalog, partitions, cutoff_ms, overdue)
 
 
 def _begin(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:

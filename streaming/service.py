@@ -14,12 +14,13 @@ from contextlib import closing
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import LateRowsDropped, QueryFailed, ServiceStopping
+from conf.errors import ClockBehind, LateRowsDropped, QueryFailed, ServiceStopping
 from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.topics import check_topics
 from streaming.batch import BatchRunner
 from streaming.checkpoint import Checkpoint
+from streaming.clock_watch import ClockWatch
 from streaming.query import held_messages, start_query
 from streaming.recovery import checkpoint_path, input_starts, recover
 from streaming.session import open_session
@@ -39,11 +40,13 @@ class Gate:
     def __init__(self, last_batch: int | None = None) -> None:
         """`last_batch` is the last one that may run, if there is one."""
         self._open = True
+        self._cut_off = False
         self._last_batch = last_batch
 
-    def close(self) -> None:
-        """Let no further batch begin."""
+    def close(self, cut_off: bool = False) -> None:
+        """Let no further batch begin. With `cut_off`, the running one is about to be cancelled, and may fail."""
         self._open = False
+        self._cut_off = cut_off
 
     def guard(self, run_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """Return `run_batch` behind the gate."""
@@ -51,7 +54,13 @@ class Gate:
         def guarded(held: DataFrame, batch_id: int) -> None:
             if not self._open or (self._last_batch is not None and batch_id > self._last_batch):
                 raise ServiceStopping(f"batch {batch_id} is left to the next start")
-            run_batch(held, batch_id)
+            try:
+                run_batch(held, batch_id)
+            except Exception:
+                if not self._cut_off:
+                    raise
+                # A short text: Spark searches it for interruptions, with a pattern that overflows the stack on a trace.
+                raise ServiceStopping(f"batch {batch_id} was cut off, and is left to the next start") from None
 
         return guarded
 
@@ -70,12 +79,14 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     try:
         state = recover(spark, settings, fresh)
         failpoint("recovering")
+        clock = ClockWatch(settings.clock.lookahead)
+        clock.check(state.planned)
         with closing(BatchRunner(state, settings)) as runner:
             gate = Gate()
             held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
-            _watch(spark, query, gate, stop)
+            _watch(spark, query, gate, stop, lambda: clock.check(runner.planned))
     finally:
         spark.stop()
 
@@ -83,12 +94,13 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
     """Replay the batch that was cut off, if there is one, and begin no other: nothing is then done in part.
 
-    Raises QueryFailed, or what `recover` does.
+    Raises QueryFailed, ClockBehind, or what `recover` does.
     """
     planned = checkpoint.last_planned()
     if planned is None or checkpoint.last_committed() == planned:
         return
     state = recover(spark, settings, fresh=False)
+    ClockWatch(settings.clock.lookahead).check(state.planned)
     with closing(BatchRunner(state, settings)) as runner:
         held = held_messages(spark, settings, state.rules, input_starts(settings, checkpoint.birth))
         query = start_query(held, settings, checkpoint.path, Gate(planned).guard(runner.run))
@@ -102,10 +114,17 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
             raise QueryFailed(_cause(query))
 
 
-def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event) -> None:
-    """Wait for the end: asked for, or by an error. Checks each batch's progress on the way."""
+def _watch(
+    spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event, check_clock: Callable[[], None]
+) -> None:
+    """Wait for the end: asked for, or by an error. Checks the clock and each batch's progress on the way.
+
+    The clock from here, and not at the beginning of a batch: when it is set back, none may begin, since Spark waits
+    until it shows the time of the next trigger.
+    """
     drops = _DropWatch(query)
     while not stop.wait(_POLL_S):
+        _check_clock(spark, query, gate, check_clock)
         drops.check()
         if not query.isActive:
             raise QueryFailed(_cause(query))
@@ -114,12 +133,25 @@ def _watch(spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threadi
     spark.sparkContext.setLogLevel("OFF")
     gate.close()
     while query.isActive and query.status["isTriggerActive"]:
+        _check_clock(spark, query, gate, check_clock)
         time.sleep(0.02)
     query.stop()
     drops.check()
     problem = query.exception()
     if problem is not None and ServiceStopping.code not in str(problem):
         raise QueryFailed(_cause(query))
+
+
+def _check_clock(spark: SparkSession, query: StreamingQuery, gate: Gate, check_clock: Callable[[], None]) -> None:
+    """Cut the running batch off if `check_clock` raises ClockBehind, and raise that."""
+    try:
+        check_clock()
+    except ClockBehind:
+        gate.close(cut_off=True)
+        # Spark would report every task of the batch that is cut off.
+        spark.sparkContext.setLogLevel("OFF")
+        query.stop()
+        raise
 
 
 class _DropWatch:
