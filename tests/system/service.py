@@ -24,6 +24,8 @@ class Service:
     def __init__(self, folder: Path, overrides: list[str]) -> None:
         self.folder = folder
         self.overrides = overrides
+        # Goes over the test's own at each start.
+        self.environment: dict[str, str] = {}
         self._runs = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,6 +48,7 @@ class Service:
     def _launch(self, failpoint: str | None, *arguments: str) -> None:
         self._runs += 1
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        environment |= self.environment
         if failpoint:
             environment[VARIABLE] = failpoint
         command = [sys.executable, "-m", "streaming.cli", *arguments]

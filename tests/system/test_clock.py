@@ -1,0 +1,108 @@
+"""The host's clock is set while the job runs: nothing early by that clock, nothing lost or doubled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system import host_clock
+from tests.system.conftest import Application, MakeService
+from tests.system.host_clock import HostClock
+from tests.system.ledger import Ledger
+from tests.system.service import Service
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not host_clock.IS_AVAILABLE, reason="libfaketime comes for Linux on x86-64 only"),
+]
+
+_HOUR_S, _DAY_S = 3_600, 86_400
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Iterator[HostClock]:
+    """The clock of the host that the job runs on."""
+    clock = HostClock(tmp_path)
+    yield clock
+    clock.close()
+
+
+@pytest.fixture
+def job(make_service: MakeService, clock: HostClock) -> tuple[Service, Ledger]:
+    """A job on that host, not started yet, and its ledger."""
+    service, ledger = make_service("delivery.transaction_timeout=10s")
+    service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
+    return service, ledger
+
+
+def _publish(ledger: Ledger, application: Application, delays_ms: Iterable[int]) -> None:
+    for number, delay_ms in enumerate(delays_ms):
+        after = [("deliver-after", str(delay_ms).encode())]
+        key = str(number % 10).encode()
+        ledger.publish(application.input, b"x", after, key=key, output=application.output, delay_ms=delay_ms)
+    ledger.flush()
+
+
+def _wait_for_more(ledger: Ledger, count: int) -> None:
+    before = len(ledger.got)
+    ledger.wait_for(lambda: len(ledger.got) >= before + count, 60)
+    assert len(ledger.got) >= before + count
+
+
+def _assert_clock_behind(service: Service) -> None:
+    assert service.wait() == 1
+    assert service.log.splitlines()[-1].startswith("error: clock-behind: this host's clock shows "), service.log[-3000:]
+
+
+def test_a_clock_set_back_by_seconds_is_waited_for_and_hastens_loses_and_disorders_nothing(
+    application: Application, job: tuple[Service, Ledger], clock: HostClock
+) -> None:
+    service, ledger = job
+    service.start()
+    _publish(ledger, application, range(2_000, 15_000, 25))
+    _wait_for_more(ledger, 20)
+    # By more than a transaction may take.
+    clock.set_off(-15)
+    _publish(ledger, application, range(4_000, 9_000, 25))
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert service.log.count("waits until it has caught up") == 1, service.log[-3000:]
+    # It stays what it is: the service has no other clock.
+    _publish(ledger, application, range(0, 2_000, 25))
+    ledger.wait_for_all(60)
+    ledger.verify()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_a_clock_set_back_by_an_hour_ends_the_job_and_forward_by_a_day_delivers_what_is_due_by_then(
+    application: Application, job: tuple[Service, Ledger], clock: HostClock
+) -> None:
+    service, ledger = job
+    service.start()
+    _publish(ledger, application, range(2_000, 20_000, 25))
+    _wait_for_more(ledger, 20)
+    clock.set_off(-_HOUR_S)
+    _assert_clock_behind(service)
+    service.start(wait=False)
+    _assert_clock_behind(service)
+    assert "\nrunning\n" not in service.log
+    clock.set_off(0)
+    service.start()
+    # What fell due while the job was down cannot be in order with what came before.
+    ledger.accepted_ms = time.time_ns() // 1_000_000 + 5_000
+    ledger.wait_for_all(60)
+    ledger.verify()
+
+    # A broker takes no record that is over an hour ahead of its own clock.
+    _publish(ledger, application, range(20 * 60_000, 50 * 60_000, 4_000))
+    # The last of each partition, so that what comes before is accepted when they come out.
+    _publish(ledger, application, [2_000] * 20)
+    _wait_for_more(ledger, 20)
+    clock.set_off(_DAY_S)
+    ledger.wait_for_all(60)
+    ledger.verify()
+    clock.set_off(0)
+    _assert_clock_behind(service)
