@@ -49,6 +49,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # An hour, as the bucket table says; the job is the only writer, so that nothing of it can be in flight so long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "2",
+        # A vacuum divides what it lists into so many tasks: by default 10,000, minutes for a few files.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
         "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"',
