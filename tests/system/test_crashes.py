@@ -25,9 +25,9 @@ def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
     # Merges first: later most of what waits is overdue when a start comes to read it, and no bucket outlives the next.
     for seed, point in enumerate(sorted(POINTS, key=lambda point: not point.startswith("merg"))):
         merging = point.startswith("merg")
-        publish_mixed(ledger, application, 250, seed, longest_ms=60_000 if merging else 20_000)
+        publish_mixed(ledger, application, 250, seed, longest_ms=90_000 if merging else 20_000)
         # Several small buckets, and merged when there are two.
-        few = ["bucket.limit=1", "bucket.max_messages=30", "limits.messages_per_trigger=80"] if merging else []
+        few = ["bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60"] if merging else []
         service.overrides[:] = [*application.overrides("delivery.slice=20ms"), *few]
         service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
