@@ -53,10 +53,6 @@ def test_another_number_of_shards_loses_and_doubles_nothing(
     assert service.command("rescale", "--shards", "3") == 0, service.log[-3000:]
     service.overrides.append("bucket.shards=3")
     finish(service, ledger, application, seed=2)
-    kill_in_the_middle(service, ledger, application, seed=3)
-    assert service.command("rescale", "--shards", "1") == 0, service.log[-3000:]
-    service.overrides.append("bucket.shards=1")
-    finish(service, ledger, application, seed=4)
 
 
 def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
