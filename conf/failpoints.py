@@ -37,6 +37,7 @@ POINTS = {
     "sealed": "the Delta commit that makes the bucket is done",
     "merging": "buckets are merged beside the batches; no commit has replaced them",
     "merged": "the Delta commit that replaces merged buckets is done, and the driver does not know it yet",
+    "cleaning": "delivered time partitions are deleted beside the batches, and their metadata is still there",
     "batch-done": "all of the batch is done, and Spark has not written its commit log",
 }
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from conf.failpoints import failpoint
 from conf.rules import BatchRules
 from sinks.bucket_store import BucketStore
 from state.bucket_merge import choose
@@ -102,6 +103,7 @@ class Upkeep:
         def clean() -> None:
             log.info("deleting %d delivered time partitions", len(partitions))
             self._store.delete(partitions)
+            failpoint("cleaning")
             compact()
             if vacuum:
                 self._store.vacuum()
