@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 
 from conf.birth import Birth
-from conf.message import HEADERS, MESSAGE_SCHEMA
+from conf.message import HEADERS, MESSAGE_SCHEMA, in_order
 from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
 
@@ -58,6 +59,17 @@ def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return a table of `MESSAGE_SCHEMA`; what a row leaves out is as in `MESSAGE`."""
     return pa.Table.from_pylist([{**MESSAGE, **row} for row in rows], schema=MESSAGE_SCHEMA)
+
+
+def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:
+    """Return a table in delivery order for each bucket of (due, output partition)s; offsets count through all."""
+    offsets = count()
+    return [
+        in_order(
+            messages({"deliver_at_ms": due, "offset": next(offsets), "output_partition": to} for due, to in places)
+        )
+        for places in buckets
+    ]
 
 
 def some_rules(**changes: Any) -> BatchRules:

@@ -16,7 +16,7 @@ from state.due_counts import tick
 from state.message_index import MessageIndex
 from state.segments import Segment, cut
 from state.stored import METADATA_PART, STORED_SCHEMA, described_segment, segment_rows
-from tests.messages import messages, some_rules
+from tests.messages import placed, some_rules
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 HELD = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=40)
@@ -100,13 +100,7 @@ def chunks_of(table: pa.Table) -> pa.Table:
 def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     held: list[Any], start_ms: int, cuts: list[int], shards: int
 ) -> None:
-    tables, offset = [], 0
-    for places in held:
-        rows = [
-            {"deliver_at_ms": due, "offset": offset + at, "output_partition": to} for at, (due, to) in enumerate(places)
-        ]
-        offset += len(rows)
-        tables.append(in_order(messages(rows)))
+    tables = placed(held)
     before = chunks_of(stored(tables))
     bounds = [start_ms, *sorted({cut for cut in cuts if cut > start_ms}), 100]
     rules = some_rules(

@@ -11,7 +11,7 @@ from conf.shards import shards_of
 from state.segments import cut
 from state.stored import METADATA_PART, STORED_SCHEMA, segment_rows
 from state.window import WINDOW_COLUMNS, window_rows
-from tests.messages import messages, some_rules
+from tests.messages import messages, placed, some_rules
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 BUCKET = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30)
@@ -37,13 +37,7 @@ def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
     buckets: list[Any], one: int, other: int, shards: int
 ) -> None:
     start_ms, end_ms = sorted((one, other))
-    tables, offset = [], 0
-    for places in buckets:
-        rows = [
-            {"deliver_at_ms": due, "offset": offset + at, "output_partition": to} for at, (due, to) in enumerate(places)
-        ]
-        offset += len(rows)
-        tables.append(in_order(messages(rows)))
+    tables = placed(buckets)
     given_rows = [
         row for batch in window_rows(start_ms, end_ms, shards)(iter(stored_chunks(tables))) for row in batch.to_pylist()
     ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.message import decode_chunk
@@ -22,13 +20,6 @@ from tests.messages import messages, some_rules
 
 RULES = some_rules()
 Dues = dict[int, list[int]]
-
-
-@pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
-    made = BucketStore(spark, str(tmp_path / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
-    return made
 
 
 def seal(store: BucketStore, dues: Dues, batch_id: int, rules: BatchRules = RULES) -> None:
