@@ -16,6 +16,7 @@ from types import TracebackType
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from conf.end_signals import held
 from conf.errors import BrokerFailed
 from conf.jars import broker_jars, java_command
 from sources.broker_properties import address, node_properties, properties_text
@@ -83,8 +84,9 @@ class EmbeddedBroker:
         config = self._write_config()
         if not (self.directory / "data" / "meta.properties").exists():
             self._format(java, classpath, config)
-        self._process = self._launch(java, classpath, config)
         try:
+            with held():
+                self._process = self._launch(java, classpath, config)
             self._wait_until_it_serves(time.monotonic() + timeout_s)
         except BaseException:
             self.kill()

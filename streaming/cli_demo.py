@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from conf.end_signals import END_SIGNALS
 
 
 def demo(
@@ -46,7 +46,7 @@ def demo(
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
     """Let a signal that would end the process end first what the demo started."""
-    before = {number: signal.signal(number, _end) for number in _END_SIGNALS}
+    before = {number: signal.signal(number, _end) for number in END_SIGNALS}
     try:
         yield
     finally:
@@ -56,6 +56,6 @@ def _ended_in_order() -> Iterator[None]:
 
 def _end(number: int, frame: FrameType | None) -> None:
     # Once is enough: a second signal must not cut the end short.
-    for handled in _END_SIGNALS:
+    for handled in END_SIGNALS:
         signal.signal(handled, signal.SIG_IGN)
     raise SystemExit(128 + number)

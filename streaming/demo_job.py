@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conf.end_signals import held
 from conf.errors import QueryFailed
 from conf.failpoints import kill_tree
 
@@ -40,7 +41,8 @@ class Job:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
         scratch = self._folder / "tmp"
         scratch.mkdir(exist_ok=True)
-        with self._log.open("wb") as log:
+        # Ended while it starts the job, the demo must know of it.
+        with self._log.open("wb") as log, held():
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder,

@@ -1,0 +1,41 @@
+"""Signals that ask a process to end, for commands that start processes of their own and must leave none behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Let signals that ask for the end wait until the block is through; their handlers run then.
+
+    For the start of a process: a handler that raises between the fork and the return of `Popen` leaves a child that
+    nobody knows of. Handlers run in the main thread alone, so that any other thread has nothing to hold.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    # Those that are ignored stay so, in the child as well.
+    before = {
+        number: handler for number in END_SIGNALS if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)
+    }
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)

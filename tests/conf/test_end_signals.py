@@ -1,0 +1,69 @@
+"""Signals that are held while a process is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+import pytest
+
+from conf.end_signals import END_SIGNALS, held
+
+
+class _Ended(Exception):
+    pass
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended(number)
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_a_signal_that_comes_meanwhile_is_handled_after_the_block(number: signal.Signals) -> None:
+    before = signal.signal(number, _end)
+    through = []
+
+    def start() -> None:
+        with held():
+            os.kill(os.getpid(), number)
+            through.append(number)
+
+    try:
+        with pytest.raises(_Ended):
+            start()
+        assert through == [number]
+        with pytest.raises(_Ended):
+            os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_ignored_signal_stays_ignored_in_a_child_and_others_do_not() -> None:
+    before = {signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _end)
+    show = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGTERM)))"
+    try:
+        with held():
+            child = subprocess.Popen([sys.executable, "-c", show], stdout=subprocess.PIPE, text=True)
+        assert child.communicate()[0].split() == ["True", "False"]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_in_another_thread_nothing_is_touched() -> None:
+    before = {number: signal.getsignal(number) for number in END_SIGNALS}
+    seen = {}
+
+    def look() -> None:
+        with held():
+            seen.update({number: signal.getsignal(number) for number in END_SIGNALS})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == before
