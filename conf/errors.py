@@ -81,6 +81,12 @@ class CheckpointMismatch(DelaylineError):
     code = "checkpoint-mismatch"
 
 
+class ApplicationHeld(DelaylineError):
+    """Another process holds the lease of this application id, and it alone may deliver and seal. Says who it is."""
+
+    code = "application-held"
+
+
 class ClockBehind(DelaylineError):
     """The host's clock shows far less than it did before: to wait until it has caught up could take hours."""
 

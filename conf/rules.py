@@ -72,7 +72,7 @@ def rules_from(
         max_delay_ms=settings.limits.max_delay,
         output=settings.topics.output,
         allowed_outputs=settings.topics.allowed_outputs,
-        forbidden_outputs=(*settings.topics.input, settings.topics.dead_letter, settings.progress_topic),
+        forbidden_outputs=(*settings.topics.input, settings.topics.dead_letter, *settings.own_topics),
         dead_letter=settings.topics.dead_letter,
         partitions=dict(partitions),
         shard_keys=tuple(shard_keys),

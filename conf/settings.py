@@ -216,6 +216,7 @@ class TopicSettings(_Section):
     dead_letter: TopicName = "delayline-dead-letter"
     # TOML has no null: the file writes "".
     progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
+    lease: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
 
 
 class StorageSettings(_Section):
@@ -280,6 +281,12 @@ class DeliverySettings(_Section):
     transaction_timeout: Annotated[int, _duration(_SECOND, 15 * _MINUTE)] = _MINUTE
 
 
+class LeaseSettings(_Section):
+    """How long the holder of the application id may show no sign of life before another process takes its place."""
+
+    period: Annotated[int, _duration(2 * _SECOND, 10 * _MINUTE)] = 10 * _SECOND
+
+
 class HeaderSettings(_Section):
     """The names of the headers that publishers set."""
 
@@ -336,6 +343,7 @@ class Settings(BaseSettings):
     index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
     delivery: DeliverySettings = DeliverySettings()
+    lease: LeaseSettings = LeaseSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
     spark: SparkSettings = SparkSettings()
@@ -352,10 +360,20 @@ class Settings(BaseSettings):
         """The compacted topic that holds, for each shard, how far its delivery is committed."""
         return self.topics.progress or f"{self.application_id}-progress"
 
+    @property
+    def lease_topic(self) -> str:
+        """The compacted topic whose newest record says which process may deliver and seal."""
+        return self.topics.lease or f"{self.application_id}-lease"
+
+    @property
+    def own_topics(self) -> tuple[str, str]:
+        """The topics that nobody but the service may write to."""
+        return self.progress_topic, self.lease_topic
+
     @model_validator(mode="after")
     def _no_loops(self) -> Settings:
-        topics, progress = self.topics, self.progress_topic
-        outputs = {"output": topics.output, "dead_letter": topics.dead_letter, "progress": progress}
+        topics, own = self.topics, dict(zip(("progress", "lease"), self.own_topics, strict=True))
+        outputs = {"output": topics.output, "dead_letter": topics.dead_letter, **own}
         wrong = [
             f"topics.{key} = {topic!r}: allowed is a topic that is not in topics.input"
             for key, topic in outputs.items()
@@ -363,12 +381,12 @@ class Settings(BaseSettings):
         ]
         # A pattern may match one of these by accident and `conf.rules` has to mind it; a name was meant.
         wrong += [
-            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter or progress topic"
+            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter, progress or lease topic"
             for topic in topics.allowed_outputs
-            if topic in {*topics.input, topics.dead_letter, progress}
+            if topic in {*topics.input, topics.dead_letter, *own.values()}
         ]
         if len(set(outputs.values())) != len(outputs):
-            wrong.append(f"topics: output, dead_letter and progress must be different topics, not {outputs}")
+            wrong.append(f"topics: output, dead_letter, progress and lease must be different topics, not {outputs}")
         if wrong:
             raise ValueError("\n".join(wrong))
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -36,9 +36,11 @@ _METADATA = "part = 'metadata'"
 class BucketStore:
     """Sealed buckets at `path`, one Delta commit each."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession, path: str, before_write: Callable[[], None] = lambda: None) -> None:
+        """`before_write` is called before anything is written, and raises if this process may not."""
         self.spark = spark
         self.path = path
+        self._before_write = before_write
         self._sealing = threading.Lock()
 
     def exists(self) -> bool:
@@ -47,6 +49,7 @@ class BucketStore:
 
     def create(self, schema: StructType) -> None:
         """Make the table if there is none. `schema` holds the column `part`."""
+        self._before_write()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("part")
         for name, value in _PROPERTIES.items():
@@ -71,6 +74,7 @@ class BucketStore:
 
         Idempotent: a second append of the same writer and batch writes nothing.
         """
+        self._before_write()
         ordered = rows.sortWithinPartitions("part", *CHUNK_KEY)
         writer = ordered.write.format("delta").mode("append").option("compression", _CHUNKS_ARE_COMPRESSED)
         with self._sealing:
@@ -153,10 +157,12 @@ class BucketStore:
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""
+        self._before_write()
         DeltaTable.forPath(self.spark, self.path).delete(F.col("part").isin(sorted(set(partitions))))
 
     def vacuum(self) -> None:
         """Remove the files that the table has not named for its retention time."""
+        self._before_write()
         DeltaTable.forPath(self.spark, self.path).vacuum()
 
     def _overwrite(self, rows: DataFrame, condition: str) -> None:
@@ -175,6 +181,7 @@ class BucketStore:
             return self._overwrite_once(rows, condition)
 
     def _overwrite_once(self, rows: DataFrame, condition: str) -> None:
+        self._before_write()
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
         writer.option("compression", _CHUNKS_ARE_COMPRESSED).save(self.path)
 

@@ -6,16 +6,15 @@ marker tells. Consumer group offsets would do the same but expire with a job tha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 
 from conf.birth import Birth
-from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.errors import DeliveryFailed
 from conf.progress import BatchSpan, Progress
+from sinks.newest_record import newest_value
 
-_READ_TIMEOUT_S = 30.0
 _WRITE_TIMEOUT_S = 60.0
 
 
@@ -42,51 +41,6 @@ def announce_birth(options: Mapping[str, str], application_id: str, topic: str, 
 
 
 def read_progress(options: Mapping[str, str], topic: str, shard: int) -> Progress | None:
-    """Return the last committed marker of `shard`, or None if it never delivered.
-
-    Reads committed records only, from the end of the partition backwards, so that its cost does not depend on
-    how well the topic is compacted. Raises BrokerUnreachable if the partition cannot be read in 30 s.
-    """
-    consumer = Consumer(
-        {
-            **options,
-            "group.id": f"{topic}-reader",
-            "enable.auto.commit": "false",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": "true",
-            "fetch.wait.max.ms": "20",
-        }
-    )
-    deadline = time.monotonic() + _READ_TIMEOUT_S
-    try:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=_READ_TIMEOUT_S)
-        reach = 16
-        while True:
-            start = max(low, high - reach)
-            last = _last_record(consumer, TopicPartition(topic, shard, start), deadline)
-            if last is not None or start == low:
-                return None if last is None else Progress.from_bytes(last)
-            reach *= 16
-    except KafkaException as problem:
-        raise BrokerUnreachable(f"the progress of shard {shard} cannot be read from {topic}: {problem}") from problem
-    finally:
-        consumer.close()
-
-
-def _last_record(consumer: Consumer, position: TopicPartition, deadline: float) -> bytes | None:
-    """Return the value of the last committed record at or after `position`."""
-    consumer.assign([position])
-    last: bytes | None = None
-    while time.monotonic() < deadline:
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        error = message.error()
-        if error is None:
-            last = message.value()
-        elif error.name() == "_PARTITION_EOF":
-            return last
-        elif not error.retriable():
-            raise KafkaException(error)
-    raise BrokerUnreachable(f"no end of {position.topic}/{position.partition} within {_READ_TIMEOUT_S:g} s")
+    """Return the last committed marker of `shard`, or None if it never delivered. Raises BrokerUnreachable."""
+    value = newest_value(options, topic, shard)
+    return None if value is None else Progress.from_bytes(value)

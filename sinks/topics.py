@@ -26,8 +26,11 @@ CONNECT_TIMEOUT_MS = 10_000
 _REQUEST_TIMEOUT_MS = 15_000
 # What a topic of any role is made with; None leaves it to the broker.
 BROKER_DEFAULT = -1
+_COMPACTED = {"cleanup.policy": "compact"}
+# A sign of life every other second, of which only the last counts: Kafka compacts closed segments, never an open one.
+_SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
 
-Role = Literal["input", "output", "dead letter", "progress"]
+Role = Literal["input", "output", "dead letter", "progress", "lease"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
     roles |= dict.fromkeys([settings.topics.output, *exact], "output")
     roles[settings.topics.dead_letter] = "dead letter"
     roles[settings.progress_topic] = "progress"
+    roles[settings.lease_topic] = "lease"
     return roles
 
 
@@ -60,7 +64,7 @@ def partition_counts(settings: Settings, topics: Collection[str] | None = None) 
     """Return the number of partitions of each of `topics`; those that do not exist are left out.
 
     None stands for every topic that the job may write messages to: the output, the dead-letter topic, and
-    what the allow-list matches. Its own input and progress topics are never among these. Raises
+    what the allow-list matches. Its own input, progress and lease topics are never among these. Raises
     BrokerUnreachable.
     """
     with connected(settings) as admin:
@@ -92,6 +96,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
                 "create with `delayline topics create`, or name others in [topics]"
             )
         _check_progress(admin, settings, counts[settings.progress_topic])
+        _check_policy(admin, settings.lease_topic)
     return counts
 
 
@@ -178,7 +183,7 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
     patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
     # A message sent to an input topic still has its delay header, and would go round for ever.
-    barred = {*settings.topics.input, settings.progress_topic}
+    barred = {*settings.topics.input, *settings.own_topics}
     return [name for name in names if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -193,14 +198,12 @@ def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
 
 
 def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:
+    form: dict[str, Any] = {"num_partitions": partitions, "replication_factor": replication}
     if role == "progress":
-        configs = {"cleanup.policy": "compact"}
-        return {
-            "num_partitions": settings.bucket.shards,
-            "replication_factor": replication,
-            "configs": configs,
-        }
-    return {"num_partitions": partitions, "replication_factor": replication}
+        return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED}
+    if role == "lease":
+        return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS}
+    return form
 
 
 def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
@@ -234,5 +237,6 @@ def _check_policy(admin: KafkaAdminClient, name: str) -> None:
     policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]
     if policy != "compact":
         raise TopicMismatch(
-            f"progress topic {name} has cleanup.policy={policy}, and would forget what is delivered: set it to compact"
+            f"topic {name} has cleanup.policy={policy}, and would forget what is delivered, or who delivers: "
+            "set it to compact"
         )

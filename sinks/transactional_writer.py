@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,10 +25,12 @@ from conf.kafka_options import librdkafka_options
 from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER, ORDER, Key
 from conf.progress import BatchSpan, Progress, committed_messages
 from conf.settings import Settings
+from sinks.lease import refuse_others
 from sinks.progress import marker_key, read_progress
 
 # How long before its first message is due a transaction is opened, at the earliest: time enough to fill it.
 _OPEN_AHEAD_MS = 1_000
+_FENCED_AT_A_TIME = 16
 
 Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
@@ -37,12 +40,15 @@ class DeliveryPlan:
     """How a batch is delivered. Durations in ms; `options` are librdkafka's, secrets included.
 
     `last_writers` names, for each shard, the writer that delivered last as far as the driver knows. A process
-    that still holds that writer may go on with it; any other opens one of its own and so fences it.
+    that still holds that writer may go on with it; any other opens one of its own and so fences it, unless a later
+    holder of the lease than `lease_number` is there.
     """
 
     application_id: str
     batch: BatchSpan
     progress_topic: str
+    lease_topic: str
+    lease_number: int
     slice_ms: int
     transaction_messages: int
     transaction_timeout_ms: int
@@ -54,7 +60,11 @@ class ShardWriter:
     """A producer for one shard, with the progress it knows to be committed."""
 
     def __init__(self, plan: DeliveryPlan, shard: int) -> None:
-        """Fence earlier writers of the shard, end their open transaction, and read how far they came."""
+        """Fence earlier writers of the shard, end their open transaction, and read how far they came.
+
+        Raises ApplicationHeld, and fences nobody, if another process has taken the lease.
+        """
+        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self.id = uuid.uuid4().hex
         self.shard = shard
         self._topic = plan.progress_topic
@@ -72,6 +82,8 @@ class ShardWriter:
             }
         )
         self._producer.init_transactions(self._timeout_s)
+        # Again: it may have been taken before the last line shut the earlier writers out.
+        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
 
     def begin(self) -> None:
@@ -137,12 +149,16 @@ def fence_writers(settings: Settings, shards: int) -> None:
     Raises DeliveryFailed if the broker does not do so.
     """
     timeout_s = settings.delivery.transaction_timeout / 1000
-    for shard in range(shards):
+
+    def fence(shard: int) -> None:
         name = transactional_id(settings.application_id, shard)
         try:
             Producer({**librdkafka_options(settings.kafka), "transactional.id": name}).init_transactions(timeout_s)
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
+
+    with ThreadPoolExecutor(max_workers=_FENCED_AT_A_TIME) as threads:
+        list(threads.map(fence, range(shards)))
 
 
 def transactional_id(application_id: str, shard: int) -> str:

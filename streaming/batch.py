@@ -19,6 +19,7 @@ from conf.progress import BatchSpan
 from conf.settings import Settings
 from sinks.bucket_store import CHUNK_KEY
 from sinks.delivery import DUE_TYPES, REPORT_SCHEMA, deliver_chunks
+from sinks.lease import HeldLease
 from sinks.transactional_writer import DeliveryPlan
 from state.adapter import DUE, KEPT, SEALED
 from state.segments import Segment
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 class BatchRunner:
     """Runs batches, one after the other, in the query's thread."""
 
-    def __init__(self, state: Recovered, settings: Settings) -> None:
+    def __init__(self, state: Recovered, settings: Settings, lease: HeldLease) -> None:
+        self._lease = lease
         self._checkpoint = state.checkpoint
         self._rules = state.rules
         self._store = state.store
@@ -64,6 +66,7 @@ class BatchRunner:
         either leaves nothing behind or knows on the second time that it is done.
         """
         failpoint("batch-begun")
+        self._lease.check()
         begun = time.monotonic()
         self.planned = planned = self._checkpoint.planned(batch_id)
         span = self._span(planned)
@@ -148,6 +151,8 @@ class BatchRunner:
             application_id=self._settings.application_id,
             batch=batch,
             progress_topic=self._settings.progress_topic,
+            lease_topic=self._settings.lease_topic,
+            lease_number=self._lease.number,
             slice_ms=self._settings.delivery.slice,
             transaction_messages=self._settings.delivery.transaction_messages,
             transaction_timeout_ms=self._settings.delivery.transaction_timeout,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.birth import Birth, Offsets
@@ -31,8 +31,8 @@ from state.delivered import Delivered, newest_checkpoint
 from state.reseal import LEFT_SCHEMA, left_rows
 from state.stored import STORED_SCHEMA
 from streaming.checkpoint import Checkpoint
+from streaming.holding import holding
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
-from streaming.session import open_session
 from streaming.succession import put_in_place, rest_bucket, seal_rest
 from streaming.waiting_index import index_of
 
@@ -56,26 +56,24 @@ class Rebuilt:
 
 
 def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
-    """Make a new checkpoint for a job that does not run. `discard` allows it beside one that is there.
+    """Make a new checkpoint for a job that lost its own. `discard` allows it beside one that is there.
 
     `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
-    CheckpointMismatch if the progress topic does not tell what is delivered.
+    CheckpointMismatch if the progress topic does not tell what is delivered, ApplicationHeld while the job runs.
     """
     check_topics(settings)
-    spark = open_session(settings)
-    try:
+    with holding(settings, "rebuild") as (spark, lease):
         current = Checkpoint(spark, checkpoint_path(settings))
         if current.exists() and not discard:
             raise UsageError(
                 f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
                 "--discard-checkpoint puts it aside"
             )
-        return _rebuild(spark, settings, current, now_ms)
-    finally:
-        spark.stop()
+        store = BucketStore(spark, buckets_path(settings), lease.check)
+        return _rebuild(store, settings, current, now_ms)
 
 
-def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_ms: int) -> Rebuilt:
+def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int) -> Rebuilt:
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
     if delivered is None:
@@ -83,7 +81,6 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
             f"the progress topic {settings.progress_topic} does not hold a marker of every shard: nothing tells what "
             "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
         )
-    store = BucketStore(spark, buckets_path(settings))
     store.create(from_arrow_schema(STORED_SCHEMA))
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
@@ -104,12 +101,12 @@ def _rebuild(spark: SparkSession, settings: Settings, current: Checkpoint, now_m
     resealed = 0
     if done is None:
         rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
-        records = read_range(spark, java_options(settings.kafka), settings.topics.input, starts, ends)
+        records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
         rest = rest.union(_overdue(store, delivered, birth))
         resealed = seal_rest(store, rest, birth, delivered.birth.checkpoint, delivered.cutoff_ms, rules)
     kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
-    put_in_place(settings, birth, Checkpoint(spark, next_checkpoint_path(settings)), current, kept_at or "")
+    put_in_place(settings, birth, Checkpoint(store.spark, next_checkpoint_path(settings)), current, kept_at or "")
     return Rebuilt(resealed, ends, kept_at)
 
 

@@ -18,6 +18,7 @@ from conf.progress import Progress
 from conf.rules import RuleBook, rules_from
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import HeldLease
 from sinks.progress import announce_birth, read_progress
 from sinks.topics import partition_counts
 from state.catalog import SegmentCatalog
@@ -71,14 +72,15 @@ def _storage(settings: Settings) -> str:
     return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
 
 
-def recover(spark: SparkSession, settings: Settings, fresh: bool) -> Recovered:
+def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:
     """Read everything that a start needs; of the buckets only metadata, and no message.
 
     `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on
     could lose or double a message.
     """
+    lease.check()
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
-    store = BucketStore(spark, buckets_path(settings))
+    store = BucketStore(spark, buckets_path(settings), lease.check)
     planned = checkpoint.last_planned()
     if planned is None:
         _begin(spark, settings, checkpoint, store, fresh)

@@ -16,13 +16,14 @@ from conf.errors import UsageError
 from conf.rules import BatchRules
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import HeldLease
 from sinks.topics import ensure_shards
 from sinks.transactional_writer import fence_writers
 from state.reseal import LEFT_SCHEMA, left_in_state
 from streaming.checkpoint import Checkpoint
+from streaming.holding import holding
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.service import finish_planned
-from streaming.session import open_session
 from streaming.succession import put_in_place, seal_rest
 
 
@@ -37,15 +38,13 @@ class Rescaled:
 
 
 def rescale(settings: Settings, shards: int) -> Rescaled:
-    """Move the application to `shards`. The job must not run. Of `settings`, `bucket.shards` is not heeded.
+    """Move the application to `shards`. Of `settings`, `bucket.shards` is not heeded.
 
-    Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read.
+    Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read, ApplicationHeld
+    while the job runs.
     """
-    spark = open_session(settings)
-    try:
-        return _rescale(spark, settings, shards)
-    finally:
-        spark.stop()
+    with holding(settings, "rescale") as (spark, lease):
+        return _rescale(spark, settings, shards, lease)
 
 
 def with_shards(settings: Settings, shards: int) -> Settings:
@@ -53,7 +52,7 @@ def with_shards(settings: Settings, shards: int) -> Settings:
     return settings.model_copy(update={"bucket": settings.bucket.model_copy(update={"shards": shards})})
 
 
-def _rescale(spark: SparkSession, settings: Settings, shards: int) -> Rescaled:
+def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     current = Checkpoint(spark, checkpoint_path(settings))
     successor = Checkpoint(spark, next_checkpoint_path(settings))
     if not current.exists() and successor.is_born():
@@ -70,15 +69,16 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int) -> Rescaled:
     ensure_shards(settings, shards)
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
-        finish_planned(spark, with_shards(settings, before.shards), current)
+        finish_planned(spark, with_shards(settings, before.shards), current, lease)
         # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
         current.retire()
     fence_writers(settings, max(before.shards, shards))
-    return _succeed(spark, settings, shards, current, successor)
+    store = BucketStore(spark, buckets_path(settings), lease.check)
+    return _succeed(store, settings, shards, current, successor)
 
 
 def _succeed(
-    spark: SparkSession, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint
+    store: BucketStore, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint
 ) -> Rescaled:
     before, committed = current.birth, current.last_committed()
     birth = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
@@ -88,7 +88,7 @@ def _succeed(
         # One number for the state, behind all that the old checkpoint has sealed.
         first_bucket = before.first_bucket + committed + 2
         birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
-        sealed = _seal_state(spark, settings, current, committed, birth)
+        sealed = _seal_state(store, current, committed, birth)
     kept_at = _kept_at(current, before.generation)
     put_in_place(settings, birth, successor, current, kept_at)
     return Rescaled(before.shards, shards, sealed, kept_at)
@@ -98,10 +98,9 @@ def _kept_at(current: Checkpoint, generation: int) -> str:
     return f"{current.path}-retired-{generation}"
 
 
-def _seal_state(spark: SparkSession, settings: Settings, current: Checkpoint, committed: int, birth: Birth) -> int:
+def _seal_state(store: BucketStore, current: Checkpoint, committed: int, birth: Birth) -> int:
     rules: BatchRules = current.rules().newest
-    state = spark.read.format("statestore").option("batchId", committed).load(current.path)
+    state = store.spark.read.format("statestore").option("batchId", committed).load(current.path)
     rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
-    store = BucketStore(spark, buckets_path(settings))
     # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
     return seal_rest(store, rest, birth, current.birth.checkpoint, birth.cutoff_ms, rules)

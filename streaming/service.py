@@ -14,16 +14,18 @@ from contextlib import closing
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import ClockBehind, LateRowsDropped, QueryFailed, ServiceStopping
+from conf.errors import ApplicationHeld, ClockBehind, LateRowsDropped, QueryFailed, ServiceStopping
 from conf.failpoints import failpoint
 from conf.settings import Settings
+from sinks.lease import HeldLease
 from sinks.topics import check_topics
+from sinks.transactional_writer import fence_writers
 from streaming.batch import BatchRunner
 from streaming.checkpoint import Checkpoint
 from streaming.clock_watch import ClockWatch
+from streaming.holding import holding
 from streaming.query import held_messages, start_query
 from streaming.recovery import checkpoint_path, input_starts, recover
-from streaming.session import open_session
 
 log = logging.getLogger(__name__)
 
@@ -75,23 +77,23 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    spark = open_session(settings)
-    try:
-        state = recover(spark, settings, fresh)
+    with holding(settings, "run") as (spark, lease):
+        if lease.after_a_crash:
+            # What a holder that is not dead, but stopped, has open.
+            fence_writers(settings, settings.bucket.shards)
+        state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
         clock = ClockWatch(settings.clock.lookahead)
         clock.check(state.planned)
-        with closing(BatchRunner(state, settings)) as runner:
+        with closing(BatchRunner(state, settings, lease)) as runner:
             gate = Gate()
             held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
-            _watch(spark, query, gate, stop, lambda: clock.check(runner.planned))
-    finally:
-        spark.stop()
+            _watch(spark, query, gate, stop, lease, lambda: clock.check(runner.planned))
 
 
-def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
+def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
     """Replay the batch that was cut off, if there is one, and begin no other: nothing is then done in part.
 
     Raises QueryFailed, ClockBehind, or what `recover` does.
@@ -99,9 +101,9 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     planned = checkpoint.last_planned()
     if planned is None or checkpoint.last_committed() == planned:
         return
-    state = recover(spark, settings, fresh=False)
+    state = recover(spark, settings, fresh=False, lease=lease)
     ClockWatch(settings.clock.lookahead).check(state.planned)
-    with closing(BatchRunner(state, settings)) as runner:
+    with closing(BatchRunner(state, settings, lease)) as runner:
         held = held_messages(spark, settings, state.rules, input_starts(settings, checkpoint.birth))
         query = start_query(held, settings, checkpoint.path, Gate(planned).guard(runner.run))
         while query.isActive and checkpoint.last_committed() != planned:
@@ -115,25 +117,32 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
 
 
 def _watch(
-    spark: SparkSession, query: StreamingQuery, gate: Gate, stop: threading.Event, check_clock: Callable[[], None]
+    spark: SparkSession,
+    query: StreamingQuery,
+    gate: Gate,
+    stop: threading.Event,
+    lease: HeldLease,
+    check_clock: Callable[[], None],
 ) -> None:
-    """Wait for the end: asked for, or by an error. Checks the clock and each batch's progress on the way.
+    """Wait for the end: asked for, or by an error. Checks clock, lease and each batch's progress on the way.
 
     The clock from here, and not at the beginning of a batch: when it is set back, none may begin, since Spark waits
     until it shows the time of the next trigger.
     """
     drops = _DropWatch(query)
     while not stop.wait(_POLL_S):
-        _check_clock(spark, query, gate, check_clock)
+        _check(spark, query, gate, lease, check_clock)
         drops.check()
         if not query.isActive:
+            # Whatever a holder trips over that comes back too late, this is why.
+            lease.check(limit_s=0)
             raise QueryFailed(_cause(query))
     log.info("stopping after the running batch")
     # Spark would report the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
     gate.close()
     while query.isActive and query.status["isTriggerActive"]:
-        _check_clock(spark, query, gate, check_clock)
+        _check(spark, query, gate, lease, check_clock)
         time.sleep(0.02)
     query.stop()
     drops.check()
@@ -142,11 +151,14 @@ def _watch(
         raise QueryFailed(_cause(query))
 
 
-def _check_clock(spark: SparkSession, query: StreamingQuery, gate: Gate, check_clock: Callable[[], None]) -> None:
-    """Cut the running batch off if `check_clock` raises ClockBehind, and raise that."""
+def _check(
+    spark: SparkSession, query: StreamingQuery, gate: Gate, lease: HeldLease, check_clock: Callable[[], None]
+) -> None:
+    """Cut the running batch off if the clock was set back or the lease taken. Raises ClockBehind, ApplicationHeld."""
     try:
         check_clock()
-    except ClockBehind:
+        lease.check_not_taken()
+    except (ClockBehind, ApplicationHeld):
         gate.close(cut_off=True)
         # Spark would report every task of the batch that is cut off.
         spark.sparkContext.setLogLevel("OFF")

@@ -35,6 +35,7 @@ def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings
         "orders": "output",
         f"{own}-dead_letter": "dead letter",
         f"{own}-progress": "progress",
+        f"{own}-lease": "lease",
     }
 
 
@@ -47,6 +48,7 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("output", 2, "created"),
         ("dead letter", 2, "created"),
         ("progress", 3, "created"),
+        ("lease", 1, "created"),
     ]
     # Others may ask for another number; what exists stays as it is.
     again = ensure_topics(settings, partitions=7)

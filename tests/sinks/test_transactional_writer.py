@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from conf.birth import Birth
-from conf.errors import DeliveryFailed
-from conf.progress import BatchSpan
+from conf.errors import ApplicationHeld, DeliveryFailed
+from conf.lease import Lease
+from conf.progress import BatchSpan, Progress
 from sinks import transactional_writer
 from sinks.transactional_writer import DeliveryPlan, ShardWriter, deliver
 from sources.broker import EmbeddedBroker
@@ -69,6 +70,8 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         application_id=f"app-{uuid.uuid4().hex[:8]}",
         batch=BatchSpan(Birth("c", 1, 1), 7),
         progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_number=1,
         slice_ms=100,
         transaction_messages=100,
         transaction_timeout_ms=10_000,
@@ -144,3 +147,18 @@ def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
     assert deliver(plan, 0, iter([_due(topic, start + 100)]))[0] == 1
     assert host.now_ms() >= start + 100
     assert len(host.opened_ms) == 1
+
+
+def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nobody_out(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    successor = ShardWriter(plan, 0)
+    lease = Lease(plan.lease_number + 1, "elsewhere", 4711, "run", 0, 10_000)
+    producer = Producer(plan.options)
+    producer.produce(plan.lease_topic, lease.to_bytes(), b"lease", 0)
+    producer.flush(10)
+    with pytest.raises(ApplicationHeld, match="process 4711 on host elsewhere"):
+        deliver(plan, 0, iter([_due(topic, 0)]))
+    assert committed(topic) == []
+    successor.begin()
+    successor.commit(Progress(plan.batch, 0), 0, 0)

@@ -95,6 +95,7 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("output", 3, "created"),
         ("dead letter", 3, "created"),
         ("progress", 2, "created"),
+        ("lease", 1, "created"),
     ]
     again = run(settings, "topics", "create")
     assert (again.exit_code, again.stdout.count("exists")) == (0, 4)

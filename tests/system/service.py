@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from conf.failpoints import VARIABLE, kill_tree
 from tests.eventually import assert_eventually
 
@@ -72,6 +74,28 @@ class Service:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the newest run."""
+        assert self._process is not None
+        return self._process.pid
+
+    def pause(self) -> None:
+        """SIGSTOP to the driver and all that it started, as when its host sleeps."""
+        family: set[psutil.Process] = set()
+        driver = psutil.Process(self.pid)
+        # A process can start another between the look and the stop, but not after it.
+        while new := {driver, *driver.children(recursive=True)} - family:
+            for process in new:
+                process.suspend()
+            family |= new
+
+    def resume(self) -> None:
+        """SIGCONT to them all."""
+        driver = psutil.Process(self.pid)
+        for process in (*driver.children(recursive=True), driver):
+            process.resume()
 
     def kill(self) -> None:
         """SIGKILL to the driver and all that it started."""

@@ -1,0 +1,81 @@
+"""The newest record of a partition of one of the service's own topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from conf.errors import BrokerUnreachable, TopicMissing
+
+_READ_TIMEOUT_S = 30.0
+_NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
+_NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
+
+
+def newest_value(options: Mapping[str, str], topic: str, partition: int) -> bytes | None:
+    """Return the value of the last committed record of `topic`/`partition`, or None if there is none.
+
+    Reads from the end of the partition backwards, so that its cost does not depend on how well the topic is
+    compacted. `options` are librdkafka's. Raises TopicMissing, BrokerUnreachable if it cannot be read in 30 s.
+    """
+    consumer = Consumer(
+        {
+            **options,
+            "group.id": f"{topic}-reader",
+            "enable.auto.commit": "false",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": "true",
+            "fetch.wait.max.ms": "20",
+        }
+    )
+    deadline = time.monotonic() + _READ_TIMEOUT_S
+    try:
+        low, high = _bounds(consumer, TopicPartition(topic, partition), deadline)
+        reach = 16
+        while True:
+            start = max(low, high - reach)
+            last = _last_value(consumer, TopicPartition(topic, partition, start), deadline)
+            if last is not None or start == low:
+                return last
+            reach *= 16
+    except KafkaException as problem:
+        if problem.args[0].name() in _NO_SUCH_PARTITION:
+            raise TopicMissing(
+                f"{topic}/{partition}: create what is missing with `delayline topics create`"
+            ) from problem
+        raise BrokerUnreachable(f"{topic}/{partition} cannot be read: {problem}") from problem
+    finally:
+        consumer.close()
+
+
+def _bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
+    """Return the offsets of the first record and of the next one; waits for a partition whose leader changes."""
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)
+            return low, high
+        except KafkaException as problem:
+            if problem.args[0].name() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _last_value(consumer: Consumer, position: TopicPartition, deadline: float) -> bytes | None:
+    """Return the value of the last committed record at or after `position`."""
+    consumer.assign([position])
+    last: bytes | None = None
+    while time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            last = message.value()
+        elif error.name() == "_PARTITION_EOF":
+            return last
+        elif not error.retriable():
+            raise KafkaException(error)
+    raise BrokerUnreachable(f"no end of {position.topic}/{position.partition} within {_READ_TIMEOUT_S:g} s")

@@ -1,0 +1,51 @@
+"""One job for each application id: who is second is refused, and who comes back too late does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.eventually import assert_eventually
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+
+def _elsewhere(application: Application, name: str, *overrides: str) -> Service:
+    """The same application's job, with its log in a folder of its own."""
+    folder: Path = application.folder / name
+    folder.mkdir()
+    return Service(folder, application.overrides(*overrides))
+
+
+def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_seal(
+    application: Application, make_service: MakeService
+) -> None:
+    first, ledger = make_service("lease.period=4s")
+    first.start()
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=20_000)
+
+    second = _elsewhere(application, "second", "lease.period=4s")
+    try:
+        second.start(wait=False)
+        # Beside a job that lives.
+        assert second.wait() == 1
+        assert f"application-held: process {first.pid} on host" in second.log
+
+        first.pause()
+        publish_mixed(ledger, application, 300, seed=2, longest_ms=20_000)
+        second.start()
+        publish_mixed(ledger, application, 300, seed=3, longest_ms=20_000)
+        delivered = len(ledger.got)
+        assert_eventually(lambda: len(ledger.got) > delivered, 60, "a delivery by the second")
+        first.resume()
+        assert first.wait() == 1
+        assert f"application-held: process {second.pid} on host" in first.log
+        publish_mixed(ledger, application, 300, seed=4, longest_ms=5_000)
+        ledger.verify_after_outage(60)
+        assert second.stop() == 0, second.log[-3000:]
+    finally:
+        second.kill()
