@@ -17,6 +17,7 @@ from streaming.cli_demo import demo
 from streaming.cli_publish import publish
 from streaming.cli_run import run
 from streaming.cli_status import status
+from streaming.cli_submit import submit_files
 from streaming.cli_subscribe import subscribe
 from streaming.cli_topics import topics_app
 
@@ -57,6 +58,7 @@ app.command()(subscribe)
 app.command()(status)
 app.command()(rescale)
 app.command()(rebuild)
+app.command()(submit_files)
 app.command()(demo)
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from conf.failpoints import ROOT_VARIABLE
@@ -79,19 +80,29 @@ def _local_files() -> dict[str, str]:
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark, or take the session that `spark-submit` prepared. `options` go over all others."""
+    """Start Spark. `options` go over all others but those that `spark-submit` was given, where it started the job."""
     # Whatever Spark starts is of this process tree.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder
+    submitted = _submitted()
     for name, value in {**spark_options(settings), **(options or {})}.items():
-        builder = builder.config(name, value)
+        if name not in submitted:
+            builder = builder.config(name, value)
     # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
     with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped():
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _submitted() -> set[str]:
+    """Return the names of the options that `spark-submit` has set already; none where it did not start this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return set()
+    # Its own guess from the launcher's name.
+    return {name for name, _ in SparkConf().getAll()} - {"spark.app.name"}
 
 
 @contextlib.contextmanager

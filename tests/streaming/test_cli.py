@@ -98,7 +98,7 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("lease", 1, "created"),
     ]
     again = run(settings, "topics", "create")
-    assert (again.exit_code, again.stdout.count("exists")) == (0, 4)
+    assert (again.exit_code, again.stdout.count("exists")) == (0, 5)
     assert run(settings, "topics", "show").exit_code == 0
 
 

@@ -1,0 +1,217 @@
+"""A Spark standalone cluster on loopback, and the job submitted to it as its operators would: wheel, archive, supervisor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from conf.failpoints import kill_tree
+from conf.jars import jars_folder
+from tests.eventually import assert_eventually
+
+_ROOT = Path(__file__).parent.parent.parent
+_SPARK = Path(pyspark.__file__).parent / "bin"
+_START_TIMEOUT_S = 60.0
+_LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """One master and two workers with two cores each, in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        port = _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._ports = ["--port", str(port), "--webui-port", str(_free_port())]
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
+        for name in ("worker-1", "worker-2"):
+            self.start_worker(name)
+
+    def start_worker(self, name: str) -> None:
+        folder = self._folder / name
+        command = ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g"]
+        command += ["--webui-port", "0", "--work-dir", str(folder), self.url]
+        self._start(name, command, "Successfully registered with master")
+
+    def kill_worker(self, name: str) -> None:
+        """SIGKILL the worker, its executors and their Python, as when its host goes down."""
+        kill_tree(self._processes[name].pid)
+        self._processes[name].wait()
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.wait()
+
+    def delivering(self, name: str, broker_port: int) -> bool:
+        """Whether a Python process of this worker's executors has a connection to the broker, as a writer has."""
+        for process in psutil.Process(self._processes[name].pid).children(recursive=True):
+            try:
+                if "streaming.worker_daemon" in process.cmdline() and any(
+                    connection.raddr and connection.raddr.port == broker_port
+                    for connection in process.net_connections("tcp")
+                ):
+                    return True
+            except psutil.NoSuchProcess:
+                continue
+        return False
+
+    def _start(self, name: str, command: list[str], ready: str) -> None:
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as output:
+            self._processes[name] = subprocess.Popen(
+                [str(_SPARK / "spark-class"), command[0], "--host", "127.0.0.1", *command[1:]],
+                env=os.environ | _LOOPBACK | {"SPARK_DAEMON_MEMORY": "256m"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        assert_eventually(lambda: ready in log.read_text(errors="replace"), _START_TIMEOUT_S, f"the start of {name}")
+
+
+class Environment:
+    """A Python environment with Delayline installed from its built wheel, and the same as an archive for workers.
+
+    What Delayline depends on is taken from the environment of the tests, as from the image of a worker.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "env"
+        self.python = self.folder / "bin" / "python"
+        self.archive = folder / "env.tar.gz"
+        wheel = _built_wheel(folder)
+        venv.create(self.folder, with_pip=False, symlinks=True)
+        site = next(self.folder.glob("lib/python*/site-packages"))
+        # A .pth file in that folder is not heeded, so that an editable install of a checkout does not come with it.
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        _pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
+        with tarfile.open(self.archive, "w:gz") as archive:
+            archive.add(self.folder, ".")
+        # The driver's own: workers get them from it.
+        for group in ("spark",):
+            target = self.folder / "share" / "delayline" / "jars" / group
+            shutil.copytree(jars_folder(group), target)
+
+    def delayline(self, *arguments: str) -> str:
+        """Run its `delayline` command and return what it printed."""
+        done = subprocess.run([self.python, "-m", "streaming.cli", *arguments], cwd=self.folder, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+
+def _built_wheel(folder: Path) -> Path:
+    # From a copy: building leaves files beside the sources.
+    source = folder / "source"
+    source.mkdir()
+    for name in ("conf", "sources", "state", "sinks", "streaming"):
+        shutil.copytree(_ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(_ROOT / name, source)
+    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    (wheel,) = folder.glob("delayline-*.whl")
+    return wheel
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+_SUPERVISOR = """
+[supervisord]
+nodaemon = true
+user = root
+logfile = {folder}/supervisord.log
+pidfile = {folder}/supervisord.pid
+
+[program:delayline]
+command = {command}
+directory = {folder}
+autorestart = true
+startsecs = 0
+stopasgroup = true
+stopwaitsecs = 60
+redirect_stderr = true
+stdout_logfile = {folder}/job.log
+stdout_logfile_maxbytes = 0
+"""
+
+
+class SubmittedJob:
+    """`spark-submit` of the job to a cluster, under a supervisor that starts it again whenever it ends."""
+
+    def __init__(self, folder: Path, environment: Environment, cluster: Cluster, overrides: list[str]) -> None:
+        self._folder = folder
+        environment.delayline("submit-files", str(folder))
+        command = [str(_SPARK / "spark-submit"), "--master", cluster.url]
+        command += ["--properties-file", f"{folder}/spark.properties", "--archives", f"{environment.archive}#env"]
+        for option in (
+            "spark.pyspark.python=./env/bin/python",
+            f"spark.pyspark.driver.python={environment.python}",
+            "spark.driver.host=127.0.0.1",
+            "spark.executor.cores=1",
+            "spark.cores.max=2",
+            "spark.executor.memory=700m",
+            "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
+        ):
+            command += ["--conf", option]
+        command += [f"{folder}/delayline_job.py", "run"]
+        for override in overrides:
+            command += ["--set", override]
+        config = folder / "supervisord.conf"
+        config.write_text(_SUPERVISOR.format(folder=folder, command=" ".join(command)))
+        self._command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What all its starts have printed."""
+        path = self._folder / "job.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def starts(self) -> int:
+        """How often its query has begun to run."""
+        return self.log.splitlines().count("running")
+
+    def start(self) -> None:
+        with (self._folder / "supervisor.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command, env=os.environ | _LOOPBACK, stdout=output, stderr=subprocess.STDOUT, cwd=self._folder
+            )
+
+    def kill_driver(self) -> None:
+        """SIGKILL the driver, its Python and its Java; not the supervisor."""
+        assert self._process is not None
+        for driver in psutil.Process(self._process.pid).children():
+            kill_tree(driver.pid)
+
+    def stop(self) -> None:
+        """End the supervisor, which ends the job."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(90)
+            finally:
+                if self._process.poll() is None:
+                    kill_tree(self._process.pid)

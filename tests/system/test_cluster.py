@@ -1,0 +1,74 @@
+"""The job on a Spark cluster: two executors deliver, and neither a worker nor the driver is missed for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_settings
+from sinks.topics import ensure_topics
+from tests.eventually import assert_eventually
+from tests.system.cluster import Cluster, Environment, SubmittedJob
+from tests.system.conftest import Application
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A master and two workers."""
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def job(application: Application, cluster: Cluster, tmp_path: Path) -> Iterator[SubmittedJob]:
+    """The job as it is submitted, with its topics; ended with the test."""
+    overrides = application.overrides("lease.period=4s")
+    ensure_topics(load_settings(None, overrides, environ={}), partitions=2)
+    job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, overrides)
+    try:
+        yield job
+    finally:
+        job.stop()
+
+
+@pytest.fixture
+def ledger(application: Application, job: SubmittedJob) -> Iterator[Ledger]:
+    """What goes in and comes out; the topics are the job's."""
+    ledger = Ledger(application.bootstrap, [application.output, application.other, application.dead])
+    yield ledger
+    ledger.close()
+
+
+def test_two_executors_deliver_and_a_killed_worker_and_a_killed_driver_lose_double_and_hasten_nothing(
+    application: Application, cluster: Cluster, job: SubmittedJob, ledger: Ledger
+) -> None:
+    broker_port = int(application.bootstrap.rpartition(":")[2])
+    job.start()
+    assert_eventually(lambda: job.starts, 120, "the first start")
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=20_000)
+    for name in ("worker-1", "worker-2"):
+        assert_eventually(lambda: cluster.delivering(name, broker_port), 60, f"a delivery by {name}")  # noqa: B023
+
+    publish_mixed(ledger, application, 300, seed=2, longest_ms=8_000)
+    cluster.kill_worker("worker-1")
+    before = len(ledger.got)
+    publish_mixed(ledger, application, 300, seed=3, longest_ms=8_000)
+    assert_eventually(lambda: len(ledger.got) > before + 50, 60, "a delivery without the killed worker")
+    assert job.starts == 1, "the driver did not live through it"
+    cluster.start_worker("worker-1")
+
+    publish_mixed(ledger, application, 300, seed=4, longest_ms=8_000)
+    job.kill_driver()
+    publish_mixed(ledger, application, 300, seed=5, longest_ms=8_000)
+    assert_eventually(lambda: job.starts == 2, 120, "the start by the supervisor")
+    ledger.verify_after_outage(90)
