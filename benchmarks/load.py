@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -68,8 +68,11 @@ def instant(load: Load) -> Header:
 class Publisher:
     """Publishes to one topic, by turns to each partition, with explicit timestamps, so that delays are exact."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS})
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, options: Mapping[str, str | int | bool] | None = None
+    ) -> None:
+        """`options` are librdkafka's, over those of every load."""
+        self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS, **(options or {})})
         self._topic = topic
         self._partitions = partitions
 

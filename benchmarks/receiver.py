@@ -22,6 +22,8 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.load import read_value
 
 _GRACE_S = 2.0
+# A broker that is away: the client looks for it again.
+_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "COORDINATOR_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION"}
 COLUMNS = ("partition", "offset", "number", "due_us", "received_us", "header_ms", "in_partition", "in_offset")
 
 
@@ -113,8 +115,10 @@ def receive(bootstrap: str, topic: str, partitions: int, count: int, timeout_s: 
         if message is None:
             continue
         received_us = time.time_ns() // 1000
-        if message.error() is not None:
-            raise RuntimeError(message.error())
+        if (error := message.error()) is not None:
+            if error.retriable() or error.name() in _PASSING:
+                continue
+            raise RuntimeError(error)
         row = (message.partition(), message.offset(), *read_value(message.value()), received_us, *_headers(message))
         for column, number in zip(columns, row, strict=True):
             column.append(number)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import Cluster
 from conf.load import load_settings
 from sinks.topics import ensure_topics
 from tests.eventually import assert_eventually
-from tests.system.cluster import Cluster, Environment, SubmittedJob
 from tests.system.conftest import Application
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
+from tests.system.submitted import Environment, SubmittedJob
 
 pytestmark = pytest.mark.system
 

@@ -1,10 +1,9 @@
-"""A Spark standalone cluster on loopback, and the job submitted to it as its operators would: wheel, archive, supervisor."""
+"""The job as its operators submit it to a cluster: a wheel in an archive, `spark-submit`, a supervisor."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,79 +12,12 @@ import venv
 from pathlib import Path
 
 import psutil
-import pyspark
 
+from benchmarks.cluster import LOOPBACK, SPARK, Cluster
 from conf.failpoints import kill_tree
 from conf.jars import jars_folder
-from tests.eventually import assert_eventually
 
 _ROOT = Path(__file__).parent.parent.parent
-_SPARK = Path(pyspark.__file__).parent / "bin"
-_START_TIMEOUT_S = 60.0
-_LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Cluster:
-    """One master and two workers with two cores each, in processes of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        port = _free_port()
-        self.url = f"spark://127.0.0.1:{port}"
-        self._ports = ["--port", str(port), "--webui-port", str(_free_port())]
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self) -> None:
-        self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
-        for name in ("worker-1", "worker-2"):
-            self.start_worker(name)
-
-    def start_worker(self, name: str) -> None:
-        folder = self._folder / name
-        command = ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g"]
-        command += ["--webui-port", "0", "--work-dir", str(folder), self.url]
-        self._start(name, command, "Successfully registered with master")
-
-    def kill_worker(self, name: str) -> None:
-        """SIGKILL the worker, its executors and their Python, as when its host goes down."""
-        kill_tree(self._processes[name].pid)
-        self._processes[name].wait()
-
-    def stop(self) -> None:
-        for process in self._processes.values():
-            if process.poll() is None:
-                kill_tree(process.pid)
-                process.wait()
-
-    def delivering(self, name: str, broker_port: int) -> bool:
-        """Whether a Python process of this worker's executors has a connection to the broker, as a writer has."""
-        for process in psutil.Process(self._processes[name].pid).children(recursive=True):
-            try:
-                if "streaming.worker_daemon" in process.cmdline() and any(
-                    connection.raddr and connection.raddr.port == broker_port
-                    for connection in process.net_connections("tcp")
-                ):
-                    return True
-            except psutil.NoSuchProcess:
-                continue
-        return False
-
-    def _start(self, name: str, command: list[str], ready: str) -> None:
-        log = self._folder / f"{name}.log"
-        with log.open("wb") as output:
-            self._processes[name] = subprocess.Popen(
-                [str(_SPARK / "spark-class"), command[0], "--host", "127.0.0.1", *command[1:]],
-                env=os.environ | _LOOPBACK | {"SPARK_DAEMON_MEMORY": "256m"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        assert_eventually(lambda: ready in log.read_text(errors="replace"), _START_TIMEOUT_S, f"the start of {name}")
 
 
 class Environment:
@@ -163,7 +95,7 @@ class SubmittedJob:
     def __init__(self, folder: Path, environment: Environment, cluster: Cluster, overrides: list[str]) -> None:
         self._folder = folder
         environment.delayline("submit-files", str(folder))
-        command = [str(_SPARK / "spark-submit"), "--master", cluster.url]
+        command = [str(SPARK / "spark-submit"), "--master", cluster.url]
         command += ["--properties-file", f"{folder}/spark.properties", "--archives", f"{environment.archive}#env"]
         for option in (
             "spark.pyspark.python=./env/bin/python",
@@ -197,7 +129,7 @@ class SubmittedJob:
     def start(self) -> None:
         with (self._folder / "supervisor.out").open("wb") as output:
             self._process = subprocess.Popen(
-                self._command, env=os.environ | _LOOPBACK, stdout=output, stderr=subprocess.STDOUT, cwd=self._folder
+                self._command, env=os.environ | LOOPBACK, stdout=output, stderr=subprocess.STDOUT, cwd=self._folder
             )
 
     def kill_driver(self) -> None:

@@ -1,0 +1,202 @@
+"""The campaign: random faults under load, on a cluster, and a checker that reads the output topics.
+
+`python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
+is started again whenever it ends. 500 messages/s with mixed delays go in, while driver, workers and broker are killed
+and stopped at random moments. Exit code 0 only if nothing was lost, doubled, early, altered or out of order.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.chaos_check import faults_of
+from benchmarks.chaos_driver import Driver
+from benchmarks.chaos_faults import Fault, Hands, plan_faults, tally
+from benchmarks.cluster import Cluster
+from benchmarks.load import Header, Load, Publisher, any_delay
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.receiver import Received, Receiver
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import say
+
+RATE = 500
+LOOKAHEAD_US = 2_000_000
+_NAME, _OTHER = "chaos", "chaos-other"
+_LONGEST_S = 300.0
+# After the last fault: for a start, for what is overdue, and for a machine that is busy.
+_DRAIN_S = 240.0
+# A record that was committed before a kill comes within this time.
+_ON_THE_WAY_S = 1.0
+_SETTINGS = (
+    f"topics.allowed_outputs={_OTHER}",
+    # Low, so that all paths are walked: sealing, loading, merging, cleaning up.
+    "bucket.max_messages=3000",
+    "bucket.limit=20",
+    "segment.max_seconds=10",
+    "window.ahead=20s",
+    "storage.time_partition=1m",
+    "spark.spark.driver.host=127.0.0.1",
+    "spark.spark.executor.cores=1",
+    "spark.spark.cores.max=2",
+    "spark.spark.executor.memory=700m",
+    f"spark.spark.pyspark.python={sys.executable}",
+)
+
+
+def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...] = ()) -> Outcome:
+    """Run it, and return what the checker and the clock say. `overrides` are further settings of the job."""
+    seconds = minutes * 60
+    plan = plan_faults(seed, seconds)
+    say(f"seed {seed}: {len(plan)} faults in {minutes:g} minutes: {tally(plan)}")
+    stand.topic(_OTHER)
+    with ExitStack() as stack:
+        cluster = Cluster(stand.folder)
+        stack.callback(cluster.stop)
+        cluster.start()
+        application = stand.application(_NAME, *_SETTINGS, f"spark.spark.master={cluster.url}", *overrides)
+        driver = Driver(stand.folder / _NAME, application.overrides)
+        stack.callback(driver.stop)
+        driver.start()
+        driver.wait_until_it_runs()
+        load = _Load(stand.bootstrap, application.input, seed, seconds)
+        receivers = {
+            topic: stack.enter_context(
+                Receiver(stand.bootstrap, topic, PARTITIONS, count, seconds + _DRAIN_S, stand.folder / f"{topic}.npz")
+            )
+            for topic, count in load.counts(application.output).items()
+        }
+        load.start()
+        struck = _strike_all(plan, Hands(stand.broker, cluster, driver.process, seed), load)
+        load.join()
+        received = {topic: receiver.result() for topic, receiver in receivers.items()}
+        return _outcome(seed, minutes, load, struck, received, driver.starts)
+
+
+class _Load(threading.Thread):
+    """Publishes `RATE` messages/s for so many seconds, each with a delay and an output that its number gives."""
+
+    def __init__(self, bootstrap: str, topic: str, seed: int, seconds: float) -> None:
+        super().__init__(daemon=True, name="load")
+        # A broker that is killed may have a record and not have said so.
+        self._publisher = Publisher(bootstrap, topic, PARTITIONS, {"enable.idempotence": True})
+        self._chance = random.Random(seed)
+        self._seconds = seconds
+        self.published = int(RATE * seconds)
+
+    def counts(self, output: str) -> dict[str, int]:
+        """Return how many messages go to each output topic."""
+        others = sum(_to_other(number) for number in range(self.published))
+        return {output: self.published - others, _OTHER: others}
+
+    def run(self) -> None:
+        """Publish them all."""
+        self._publisher.pace(RATE, self._seconds, self._message)
+        self._publisher.close()
+
+    def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
+        stamp_ms = int(now_s * 1000)
+        # Half within ten seconds, and some that are to wait through several faults.
+        longest_s = self._chance.choice((10.0, 10.0, 60.0, min(_LONGEST_S, self._seconds)))
+        due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
+        headers = [any_delay(Load(number, due_ms, stamp_ms))]
+        return due_ms * 1000, [*headers, ("deliver-to", _OTHER.encode())] if _to_other(number) else headers
+
+
+def _to_other(number: int) -> bool:
+    return number % 5 == 0
+
+
+def _strike_all(plan: list[Fault], hands: Hands, load: threading.Thread) -> list[tuple[Fault, float]]:
+    begun_s = time.time()
+    struck = []
+    for fault in plan:
+        while (ahead_s := begun_s + fault.at_s - time.time()) > 0:
+            time.sleep(min(ahead_s, 0.5))
+        if not load.is_alive() and not struck:
+            raise RuntimeError("the publisher ended before the first fault")
+        say(f"{fault.kind}, {fault.lasts_s:g} s")
+        struck.append((fault, hands.strike(fault)))
+    return struck
+
+
+def _outcome(
+    seed: int,
+    minutes: float,
+    load: _Load,
+    struck: list[tuple[Fault, float]],
+    received: Mapping[str, Received],
+    starts: int,
+) -> Outcome:
+    found = faults_of(received, load.published, LOOKAHEAD_US)
+    gaps = {kind: _gaps_s(kind, struck, received) for kind in ("driver-kill", "worker-kill")}
+    figures: dict[str, dict[str, Any]] = {
+        "campaign": {"seed": seed, "minutes": minutes, "faults": len(struck), "starts of the job": starts}
+        | {"messages": load.published}
+        | found,
+        "faults": tally(fault for fault, _ in struck),
+        "seconds to the next delivery": {
+            f"{kind}, {name}": round(float(value), 1)
+            for kind, seconds in gaps.items()
+            if seconds
+            for name, value in (("median", np.median(seconds)), ("longest", max(seconds)))
+        },
+    }
+    aims = [Aim(name.replace("_", " "), found[name], 0) for name in found if name != "in_order"]
+    aims.append(Aim("messages held to their order", found["in_order"] / load.published, 0.1, at_least=True))
+    limits = {"driver-kill": 40.0, "worker-kill": 20.0}
+    aims += [
+        Aim(f"next delivery after a {kind}, longest", max(seconds), limits[kind], "s")
+        for kind, seconds in gaps.items()
+        if seconds
+    ]
+    about = f"{len(struck)} faults in {minutes:g} minutes of {RATE} messages/s; seed {seed}"
+    return Outcome("chaos", about, aims, figures)
+
+
+def _gaps_s(kind: str, struck: list[tuple[Fault, float]], received: Mapping[str, Received]) -> list[float]:
+    """Return, for each fault of a kind, the seconds from it until the next record was received."""
+    times = np.sort(np.concatenate([records["received_us"] for records in received.values()])) / 1e6
+    gaps = []
+    for at_s in (at_s for fault, at_s in struck if fault.kind == kind):
+        later = np.searchsorted(times, at_s + _ON_THE_WAY_S)
+        if later < len(times):
+            gaps.append(float(times[later] - at_s))
+    return gaps
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=0.5, max=1440, help="How long faults strike.")] = 30.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats the faults and the load of a campaign.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where chaos.json goes.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A further setting of the job.")] = None,
+) -> None:
+    """Run a campaign. Exit code 0 only if the contract held; timings beyond their aims are told, and no error."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    with Stand() as stand:
+        outcome = campaign(stand, seed, minutes, tuple(settings or ()))
+        if out is not None:
+            outcome.write(out, 1.0)
+    outcome.show()
+    found = outcome.figures["campaign"]
+    broken = [name for name in ("lost", "duplicates", "early", "inversions", "altered") if found[name]]
+    if broken:
+        again = f"python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"
+        say(f"the contract is broken ({', '.join(broken)}); again: {again}")
+        raise typer.Exit(1)
+    say(f"the contract held: {found['messages']:,} messages, {found['faults']} faults, seed {seed}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,79 @@
+"""The job of a campaign, under a supervisor: a thread that starts it again whenever it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.cluster import LOOPBACK
+from benchmarks.waiting import say, wait_until
+from conf.failpoints import kill_tree
+
+_POLL_S = 0.2
+_START_TIMEOUT_S = 240.0
+_SHOWN = 1500
+
+
+class Driver(threading.Thread):
+    """`delayline run` with the settings given as `--set`; its logs lie in `folder`, one for each start."""
+
+    def __init__(self, folder: Path, overrides: list[str]) -> None:
+        super().__init__(daemon=True, name="supervisor")
+        self._folder = folder
+        self._command = [sys.executable, "-m", "streaming.cli", "run"]
+        for override in overrides:
+            self._command += ["--set", override]
+        self._ended = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def run(self) -> None:
+        """Start it, and again at each end, until `stop`."""
+        self._folder.mkdir(exist_ok=True)
+        while not self._ended.is_set():
+            if self._process is None or self._process.poll() is not None:
+                self._tell()
+                self._launch()
+            time.sleep(_POLL_S)
+
+    def process(self) -> psutil.Process | None:
+        """Return the driver's process while it runs."""
+        running = self._process
+        return psutil.Process(running.pid) if running is not None and running.poll() is None else None
+
+    def wait_until_it_runs(self) -> None:
+        """Return once its query runs. Raises TimeoutError with the end of its log."""
+        wait_until(lambda: "\nrunning\n" in f"\n{self._log()}", _START_TIMEOUT_S, "the start of the job", lambda: None)
+
+    def stop(self) -> None:
+        """End the supervisor, and the job by SIGKILL: the campaign is over."""
+        self._ended.set()
+        self.join()
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(self._process.pid)
+            self._process.wait()
+
+    def _launch(self) -> None:
+        self.starts += 1
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        environment |= LOOPBACK | {"SPARK_LOCAL_DIRS": f"{self._folder}-local"}
+        with self._log_file.open("wb") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+    def _tell(self) -> None:
+        """Say how it ended, unless it was killed: an error that a supervisor mends is worth knowing of."""
+        if self._process is not None and (code := self._process.returncode) != -9:
+            say(f"the job ended with {code}: {self._log()[-_SHOWN:].strip()}")
+
+    @property
+    def _log_file(self) -> Path:
+        return self._folder / f"run-{self.starts}.log"
+
+    def _log(self) -> str:
+        return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""

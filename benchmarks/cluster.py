@@ -1,0 +1,99 @@
+"""A Spark standalone cluster on loopback: one master, and workers that can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from benchmarks.waiting import wait_until
+from conf.failpoints import kill_tree
+
+SPARK = Path(pyspark.__file__).parent / "bin"
+LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
+_START_TIMEOUT_S = 90.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """One master and two workers with two cores each, in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        port = _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._ports = ["--port", str(port), "--webui-port", str(_free_port())]
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start them all, and return once the workers are registered."""
+        self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
+        for name in self.workers:
+            self.start_worker(name)
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers' names."""
+        return ["worker-1", "worker-2"]
+
+    def process(self, name: str) -> psutil.Process:
+        """Return the process of the master or of a worker, whose children are its executors."""
+        return psutil.Process(self._processes[name].pid)
+
+    def start_worker(self, name: str) -> None:
+        """Start a worker, again after a kill, and return once it is registered."""
+        folder = self._folder / name
+        command = ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g"]
+        command += ["--webui-port", "0", "--work-dir", str(folder), self.url]
+        self._start(name, command, "Successfully registered with master")
+
+    def kill_worker(self, name: str) -> None:
+        """SIGKILL the worker, its executors and their Python, as when its host goes down."""
+        kill_tree(self._processes[name].pid)
+        self._processes[name].wait()
+
+    def stop(self) -> None:
+        """End them all, by SIGKILL: nothing of them is kept."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.wait()
+
+    def delivering(self, name: str, broker_port: int) -> bool:
+        """Whether a Python process of this worker's executors has a connection to the broker, as a writer has."""
+        for process in self.process(name).children(recursive=True):
+            try:
+                if "streaming.worker_daemon" in process.cmdline() and any(
+                    connection.raddr and connection.raddr.port == broker_port
+                    for connection in process.net_connections("tcp")
+                ):
+                    return True
+            except psutil.NoSuchProcess:
+                continue
+        return False
+
+    def _start(self, name: str, command: list[str], ready: str) -> None:
+        log = self._folder / f"{name}.log"
+        before = log.read_text(errors="replace").count(ready) if log.exists() else 0
+        with log.open("ab") as output:
+            self._processes[name] = subprocess.Popen(
+                [str(SPARK / "spark-class"), command[0], "--host", "127.0.0.1", *command[1:]],
+                env=os.environ | LOOPBACK | {"SPARK_DAEMON_MEMORY": "256m"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        wait_until(
+            lambda: log.read_text(errors="replace").count(ready) > before,
+            _START_TIMEOUT_S,
+            f"the start of {name}",
+            lambda: None,
+        )
