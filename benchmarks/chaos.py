@@ -24,16 +24,18 @@ from benchmarks.chaos_check import faults_of
 from benchmarks.chaos_driver import Driver
 from benchmarks.chaos_faults import Fault, Hands, plan_faults, tally
 from benchmarks.cluster import Cluster
+from benchmarks.job import Application
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.receiver import Received, Receiver
 from benchmarks.stand import PARTITIONS, Stand
-from benchmarks.waiting import say
+from benchmarks.waiting import say, wait_until
 
 RATE = 500
 LOOKAHEAD_US = 2_000_000
 _NAME, _OTHER = "chaos", "chaos-other"
 _LONGEST_S = 300.0
+_WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
 # After the last fault: for a start, for what is overdue, and for a machine that is busy.
 _DRAIN_S = 240.0
 # A record that was committed before a kill comes within this time.
@@ -70,6 +72,7 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         driver.start()
         driver.wait_until_it_runs()
         load = _Load(stand.bootstrap, application.input, seed, seconds)
+        _warm_up(stand, application, load)
         receivers = {
             topic: stack.enter_context(
                 Receiver(stand.bootstrap, topic, PARTITIONS, count, seconds + _DRAIN_S, stand.folder / f"{topic}.npz")
@@ -89,19 +92,26 @@ class _Load(threading.Thread):
     def __init__(self, bootstrap: str, topic: str, seed: int, seconds: float) -> None:
         super().__init__(daemon=True, name="load")
         # A broker that is killed may have a record and not have said so.
-        self._publisher = Publisher(bootstrap, topic, PARTITIONS, {"enable.idempotence": True})
+        self._publisher = Publisher(bootstrap, topic, PARTITIONS, {"enable.idempotence": True, "log_level": 0})
         self._chance = random.Random(seed)
         self._seconds = seconds
-        self.published = int(RATE * seconds)
+        self.published = _WARM_UP + int(RATE * seconds)
 
     def counts(self, output: str) -> dict[str, int]:
         """Return how many messages go to each output topic."""
         others = sum(_to_other(number) for number in range(self.published))
         return {output: self.published - others, _OTHER: others}
 
+    def warm_up(self) -> None:
+        """Publish the first messages, which are due at once."""
+        now_ms = time.time_ns() // 1_000_000
+        for number in range(_WARM_UP):
+            self._publisher.publish(Load(number, now_ms, now_ms), _route(number))
+        self._publisher.flush()
+
     def run(self) -> None:
-        """Publish them all."""
-        self._publisher.pace(RATE, self._seconds, self._message)
+        """Publish the others."""
+        self._publisher.pace(RATE, self._seconds, self._message, first=_WARM_UP)
         self._publisher.close()
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
@@ -109,12 +119,24 @@ class _Load(threading.Thread):
         # Half within ten seconds, and some that are to wait through several faults.
         longest_s = self._chance.choice((10.0, 10.0, 60.0, min(_LONGEST_S, self._seconds)))
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
-        headers = [any_delay(Load(number, due_ms, stamp_ms))]
-        return due_ms * 1000, [*headers, ("deliver-to", _OTHER.encode())] if _to_other(number) else headers
+        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *_route(number)]
+
+
+def _route(number: int) -> list[Header]:
+    return [("deliver-to", _OTHER.encode())] if _to_other(number) else []
 
 
 def _to_other(number: int) -> bool:
     return number % 5 == 0
+
+
+def _warm_up(stand: Stand, application: Application, load: _Load) -> None:
+    """Let the job deliver, and so open its writers, before the first fault."""
+    load.warm_up()
+    topics = (application.output, _OTHER)
+    wait_until(
+        lambda: all(sum(stand.end_offsets(topic)) for topic in topics), _WARM_UP_TIMEOUT_S, "a delivery", lambda: None
+    )
 
 
 def _strike_all(plan: list[Fault], hands: Hands, load: threading.Thread) -> list[tuple[Fault, float]]:

@@ -84,8 +84,10 @@ class Publisher:
         self.flush()
         return time.monotonic() - begun
 
-    def pace(self, rate: int, seconds: float, load_at: Callable[[int, float], tuple[int, list[Header]]]) -> int:
-        """Publish `rate` messages a second, and return how many.
+    def pace(
+        self, rate: int, seconds: float, load_at: Callable[[int, float], tuple[int, list[Header]]], first: int = 0
+    ) -> int:
+        """Publish `rate` messages a second, numbered from `first`, and return how many.
 
         `load_at` gives, for a number and the instant of publishing (epoch s), the due time (epoch
         microseconds) and the headers.
@@ -96,8 +98,8 @@ class Publisher:
                 self._producer.poll(0)
                 time.sleep(min(ahead, 0.005))
             now = time.time()
-            due_us, headers = load_at(number, now)
-            self._send(number, due_us, int(now * 1000), headers)
+            due_us, headers = load_at(first + number, now)
+            self._send(first + number, due_us, int(now * 1000), headers)
         self.flush()
         return count
 

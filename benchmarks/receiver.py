@@ -104,7 +104,9 @@ def receive(bootstrap: str, topic: str, partitions: int, count: int, timeout_s: 
     """Read `count` records, or what comes within `timeout_s`; one array for each of `COLUMNS`."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "receiver", "isolation.level": "read_committed",
-         "enable.auto.commit": False, "fetch.wait.max.ms": 100}
+         "enable.auto.commit": False, "fetch.wait.max.ms": 100,
+         # Where a broker is killed on purpose, that it cannot be reached is no news.
+         "log_level": 0}
     )  # fmt: skip
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     columns = [array("q") for _ in COLUMNS]

@@ -277,6 +277,8 @@ class DeliverySettings(_Section):
 
     transaction_messages: Count = 50_000
     slice: Annotated[int, _duration(1, _MINUTE)] = 100
+    # 0 is no limit.
+    messages_per_second: Annotated[int, _Between(0, _MOST)] = 0
     # A broker refuses more than its transaction.max.timeout.ms, 15 minutes by default.
     transaction_timeout: Annotated[int, _duration(_SECOND, 15 * _MINUTE)] = _MINUTE
 

@@ -26,6 +26,7 @@ from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_
 from conf.progress import BatchSpan, Progress, committed_messages
 from conf.settings import Settings
 from sinks.lease import refuse_others
+from sinks.pace import Pace
 from sinks.progress import marker_key, read_progress
 
 # How long before its first message is due a transaction is opened, at the earliest: time enough to fill it.
@@ -39,6 +40,8 @@ Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes 
 class DeliveryPlan:
     """How a batch is delivered. Durations in ms; `options` are librdkafka's, secrets included.
 
+    `messages_per_second` is the most that each shard may deliver, 0 for any.
+
     `last_writers` names, for each shard, the writer that delivered last as far as the driver knows. A process
     that still holds that writer may go on with it; any other opens one of its own and so fences it, unless a later
     holder of the lease than `lease_number` is there.
@@ -50,6 +53,7 @@ class DeliveryPlan:
     lease_topic: str
     lease_number: int
     slice_ms: int
+    messages_per_second: float
     transaction_messages: int
     transaction_timeout_ms: int
     options: dict[str, str] = field(repr=False)
@@ -67,6 +71,7 @@ class ShardWriter:
         refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self.id = uuid.uuid4().hex
         self.shard = shard
+        self.pace = Pace(plan.messages_per_second)
         self._topic = plan.progress_topic
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._longest_wait_ms = plan.transaction_timeout_ms // 2
@@ -194,6 +199,7 @@ def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa
     skipped = committed_messages(writer.progress, plan.batch)
     # A transaction waits inside for this much of due time at most, and so for half of its timeout.
     ahead_ms, slice_ms = (min(ms, plan.transaction_timeout_ms // 4) for ms in (_OPEN_AHEAD_MS, plan.slice_ms))
+    most = writer.pace.most_at_once(plan.transaction_messages)
     position, in_transaction, slice_end_ms = 0, 0, 0
     last: Key = (0, "", 0, 0)
 
@@ -207,16 +213,18 @@ def _deliver_rest(plan: DeliveryPlan, writer: ShardWriter, messages: Iterator[pa
             rows = records(batch.slice(at))
             dues = batch.column("deliver_at_ms").to_numpy()
             while at < len(dues):
-                if in_transaction and (in_transaction >= plan.transaction_messages or dues[at] > slice_end_ms):
+                if in_transaction and (in_transaction >= most or dues[at] > slice_end_ms):
                     commit()
                     in_transaction = 0
                 if not in_transaction:
+                    writer.pace.wait()
                     _wait_until(int(dues[at]) - ahead_ms)
                     writer.begin()
                     slice_end_ms = max(_now_ms(), int(dues[at])) + slice_ms
                 fitting = int(np.searchsorted(dues[at:], slice_end_ms, side="right"))
-                count = min(fitting, plan.transaction_messages - in_transaction)
+                count = min(fitting, most - in_transaction)
                 in_transaction += count
+                writer.pace.spend(count)
                 writer.produce(islice(rows, count))
                 at, position = at + count, position + count
                 last = tuple(batch.column(name)[at - 1].as_py() for name, _ in ORDER)

@@ -154,6 +154,7 @@ class BatchRunner:
             lease_topic=self._settings.lease_topic,
             lease_number=self._lease.number,
             slice_ms=self._settings.delivery.slice,
+            messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
             transaction_messages=self._settings.delivery.transaction_messages,
             transaction_timeout_ms=self._settings.delivery.transaction_timeout,
             options=librdkafka_options(self._settings.kafka),

@@ -73,6 +73,7 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         lease_topic=make_topic(**{"cleanup.policy": "compact"}),
         lease_number=1,
         slice_ms=100,
+        messages_per_second=0,
         transaction_messages=100,
         transaction_timeout_ms=10_000,
         options={"bootstrap.servers": broker.bootstrap},
@@ -162,3 +163,16 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     assert committed(topic) == []
     successor.begin()
     successor.commit(Progress(plan.batch, 0), 0, 0)
+
+
+def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    slow = replace(plan, messages_per_second=5)
+    begun = time.monotonic()
+    for batch_id in (7, 8):
+        deliver(replace(slow, batch=replace(plan.batch, batch_id=batch_id)), 0, iter([_due(topic, *range(1, 13))]))
+    seconds = time.monotonic() - begun
+    # 24 messages, five at once: the last of them waits for the turn of those before it.
+    assert seconds >= 4.0
+    assert [message.timestamp()[1] for message in committed(topic)] == [*range(1, 13)] * 2
