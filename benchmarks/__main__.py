@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, idle, index, ingest, lateness
+from benchmarks import burst, idle, index, ingest, lateness, overload
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.scale import COUNTS
@@ -45,6 +45,7 @@ BENCHMARKS = {
     "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
     "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
     "burst": Benchmark(on_a_stand(burst.measure), burst.draw),
+    "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
     "index": Benchmark(index.measure, index.draw),
 }
@@ -56,6 +57,7 @@ class Which(StrEnum):
     lateness = "lateness"
     ingest = "ingest"
     burst = "burst"
+    overload = "overload"
     idle = "idle"
     index = "index"
     scale = "scale"
