@@ -129,7 +129,8 @@ def _outcome(
         Aim("published to taken in", flooded / max(1, flooded - lag), 5.0, at_least=True),
         *(Aim(name, faults[name], 0) for name in ("early", "lost", "duplicates")),
     ]
-    about = (
+    taken = PER_TRIGGER / TRIGGER_S
+    about = f"{FLOOD_RATE:,} messages/s for {ended_s - begun_s:.0f} s into a job set to {taken:,.0f}/s"
         f"{FLOOD_RATE:,} messages/s for {ended_s - begun_s:.0f} s into a job set to {PER_TRIGGER / TRIGGER_S:,.0f}/s"
     )
     return Outcome("overload", about, aims, figures, {"accepted before": _largest(due_s - begun_s, late_ms)})
