@@ -131,8 +131,6 @@ def _outcome(
     ]
     taken = PER_TRIGGER / TRIGGER_S
     about = f"{FLOOD_RATE:,} messages/s for {ended_s - begun_s:.0f} s into a job set to {taken:,.0f}/s"
-        f"{FLOOD_RATE:,} messages/s for {ended_s - begun_s:.0f} s into a job set to {PER_TRIGGER / TRIGGER_S:,.0f}/s"
-    )
     return Outcome("overload", about, aims, figures, {"accepted before": _largest(due_s - begun_s, late_ms)})
 
 
