@@ -65,14 +65,20 @@ def java_command() -> str:
 
     Raises JavaMissing.
     """
+    java = java_path()
+    version = java_version(java)
+    if version < OLDEST_JAVA:
+        raise JavaMissing(f"{java} is Java {version}; set JAVA_HOME to Java {OLDEST_JAVA} or newer")
+    return java
+
+
+def java_path() -> str:
+    """Return the path of the Java that Spark takes, without asking it for its version. Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
     where = f"JAVA_HOME ({home})" if home else "PATH"
     if java is None:
         raise JavaMissing(f"no java in {where}; install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
-    version = java_version(java)
-    if version < OLDEST_JAVA:
-        raise JavaMissing(f"{java} is Java {version}; set JAVA_HOME to Java {OLDEST_JAVA} or newer")
     return java
 
 
@@ -151,10 +157,15 @@ def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
         raise JarsMissing(f"Ivy could not fetch the {group} jars (exit code {code}):\n{shown}")
 
 
-def _ivy_jar() -> Path:
+def pyspark_jars() -> list[Path]:
+    """Return the jars that pyspark brings; none if it is not installed."""
     # Not by importing pyspark: that takes a second, and its folder is all that is wanted.
     spec = importlib.util.find_spec("pyspark")
-    found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
+    return sorted(Path(spec.origin).parent.glob("jars/*.jar")) if spec and spec.origin else []
+
+
+def _ivy_jar() -> Path:
+    found = [jar for jar in pyspark_jars() if jar.name.startswith("ivy-")]
     if not found:
         raise JarsMissing("pyspark with its jars/ivy-*.jar is not installed in this Python environment")
     return found[0]

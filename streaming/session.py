@@ -12,6 +12,7 @@ from pathlib import Path
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from conf.class_archive import archive_options
 from conf.failpoints import ROOT_VARIABLE
 from conf.jars import spark_jars
 from conf.settings import Settings
@@ -54,7 +55,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
-        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"',
+        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {archive_options()}'.strip(),
         **_local_files(),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         "spark.ui.enabled": "false",
@@ -68,10 +69,9 @@ def _local_files() -> dict[str, str]:
     Hadoop's own class starts a `chmod` or `stat` process for each file where libhadoop is not installed: 80 a batch
     and more than half of an idle one's time.
     """
-    (jar,) = (jar for jar in spark_jars() if jar.name.startswith("hadoop-bare-naked-local-fs"))
     return {
-        # The class is needed before Spark has read `spark.jars`.
-        "spark.driver.extraClassPath": str(jar),
+        # The class is needed before Spark has read `spark.jars`. Of the others, those here are in the class archive.
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_jars()),
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
