@@ -177,6 +177,12 @@ class DelayTooLong(Rejected):
     code = "delay-too-long"
 
 
+class MessageTooLarge(Rejected):
+    """Key, value and headers are together above `limits.max_message_bytes`."""
+
+    code = "message-too-large"
+
+
 class TopicNotAllowed(Rejected):
     """The deliver-to topic is not on the allow-list."""
 

@@ -46,6 +46,8 @@ class BatchRules:
     time_partition_ms: int
     first_bucket: int
     first_cutoff_ms: int
+    # Rules that were recorded before there was this limit have none, and neither has a replay under them.
+    max_message_bytes: int = 2**63 - 1
 
     @property
     def shards(self) -> int:
@@ -85,6 +87,7 @@ def rules_from(
         time_partition_ms=settings.storage.time_partition,
         first_bucket=birth.first_bucket,
         first_cutoff_ms=birth.cutoff_ms,
+        max_message_bytes=settings.limits.max_message_bytes,
     )
 
 

@@ -230,6 +230,8 @@ class LimitSettings(_Section):
     """What is accepted, and how much of it at a time."""
 
     max_delay: Annotated[int, _duration(0, _LONGEST)] = 366 * _DAY
+    # Kafka's own default for a topic's max.message.bytes.
+    max_message_bytes: Count = 1_048_588
     messages_per_trigger: Count = 200_000
 
 

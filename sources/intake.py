@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.durations import format_duration
-from conf.errors import BadDeliverTo, DelayTooLong, Rejected, TopicNotAllowed, TopicUnknown, TwoDelays
+from conf.errors import (
+    BadDeliverTo,
+    DelayTooLong,
+    MessageTooLarge,
+    Rejected,
+    TopicNotAllowed,
+    TopicUnknown,
+    TwoDelays,
+)
 from conf.message import HEADERS, MESSAGE_SCHEMA
 from conf.rules import BatchRules
 from sources.partitioner import partitions_for
@@ -74,6 +82,7 @@ def accept(records: pa.Table, rules: BatchRules, clock_ms: int) -> pa.Table:
     verdicts = _Verdicts()
     deliver_at = _schedule(headers, timestamps, rules, clock_ms, verdicts)
     topics = _route(headers, len(timestamps), rules, verdicts)
+    _check_sizes(records, headers, rules.max_message_bytes, verdicts)
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
     for row, error in verdicts.errors.items():
@@ -171,6 +180,24 @@ def _route(headers: _Headers, count: int, rules: BatchRules, verdicts: _Verdicts
         except Rejected as error:
             verdicts.reject(chosen, error)
     return topics
+
+
+def _check_sizes(records: pa.Table, headers: _Headers, most: int, verdicts: _Verdicts) -> None:
+    """Reject rows whose key, value and headers have together more than `most` bytes."""
+    sizes = _lengths(records.column("key")) + _lengths(records.column("value"))
+    np.add.at(sizes, headers.rows, _lengths(headers.keys) + _lengths(headers.values))
+    for row in np.flatnonzero(sizes > most).tolist():
+        verdicts.reject(
+            np.array([row]),
+            MessageTooLarge(
+                f"key, value and headers have {sizes[row]} bytes; limits.max_message_bytes is {most}: "
+                "send less, or raise that limit"
+            ),
+        )
+
+
+def _lengths(column: pa.Array | pa.ChunkedArray) -> Ints:
+    return np.asarray(pc.binary_length(column).fill_null(0)).astype(np.int64)
 
 
 def _allowed(topic: str, rules: BatchRules) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +35,12 @@ def test_a_book_is_the_same_when_it_has_been_written_and_read() -> None:
     odd = some_rules(headers=HeaderSettings(deliver_at="später"), allowed_outputs=("a", "b-*"), levels_ms=(5,))
     book = RuleBook(((0, OLD), (7, odd)))
     assert RuleBook.from_json(book.to_json()) == book
+
+
+def test_rules_of_before_there_was_a_size_limit_have_none() -> None:
+    written = json.loads(RuleBook(((0, OLD),)).to_json())
+    del written["rules"][0]["max_message_bytes"]
+    assert RuleBook.from_json(json.dumps(written)).newest.max_message_bytes > 2**60
 
 
 @pytest.mark.parametrize(

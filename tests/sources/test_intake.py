@@ -16,7 +16,7 @@ from tests.messages import PARTITIONS, headers, records, some_rules
 CLOCK_MS = 1_798_000_000_000
 WRITTEN_MS = CLOCK_MS - 1_000
 DAY_MS = 86_400_000
-RULES = some_rules(allowed_outputs=("orders", "new-*"))
+RULES = some_rules(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
 
 
 def accept_one(*pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
@@ -67,9 +67,11 @@ def test_each_header_sets_the_due_time(header: tuple[str, bytes], deliver_at_ms:
         ([("deliver-to", b"secret")], errors.TopicNotAllowed),
         ([("deliver-to", b"delayline-in")], errors.TopicNotAllowed),
         ([("deliver-to", b"new-orders")], errors.TopicUnknown),
+        ([("x", bytes(1_000))], errors.MessageTooLarge),
         # Of two errors the one about the delay is told.
         ([("deliver-to", b"secret"), ("deliver-after", b"soon")], errors.BadDeliverAfter),
         ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], errors.BadDeliverTo),
+        ([("deliver-to", b"secret"), ("x", bytes(1_000))], errors.TopicNotAllowed),
     ],
 )
 def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
@@ -135,6 +137,22 @@ def test_bytes_and_headers_come_through_as_they_are(content: bytes | None) -> No
     kept = [("a", content), ("", None), ("a", b""), ("ö", b"\xff"), ("deliver-after", b"1s")]
     message = accept_one(*kept, key=content, value=content)
     assert (message["key"], message["value"], message["headers"]) == (content, content, headers(*kept))
+
+
+@pytest.mark.parametrize(
+    ("record", "bytes_"),
+    [
+        ({"key": bytes(400), "value": bytes(600)}, 1_000),
+        ({"key": None, "value": bytes(1_001)}, 1_001),
+        ({"key": bytes(1_001), "value": None}, 1_001),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("ö", bytes(47)))}, 1_000),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("öx", bytes(47)))}, 1_001),
+    ],
+)
+def test_key_value_and_headers_count_together_against_the_size_limit(record: dict[str, Any], bytes_: int) -> None:
+    message = accept_one(**record)
+    assert message["error_code"] == (None if bytes_ <= 1_000 else "message-too-large")
+    assert bytes_ <= 1_000 or f" {bytes_} bytes; limits.max_message_bytes is 1000:" in message["error_text"]
 
 
 def test_null_and_empty_headers_stay_what_they_are() -> None:

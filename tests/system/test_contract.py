@@ -19,13 +19,14 @@ _MALFORMED = {
     "delay-too-long": [("deliver-after", b"367d")],
     "topic-not-allowed": [("deliver-to", b"somewhere-else")],
     "topic-unknown": [("deliver-to", b"allowed-but-absent")],
+    "message-too-large": [("x", b"y" * 960_000)],
 }
 
 
 def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_topic_under_their_code(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service("topics.allowed_outputs=allowed-*")
+    service, ledger = make_service("topics.allowed_outputs=allowed-*", "limits.max_message_bytes=950000")
     headers = [("a", b"1"), ("a", None), ("b", b""), ("a", b"\x00\xff"), ("ünïcode", b"2")]
     bodies = [b"", None, b"\x00" * 10, b"x" * 900_000, "grün".encode(), b"plain"]
     keys = [None, b"", b"\x00\x01\xff", b"key", "schlüssel".encode()]
