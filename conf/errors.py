@@ -57,6 +57,18 @@ class BrokerUnreachable(DelaylineError):
     code = "broker-unreachable"
 
 
+class LoginRefused(BrokerUnreachable):
+    """A broker refused the user name, the password or the SASL mechanism of [kafka]."""
+
+    code = "login-refused"
+
+
+class CertificateRefused(BrokerUnreachable):
+    """TLS failed: the broker's certificate is not trusted, or it refused the client's."""
+
+    code = "certificate-refused"
+
+
 class TopicMissing(DelaylineError):
     """A topic that the job needs does not exist. Says which, and how to create it."""
 

@@ -85,6 +85,12 @@ _TRANSLATED = _names(
     ssl.endpoint.identification.algorithm ssl.key.location ssl.key.password
     """
 )
+_FILES = _names(
+    """
+    ssl.ca.location ssl.certificate.location ssl.crl.location ssl.key.location ssl.keystore.location
+    ssl.truststore.location
+    """
+)
 # Set by Delayline itself, since its guarantees rest on them, or not to be had from all three clients.
 _REFUSED = {
     "bootstrap.servers": "write kafka.bootstrap_servers",
@@ -141,16 +147,19 @@ def check_options(kafka: KafkaSettings) -> None:
 
     Reads no file.
     """
-    kafka_python_options(kafka)
+    options, _ = _read(kafka)
+    _numbers(options)
 
 
 def java_options(kafka: KafkaSettings) -> dict[str, str]:
     """Return the options of Java's client, for Spark's source, without the `kafka.` in front.
 
     A client key in a file of its own is read and given as text, since Java takes no two PEM files. Holds
-    secrets. Raises SettingError for what `check_options` finds, and for a PEM file that Java could not use.
+    secrets. Raises SettingError for what `check_options` finds, for a file that cannot be read, and for a PEM file that
+    Java could not use.
     """
     options, security = _read(kafka)
+    _check_files(options)
     java = {name: value for name, value in options.items() if name in _SHARED | _JAVA_ONLY}
     java |= {"bootstrap.servers": kafka.bootstrap_servers} | _said(
         {
@@ -170,8 +179,12 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the options of confluent-kafka. Holds secrets. Raises SettingError as `check_options` does."""
+    """Return the options of confluent-kafka. Holds secrets.
+
+    Raises SettingError as `check_options` does, and for a file that cannot be read.
+    """
     options, security = _read(kafka)
+    _check_files(options)
     known = {name: value for name, value in options.items() if name in _SHARED | _LIBRDKAFKA_ONLY}
     checks_host = {None: None, True: "https", False: "none"}[security.checks_host]
     return known | _said(
@@ -193,17 +206,14 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
 def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
     """Return keyword arguments that kafka-python's producer, consumer and admin client all take.
 
-    Holds secrets. Raises SettingError as `check_options` does.
+    Holds secrets. Raises SettingError as `check_options` does, and for a file that cannot be read.
     """
     options, security = _read(kafka)
+    _check_files(options)
     typed: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for name in _KAFKA_PYTHON_TEXT & options.keys():
         typed[name.replace(".", "_")] = options[name]
-    for name in _KAFKA_PYTHON_NUMBERS & options.keys():
-        try:
-            typed[name.replace(".", "_")] = int(options[name])
-        except ValueError:
-            raise _wrong(name, options[name], "a whole number") from None
+    typed |= _numbers(options)
     return typed | _said(
         {
             "security_protocol": security.protocol,
@@ -218,6 +228,26 @@ def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
             "ssl_check_hostname": security.checks_host,
         }
     )
+
+
+def _numbers(options: dict[str, str]) -> dict[str, int]:
+    typed = {}
+    for name in _KAFKA_PYTHON_NUMBERS & options.keys():
+        try:
+            typed[name.replace(".", "_")] = int(options[name])
+        except ValueError:
+            raise _wrong(name, options[name], "a whole number") from None
+    return typed
+
+
+def _check_files(options: dict[str, str]) -> None:
+    """Say of a missing file which it is: the clients name it in riddles, or wait for a broker that never answers."""
+    for name in _FILES & options.keys():
+        try:
+            with open(options[name], "rb"):
+                pass
+        except OSError as error:
+            raise _wrong(name, options[name], f"a file that can be read ({error.strerror})") from None
 
 
 def _said(options: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kafka.errors import (
 from kafka.structs import TopicPartition
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
+from conf.kafka_contact import check_contact
 from conf.kafka_options import kafka_python_options
 from conf.settings import Settings
 
@@ -158,7 +159,8 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
 def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
     """An admin client for `settings.kafka`, closed afterwards.
 
-    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between.
+    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
+    `check_contact` does.
     """
     options: dict[str, Any] = {
         "client_id": settings.application_id,
@@ -167,6 +169,7 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
         "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
     }
     servers = settings.kafka.bootstrap_servers
+    check_contact(settings.kafka)
     try:
         with KafkaAdminClient(**options) as admin:
             yield admin
@@ -174,7 +177,8 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
         raise SettingError(f"[kafka]: {error}") from error
     except (RetriableError, OSError) as error:
         raise BrokerUnreachable(
-            f"no broker answers at {servers} ({error}); is it running, and is kafka.bootstrap_servers right?"
+            f"no broker answers at {servers} ({error}); is it running, and are kafka.bootstrap_servers and "
+            "kafka.security.protocol right?"
         ) from error
     except KafkaError as error:
         raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -42,8 +42,10 @@ class EmbeddedBroker:
     """A broker that keeps its data, configuration and logs in `directory`, and serves on `host`:`port`.
 
     Port 0 picks a free one, which stays the same for this object's later starts. `properties` are Kafka's own
-    and go over those of `sources.broker_properties`. As a context manager it starts and stops; otherwise call
-    `start` from a thread that outlives the broker, which dies with that thread (Linux).
+    and go over those of `sources.broker_properties`. `secured` names security protocols (SSL, SASL_SSL) that it serves
+    as well, each on a port of its own; what they need is in `properties`. The plain listener stays: the node speaks
+    with itself there. As a context manager it starts and stops; otherwise call `start` from a thread that outlives the
+    broker, which dies with that thread (Linux).
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EmbeddedBroker:
         host: str = "127.0.0.1",
         properties: Mapping[str, str] | None = None,
         heap: str = "1g",
+        secured: Sequence[str] = (),
     ) -> None:
         self.directory = Path(directory).absolute()
         self.host = host
@@ -60,12 +63,17 @@ class EmbeddedBroker:
         self.heap = heap
         self.log_file = self.directory / "broker.log"
         self._properties = dict(properties or {})
+        self._secured = dict.fromkeys(secured, 0)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap(self) -> str:
         """`host:port`, for `bootstrap_servers`; known once started."""
         return address(self.host, self.port)
+
+    def secured(self, protocol: str) -> str:
+        """`host:port` of the listener for that security protocol; known once started."""
+        return address(self.host, self._secured[protocol])
 
     @property
     def pid(self) -> int | None:
@@ -138,11 +146,13 @@ class EmbeddedBroker:
             raise BrokerFailed(f"{self.directory}: Kafka takes a comma in log.dirs for a separator")
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or _free_port(self.host)
+        self._secured = {protocol: port or _free_port(self.host) for protocol, port in self._secured.items()}
         properties = node_properties(
             data=self.directory / "data",
             listener=self.bootstrap,
             # Nobody keeps this address, so any free port will do at each start.
             controller=address(self.host, _free_port(self.host)),
+            secured={protocol: self.secured(protocol) for protocol in self._secured},
         )
         config = self.directory / "server.properties"
         config.write_text(properties_text(properties | self._properties), encoding="latin-1")

@@ -6,16 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def node_properties(data: Path, listener: str, controller: str) -> dict[str, str]:
-    """Return Kafka's properties for one node that is broker and controller, each at a `host:port`."""
+def node_properties(
+    data: Path, listener: str, controller: str, secured: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return Kafka's properties for one node that is broker and controller, each at a `host:port`.
+
+    `secured` gives the `host:port` of a further listener for each security protocol (SSL, SASL_PLAINTEXT, SASL_SSL);
+    its certificates and logins are further properties.
+    """
+    served = {"PLAINTEXT": listener, **(secured or {})}
+    addresses = ",".join(f"{protocol}://{at}" for protocol, at in served.items())
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{controller}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{listener},CONTROLLER://{controller}",
-        "advertised.listeners": f"PLAINTEXT://{listener}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": f"{addresses},CONTROLLER://{controller}",
+        "advertised.listeners": addresses,
+        "listener.security.protocol.map": ",".join(
+            ["CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in served)]
+        ),
         "log.dirs": str(data),
         # The job says which topic is missing; a broker that made one by itself would hide a typing error.
         "auto.create.topics.enable": "false",

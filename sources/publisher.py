@@ -13,6 +13,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, for_code
 
 from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
+from conf.kafka_contact import check_contact
 from conf.kafka_options import kafka_python_options
 from conf.settings import Settings
 
@@ -40,7 +41,7 @@ class Publisher:
     def __init__(self, settings: Settings, topic: str, partition: int | None = None) -> None:
         """Connect, and look the topic up.
 
-        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition).
+        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition), and what `check_contact` does.
         """
         self.topic = topic
         self._partition = partition
@@ -50,6 +51,7 @@ class Publisher:
             **kafka_python_options(settings.kafka),
             "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
         }
+        check_contact(settings.kafka)
         try:
             self._check_topic(common)
             self._producer = KafkaProducer(**_PRODUCER | common | {"max_block_ms": CONNECT_TIMEOUT_MS})
@@ -57,7 +59,8 @@ class Publisher:
             raise SettingError(f"[kafka]: {error}") from error
         except (KafkaError, OSError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {self._servers} ({error}); is it running, and is kafka.bootstrap_servers right?"
+                f"no broker answers at {self._servers} ({error}); is it running, and are kafka.bootstrap_servers and "
+                "kafka.security.protocol right?"
             ) from error
 
     def publish(self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()) -> Iterator[str]:

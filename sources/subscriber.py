@@ -16,6 +16,7 @@ from types import TracebackType
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMissing
+from conf.kafka_contact import check_contact
 from conf.kafka_options import librdkafka_options
 from conf.message import DELIVER_AT_HEADER, ID_HEADER
 from conf.settings import Settings
@@ -69,7 +70,8 @@ class Subscriber:
     """
 
     def __init__(self, settings: Settings, topic: str, from_beginning: bool = False) -> None:
-        """Raises BrokerUnreachable, TopicMissing, SettingError."""
+        """Raises BrokerUnreachable, TopicMissing, SettingError, and what `check_contact` does."""
+        check_contact(settings.kafka)
         self.topic = topic
         self._servers = settings.kafka.bootstrap_servers
         options = {
@@ -159,7 +161,7 @@ class Subscriber:
     def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
         return BrokerUnreachable(
             f"{self.topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
-            "and is kafka.bootstrap_servers right?"
+            "and are kafka.bootstrap_servers and kafka.security.protocol right?"
         )
 
 

@@ -25,6 +25,14 @@ LOGIN = {
 KEY = "-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"
 
 
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that the tests below name, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ca.pem", "c.pem", "t.jks", "k.jks"):
+        Path(name).touch()
+
+
 def kafka(options: dict[str, Any] | None = None) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers="a:1,b:2", **(options or {}))
 
@@ -216,12 +224,21 @@ def test_a_key_file_that_java_cannot_use_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "k.pem"
     settings = kafka({"ssl.certificate.location": str(key), "ssl.key.location": str(tmp_path / "missing.pem")})
     key.write_text("-----BEGIN RSA PRIVATE KEY-----")
-    with pytest.raises(SettingError, match=r"kafka\.ssl\.key\.location = .*a readable PEM file"):
+    with pytest.raises(SettingError, match=r"kafka\.ssl\.key\.location = .*a file that can be read"):
         java_options(settings)
     other = tmp_path / "other.pem"
     other.write_text("-----BEGIN RSA PRIVATE KEY-----")
     with pytest.raises(SettingError, match="PKCS#8"):
         java_options(kafka({"ssl.certificate.location": str(key), "ssl.key.location": str(other)}))
+
+
+@pytest.mark.parametrize("client", [java_options, librdkafka_options, kafka_python_options])
+@pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"])
+def test_a_file_that_is_not_there_is_named_when_a_client_is_to_have_it(client: Any, name: str) -> None:
+    settings = kafka({"security.protocol": "SSL", name: "nowhere.pem"})
+    check_options(settings)
+    with pytest.raises(SettingError, match=rf"kafka\.{name} = 'nowhere\.pem': allowed is a file .*No such file"):
+        client(settings)
 
 
 def test_a_key_without_its_certificate_is_refused() -> None:
