@@ -42,7 +42,7 @@ def check_contact(kafka: KafkaSettings) -> None:
     except KafkaException as problem:
         if problem.args[0].code() == KafkaError._INVALID_ARG:
             raise SettingError(f"[kafka]: {problem.args[0].str()}") from problem
-        said = "; ".join(dict.fromkeys(_short(each) for each in problems)) or problem.args[0].str()
+        said = "; ".join(dict.fromkeys(_short(each) for each in problems if _tells(each))) or problem.args[0].str()
         raise BrokerUnreachable(
             f"no broker answers at {servers} ({said}); is it running, and are kafka.bootstrap_servers and "
             "kafka.security.protocol right?"
@@ -76,6 +76,10 @@ def _refusal(problem: KafkaError, servers: str) -> BrokerUnreachable | None:
     return None
 
 
+def _tells(problem: KafkaError) -> bool:
+    return problem.code() != KafkaError._ALL_BROKERS_DOWN
+
+
 def _short(problem: KafkaError) -> str:
     """Leave out what differs from try to try: the connection, and the times."""
-    return re.sub(r"^\S+://\S+: | \(after \d+ms in state \w+\)", "", problem.str())
+    return re.sub(r"^\S+://\S+: | \(after \d+ms in state .*\)$", "", problem.str())

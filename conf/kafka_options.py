@@ -8,6 +8,7 @@ spelling the section uses, each client gets its own. An option that only some cl
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -123,6 +124,12 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS = (*_LOGIN_MODULES, "GSSAPI")
 _BESIDE_CA = "a PEM file as ssl.ca.location beside it"
 _BESIDE_CERTIFICATE = "PEM files as ssl.certificate.location and ssl.key.location beside it"
+# DER of the object identifier 1.2.840.113549.1.5.13 (RFC 8018): how openssl encrypts a key unless told otherwise.
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+_JAVAS_KEYS = (
+    "a key whose encryption Java's client knows: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES, or -nocrypt; or a PKCS12 file "
+    "for Java as ssl.keystore.location beside it, with ssl.keystore.type and ssl.keystore.password"
+)
 _JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
 _JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
@@ -368,21 +375,32 @@ def _certificate(options: dict[str, str]) -> tuple[str | None, str | None]:
 
 
 def _java_keystore(certificate: str, key: str) -> dict[str, str]:
+    chain, text = (
+        _pem(name, path) for name, path in (("ssl.certificate.location", certificate), ("ssl.key.location", key))
+    )
+    if _has_pbes2_key(text):
+        raise _wrong("ssl.key.location", key, _JAVAS_KEYS)
     if certificate == key:
         return {"ssl.keystore.type": "PEM", "ssl.keystore.location": certificate}
-    texts = []
-    for name, path in (("ssl.certificate.location", certificate), ("ssl.key.location", key)):
-        try:
-            texts.append(Path(path).read_text(encoding="ascii"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise _wrong(name, path, f"a readable PEM file ({error})") from None
-    if not re.search(r"BEGIN (ENCRYPTED )?PRIVATE KEY", texts[1]):
+    if not re.search(r"BEGIN (ENCRYPTED )?PRIVATE KEY", text):
         raise _wrong("ssl.key.location", key, "a PKCS#8 key, as Java reads no other: openssl pkcs8 -topk8")
     return {
         "ssl.keystore.type": "PEM",
-        "ssl.keystore.certificate.chain": texts[0],
-        "ssl.keystore.key": texts[1],
+        "ssl.keystore.certificate.chain": chain,
+        "ssl.keystore.key": text,
     }
+
+
+def _pem(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(name, path, f"a readable PEM file ({error})") from None
+
+
+def _has_pbes2_key(pem: str) -> bool:
+    key = re.search(r"BEGIN ENCRYPTED PRIVATE KEY-+\s+([\w+/=\s]+)", pem, re.ASCII)
+    return key is not None and _PBES2 in b64decode(key[1])
 
 
 def _checks_host(options: dict[str, str]) -> bool | None:

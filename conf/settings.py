@@ -38,6 +38,8 @@ _SECRET_VALUE = re.compile(
     r"(?:^|//|,)[^/@,\s]*:[^/@,\s]+@|(?:passw|secret|token|credential)[\w.-]*\s*[=:]|PRIVATE KEY",
     re.IGNORECASE,
 )
+SECRET_PATTERN = f"(?i){_SECRET_KEY.pattern}|{_SECRET_VALUE.pattern}"
+"""What `is_secret` searches for in keys and values, as Java reads it too."""
 _SERVER = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s,:/@\[\]]+):(\d{1,5})")
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000

@@ -9,16 +9,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from conf.class_archive import archive_options
 from conf.failpoints import ROOT_VARIABLE
 from conf.jars import spark_jars
-from conf.settings import Settings
+from conf.settings import SECRET_PATTERN, Settings, is_secret
 from streaming.startup_noise import startup_noise_dropped
 
 _LOG_CONFIG = Path(__file__).parent.parent / "conf" / "log4j2.properties"
+
+# Java's own options, and what is fetched before there is a connection to it.
+_NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
@@ -58,6 +61,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {archive_options()}'.strip(),
         **_local_files(),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
+        # Where Spark shows options (its web pages, event logs, plans): Spark's own pattern knows fewer names.
+        "spark.redaction.regex": SECRET_PATTERN,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
@@ -85,24 +90,40 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = {**spark_options(settings), **(options or {})}
     builder = SparkSession.builder
-    submitted = _submitted()
-    for name, value in {**spark_options(settings), **(options or {})}.items():
-        if name not in submitted:
-            builder = builder.config(name, value)
     # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
     with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped():
+        _launch_java(given)
+        submitted = _submitted()
+        for name, value in given.items():
+            if name not in submitted:
+                builder = builder.config(name, value)
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
 def _submitted() -> set[str]:
-    """Return the names of the options that `spark-submit` has set already; none where it did not start this process."""
+    """Return the names of the options that `spark-submit` has given Java; none where it did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return set()
     # Its own guess from the launcher's name.
     return {name for name, _ in SparkConf().getAll()} - {"spark.app.name"}
+
+
+def _launch_java(options: Mapping[str, str]) -> None:
+    """Start Java, unless there is one already, with those `options` on its command line that are no secrets.
+
+    Every user of the host can read a command line, on which pyspark would put them all. It gives Java the rest over
+    their connection, when the session is built.
+    """
+    shown = [
+        (name, value)
+        for name, value in options.items()
+        if name.startswith(_NEEDED_BY_LAUNCHER) or not is_secret(name, value)
+    ]
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
 
 
 @contextlib.contextmanager

@@ -241,6 +241,18 @@ def test_a_file_that_is_not_there_is_named_when_a_client_is_to_have_it(client: A
         client(settings)
 
 
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_a_key_that_is_encrypted_as_java_cannot_read_it_is_refused(in_one_file: bool) -> None:
+    # The beginning of what `openssl pkcs8 -topk8` writes.
+    pbes2 = "MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAhTT0RHTnkzZwICCAAw"
+    Path("k.pem").write_text(f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{pbes2}\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    options = {"ssl.certificate.location": "k.pem" if in_one_file else "c.pem", "ssl.key.location": "k.pem"}
+    with pytest.raises(SettingError, match=r"kafka\.ssl\.key\.location = 'k\.pem': allowed is .*PBE-SHA1-3DES"):
+        java_options(kafka(options))
+    store = {"ssl.keystore.location": "k.jks", "ssl.keystore.type": "PKCS12"}
+    assert store.items() <= java_options(kafka(options | store)).items()
+
+
 def test_a_key_without_its_certificate_is_refused() -> None:
     assert "kafka.ssl.certificate.location = not set" in refused({"ssl.key.location": "k.pem"})
 

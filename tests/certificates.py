@@ -1,0 +1,76 @@
+"""Certificates for tests, made by the JDK's keytool: PKCS12 for a Java broker, PEM for the clients."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from base64 import encodebytes
+from pathlib import Path
+
+from conf.jars import java_command
+
+STORE_PASSWORD = "of-the-store"
+# DER of the object identifier 1.2.840.113549.1.12.10.1.2 (RFC 7292), which stands before an encrypted key in PKCS12.
+_SHROUDED_KEY = bytes.fromhex("060b2a864886f70d010c0a0102")
+_JAVA = (
+    "-J-XX:TieredStopAtLevel=1",
+    "-J-XX:+UseSerialGC",
+    # Kafka's Java client reads a PEM key in this encryption, and not in the default one.
+    "-J-Dkeystore.pkcs12.keyProtectionAlgorithm=PBEWithSHA1AndDESede",
+)
+
+
+class Authority:
+    """A certificate authority of the test's own, which keeps all in the new `folder`. `ca` is its PEM certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        self._store = folder / "ca.p12"
+        self._generate(self._store, "ca", "-ext", "bc:c")
+        self.ca = self._export(self._store, "ca")
+
+    def issue(self, name: str) -> Path:
+        """Return a PKCS12 file with a key and its certificate, which hold for 127.0.0.1 and localhost."""
+        store = self._folder / f"{name}.p12"
+        shutil.copy(self._store, store)
+        # keytool signs with what is in the same file.
+        self._generate(store, name, "-signer", "ca", "-ext", "san=ip:127.0.0.1,dns:localhost")
+        _keytool(store, "-delete", "-alias", "ca")
+        return store
+
+    def issue_pem(self, name: str) -> tuple[Path, Path]:
+        """Return a certificate and its key as two PEM files; the key is encrypted with `STORE_PASSWORD`."""
+        store = self.issue(name)
+        key = self._folder / f"{name}-key.pem"
+        body = encodebytes(_encrypted_key(store.read_bytes())).decode()
+        key.write_text(f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{body}-----END ENCRYPTED PRIVATE KEY-----\n")
+        return self._export(store, name), key
+
+    def _generate(self, store: Path, name: str, *more: str) -> None:
+        form = ("-keyalg", "EC", "-validity", "2", "-alias", name, "-dname", f"CN={name}")
+        _keytool(store, "-genkeypair", *form, *more)
+
+    def _export(self, store: Path, name: str) -> Path:
+        file = self._folder / f"{name}.pem"
+        _keytool(store, "-exportcert", "-rfc", "-alias", name, "-file", str(file))
+        return file
+
+
+def _keytool(store: Path, *arguments: str) -> None:
+    keytool = str(Path(java_command()).with_name("keytool"))
+    where = ("-keystore", str(store), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD)
+    command = [keytool, *_JAVA, *arguments, *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+
+
+def _encrypted_key(store: bytes) -> bytes:
+    """Return the key of a PKCS12 file as it is there: encrypted, as PKCS#8 has it."""
+    at = store.index(_SHROUDED_KEY) + len(_SHROUDED_KEY)
+    # It is the content of the DER value, of tag [0], that follows.
+    length, start = store[at + 1], at + 2
+    if length & 0x80:
+        octets = length & 0x7F
+        length, start = int.from_bytes(store[start : start + octets]), start + octets
+    return store[start : start + length]

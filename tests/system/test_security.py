@@ -1,0 +1,196 @@
+"""A broker that demands TLS on both sides and a login: one [kafka] section opens it, and no secret of it gets out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from sources.broker import EmbeddedBroker
+from tests.certificates import STORE_PASSWORD, Authority
+from tests.system.conftest import Application
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+# With what TOML, a JAAS entry and a shell would each take for their own.
+_PASSWORD = "unique-pass-7f3a'\\ $x"
+_STORAGE_KEY = "unique-key-91c2"
+_SECRETS = [secret.encode() for secret in (_PASSWORD[:16], STORE_PASSWORD, _STORAGE_KEY)]
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A broker, the [kafka] section that opens its door, and the certificate of an authority that it does not know."""
+
+    broker: EmbeddedBroker
+    section: dict[str, str]
+    stranger: Path
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority, stranger = Authority(folder / "authority"), Authority(folder / "stranger")
+    certificate, key = authority.issue_pem("client")
+    properties = {
+        "ssl.keystore.location": str(authority.issue("broker")),
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.password": STORE_PASSWORD,
+        "ssl.truststore.location": str(authority.ca),
+        "ssl.truststore.type": "PEM",
+        "listener.name.sasl_ssl.ssl.client.auth": "required",
+        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": _SCRAM,
+    }
+    with EmbeddedBroker(folder / "node", properties=properties, heap="512m", secured=["SASL_SSL"]) as broker:
+        login = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        user = UserScramCredentialUpsertion("delayline", login, _PASSWORD.encode())
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.alter_user_scram_credentials([user])["delayline"].result()
+        section = {
+            "bootstrap_servers": broker.secured("SASL_SSL"),
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "delayline",
+            "sasl.password": _PASSWORD,
+            "ssl.ca.location": str(authority.ca),
+            "ssl.certificate.location": str(certificate),
+            "ssl.key.location": str(key),
+            "ssl.key.password": STORE_PASSWORD,
+        }
+        yield Secured(broker, section, stranger.ca)
+
+
+@pytest.fixture
+def application(secured: Secured, tmp_path: Path) -> Application:
+    """An application whose settings name the secured listener alone."""
+    application = Application(secured.broker, tmp_path)
+    application.bootstrap = secured.section["bootstrap_servers"]
+    return application
+
+
+def _service(folder: Path, section: dict[str, str], overrides: list[str]) -> Service:
+    """The application with its [kafka] section in a file outside of `folder`."""
+    folder.mkdir(exist_ok=True)
+    file = folder.with_name(f"{folder.name}.toml")
+    # JSON's strings are TOML's.
+    file.write_text("[kafka]\n" + "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in section.items()))
+    service = Service(folder, overrides)
+    service.environment = {
+        "DELAYLINE_CONFIG": str(file),
+        "DELAYLINE_SPARK__spark.hadoop.fs.azure.account.key.x": _STORAGE_KEY,
+    }
+    return service
+
+
+def _leaks(*folders: Path) -> list[str]:
+    found = []
+    for file in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        # The job tidies up meanwhile.
+        with suppress(FileNotFoundError):
+            content = file.read_bytes()
+            found += [f"{secret!r} in {file}" for secret in _SECRETS if secret in content]
+    return found
+
+
+def _pages(port: int) -> dict[str, bytes]:
+    """What Spark's web pages show of the job."""
+    # Not by a proxy that the environment may name.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(path: str) -> bytes:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            content: bytes = answer.read()
+        return content
+
+    (application,) = json.loads(get("/api/v1/applications"))
+    api = f"/api/v1/applications/{application['id']}"
+    paths = [f"{api}/environment", f"{api}/sql?details=true&planDescription=true", "/environment/", "/StreamingQuery/"]
+    return {path: get(path) for path in paths}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
+    application: Application, secured: Secured
+) -> None:
+    port, inside, beside = _free_port(), application.folder / "inside", application.folder / "beside"
+    overrides = application.overrides(
+        f"storage.path={inside / 'storage'}",
+        f"spark.spark.local.dir={inside / 'local'}",
+        "spark.spark.ui.enabled=true",
+        f"spark.spark.ui.port={port}",
+    )
+    job = _service(inside, secured.section, overrides)
+    shell = _service(beside, secured.section, overrides)
+    assert shell.command("topics", "create") == 0, shell.log
+    assert shell.command("publish", "good", "--after", "1s") == 0, shell.log
+    assert shell.command("publish", "bad", "--after", "soon", "--unchecked") == 0, shell.log
+    try:
+        job.start()
+        for topic, value in ((application.output, "good"), (application.dead, "bad")):
+            read = ("subscribe", "--topic", topic, "--from", "beginning", "--count", "1", "--timeout", "60s")
+            assert shell.command(*read, "--format", "json") == 0, shell.log
+            assert json.loads(shell.log.splitlines()[-1])["value"] == value
+        assert shell.command("status", "--format", "json") == 0, shell.log
+        assert json.loads(shell.log.splitlines()[-1])["input_lag"]["total"] == 0
+        pages = _pages(port)
+        assert all(application.id.encode() in pages[path] for path in pages if path.endswith("environment"))
+        assert [(path, secret) for path in pages for secret in _SECRETS if secret in pages[path]] == []
+        # Of the job, its Java, its workers: every user of the host can read them.
+        lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        assert any("SparkSubmit" in line for line in lines)
+        assert [line for line in lines if any(secret.decode() in line for secret in _SECRETS)] == []
+        assert _leaks(inside, beside) == []
+        assert job.stop() == 0, job.log[-3000:]
+        assert _leaks(inside, beside) == []
+    finally:
+        job.kill()
+    assert job.log.count("\n") > 2
+    # What was looked for can be found.
+    assert len(_leaks(application.folder)) >= 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "names"),
+    [
+        ({"sasl.password": "wrong"}, "login-refused", "kafka.sasl.password"),
+        ({"sasl.username": "nobody"}, "login-refused", "kafka.sasl.username"),
+        ({"sasl.mechanism": "PLAIN"}, "login-refused", "SCRAM-SHA-512"),
+        ({"ssl.ca.location": "stranger"}, "certificate-refused", "kafka.ssl.ca.location"),
+        ({"ssl.ca.location": "/nowhere/ca.pem"}, "bad-setting", "kafka.ssl.ca.location = '/nowhere/ca.pem'"),
+        ({"ssl.key.password": "wrong"}, "bad-setting", "ssl.key.location"),
+        (
+            dict.fromkeys(("ssl.certificate.location", "ssl.key.location", "ssl.key.password")),
+            "certificate-refused",
+            "",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_section_is_told_by_every_client(
+    application: Application, secured: Secured, wrong: dict[str, str | None], code: str, names: str
+) -> None:
+    wrong = {key: str(secured.stranger) if value == "stranger" else value for key, value in wrong.items()}
+    section = {key: value for key, value in {**secured.section, **wrong}.items() if value is not None}
+    refused = _service(application.folder / "refused", section, application.overrides())
+    # All go through the same door: one is tried with each client.
+    for command in [["run"], ["publish", "x"], ["subscribe"]] if "sasl.password" in wrong else [["topics", "show"]]:
+        assert refused.command(*command) == (2 if code == "bad-setting" else 1)
+        (line,) = refused.log.splitlines()
+        assert line.startswith(f"error: {code}: ")
+        assert names in line
+        assert not any(secret.decode() in line for secret in _SECRETS)
