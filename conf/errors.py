@@ -87,6 +87,12 @@ class PublishFailed(DelaylineError):
     code = "publish-failed"
 
 
+class PositionInvalid(DelaylineError):
+    """How far dead letters are resent cannot be read, or cannot be kept, beside the consumer group's offsets."""
+
+    code = "position-invalid"
+
+
 class CheckpointMismatch(DelaylineError):
     """The checkpoint, the tables and the progress topic do not tell one story; going on could lose or double."""
 

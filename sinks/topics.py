@@ -155,6 +155,25 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
     return {(each.topic, each.partition): (first[each].offset, last[each].offset) for each in partitions}
 
 
+def input_retentions(settings: Settings) -> dict[str, int]:
+    """Return, for each input topic that deletes by the time that publishers stamp, after how many ms it does so.
+
+    Raises BrokerUnreachable.
+    """
+    asked = dict.fromkeys(("retention.ms", "cleanup.policy", "message.timestamp.type"))
+    resources = [ConfigResource("TOPIC", name, asked) for name in settings.topics.input]
+    with connected(settings) as admin:
+        described = admin.describe_configs(resources, config_filter="all")["topic"]
+    found = {name: {key: config["value"] for key, config in configs.items()} for name, configs in described.items()}
+    return {
+        name: int(config["retention.ms"])
+        for name, config in found.items()
+        if "delete" in config["cleanup.policy"]
+        and config["message.timestamp.type"] == "CreateTime"
+        and int(config["retention.ms"]) >= 0
+    }
+
+
 @contextmanager
 def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
     """An admin client for `settings.kafka`, closed afterwards.

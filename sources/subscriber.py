@@ -116,7 +116,7 @@ class Subscriber:
                     self._check(error)
                     continue
                 seen += 1
-                yield _received(message, received_ms)
+                yield received(message, received_ms)
 
     def close(self) -> None:
         """Disconnect."""
@@ -165,7 +165,8 @@ class Subscriber:
         )
 
 
-def _received(message: Message, received_ms: int) -> Received:
+def received(message: Message, received_ms: int) -> Received:
+    """Return confluent-kafka's `message`, which is no error, as it was received at `received_ms`, epoch ms."""
     return Received(
         topic=message.topic() or "",
         partition=message.partition() or 0,

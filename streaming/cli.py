@@ -15,6 +15,7 @@ from streaming.cli_broker import broker, jars
 from streaming.cli_checkpoint import rebuild, rescale
 from streaming.cli_demo import demo
 from streaming.cli_publish import publish
+from streaming.cli_resend import resend
 from streaming.cli_run import run
 from streaming.cli_status import status
 from streaming.cli_submit import submit_files
@@ -55,6 +56,7 @@ app.command()(run)
 app.add_typer(topics_app, name="topics")
 app.command()(publish)
 app.command()(subscribe)
+app.command()(resend)
 app.command()(status)
 app.command()(rescale)
 app.command()(rebuild)

@@ -7,6 +7,8 @@ import time
 import pytest
 
 from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Got, Ledger
+from tests.system.service import Service
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +46,21 @@ def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_to
     dead = {record.value: record for record in ledger.got if record.topic == application.dead}
     assert {value: record.last("delayline-error") for value, record in dead.items()} == malformed
     assert all(record.last("delayline-error-text") for record in dead.values())
+    # Mended, each comes out, with what links it to the dead letter; and no other.
+    mend = [part for name in ("deliver-at", "deliver-after", "delay-level", "x") for part in ("--drop-header", name)]
+    mend += ["--drop-header", "deliver-to"]
+    resend = Service(application.folder / "resend", service.overrides)
+    resend.folder.mkdir()
+    assert resend.command("resend", *mend) == 0, resend.log
+    ids = {record.id for record in dead.values()}
+    ledger.wait_for(lambda: len(_resent(ledger)) >= len(ids), 60)
+    assert sorted(record.last("delayline-first-id") for record in _resent(ledger)) == sorted(ids)
+    assert {record.topic for record in _resent(ledger)} == {application.output}
     assert service.stop() == 0, service.log[-3000:]
+
+
+def _resent(ledger: Ledger) -> list[Got]:
+    return [record for record in ledger.got if record.last("delayline-first-id") is not None]
 
 
 def test_records_stamped_years_away_from_now_are_delivered_and_none_is_early(

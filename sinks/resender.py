@@ -1,0 +1,125 @@
+"""Sending dead letters to their input topics again, in transactions that also keep how far they are resent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from conf.errors import PublishFailed
+from conf.kafka_options import librdkafka_options
+from conf.settings import Settings
+
+_ANY_PARTITION = -1
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A record for an input topic. `partition` None leaves it to Kafka's partitioner. `timestamp_ms` is epoch ms."""
+
+    topic: str
+    partition: int | None
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class Resender:
+    """A transactional producer. A new one of the same application fences the one before."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises PublishFailed if the broker does not admit it."""
+        self._timeout_s = settings.delivery.transaction_timeout / 1000
+        self._topic = settings.topics.dead_letter
+        self._servers = settings.kafka.bootstrap_servers
+        self._producer = Producer(
+            {
+                "log_level": "3",
+                # A record's limit is the topic's; the client must not have a lower one of its own.
+                "message.max.bytes": "1000000000",
+                **librdkafka_options(settings.kafka),
+                # Java's, where librdkafka has another by default.
+                "partitioner": "murmur2_random",
+                "transactional.id": f"{settings.application_id}-resend",
+                "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
+            }
+        )
+        try:
+            self._insist(lambda: self._producer.init_transactions(self._timeout_s))
+        except KafkaException as problem:
+            raise self._failed(problem) from problem
+
+    def send(self, records: Sequence[Outgoing], positions: Mapping[int, tuple[int, str]], group: Any) -> list[str]:
+        """Send `records` and keep `positions` of the dead-letter topic's partitions for `group`, all or nothing.
+
+        A position is the offset and the text that Kafka keeps. Returns the ids of the records, in their order. Raises
+        PublishFailed, with nothing of it visible.
+        """
+        landed: list[Message | None] = [None] * len(records)
+        refused: list[KafkaError] = []
+        try:
+            self._producer.begin_transaction()
+            for at, record in enumerate(records):
+                self._produce(record, _landing(landed, at, refused))
+            kept = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
+            self._insist(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
+            self._insist(lambda: self._producer.commit_transaction(self._timeout_s))
+        except KafkaException as problem:
+            failed = self._failed(problem, refused)
+            self._abort(failed)
+            raise failed from problem
+        return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in landed if each is not None]
+
+    def _produce(self, record: Outgoing, on_delivery: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    _ANY_PARTITION if record.partition is None else record.partition,
+                    on_delivery=on_delivery,
+                    # 0 would mean "now" to the client.
+                    timestamp=record.timestamp_ms or 1,
+                    headers=record.headers,
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def _insist(self, step: Callable[[], Any]) -> None:
+        """Take a step of a transaction, again where the client says that it may be taken again."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                step()
+                return
+            except KafkaException as problem:
+                if not problem.args[0].retriable() or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _abort(self, failed: PublishFailed) -> None:
+        try:
+            self._producer.abort_transaction(self._timeout_s)
+        except KafkaException as problem:
+            failed.add_note(f"its transaction is ended by the broker, since it could not be aborted: {problem}")
+
+    def _failed(self, problem: KafkaException, refused: Sequence[KafkaError] = ()) -> PublishFailed:
+        why = refused[0] if refused else problem.args[0]
+        return PublishFailed(f"nothing of this transaction was resent at {self._servers}: {why.str()}")
+
+
+def _landing(landed: list[Message | None], at: int, refused: list[KafkaError]) -> Any:
+    def told(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            landed[at] = message
+        else:
+            refused.append(error)
+
+    return told
