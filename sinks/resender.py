@@ -52,7 +52,7 @@ class Resender:
         try:
             self._insist(lambda: self._producer.init_transactions(self._timeout_s))
         except KafkaException as problem:
-            raise self._failed(problem) from problem
+            raise self._failed(problem.args[0]) from problem
 
     def send(self, records: Sequence[Outgoing], positions: Mapping[int, tuple[int, str]], group: Any) -> list[str]:
         """Send `records` and keep `positions` of the dead-letter topic's partitions for `group`, all or nothing.
@@ -70,9 +70,8 @@ class Resender:
             self._insist(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
             self._insist(lambda: self._producer.commit_transaction(self._timeout_s))
         except KafkaException as problem:
-            failed = self._failed(problem, refused)
-            self._abort(failed)
-            raise failed from problem
+            why = refused[0] if refused else problem.args[0]
+            raise self._failed(why, self._abort()) from problem
         return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in landed if each is not None]
 
     def _produce(self, record: Outgoing, on_delivery: Any) -> None:
@@ -104,15 +103,16 @@ class Resender:
                     raise
                 time.sleep(_RETRY_S)
 
-    def _abort(self, failed: PublishFailed) -> None:
+    def _abort(self) -> str:
+        """Abort the transaction; return what to say of it if that failed too."""
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as problem:
-            failed.add_note(f"its transaction is ended by the broker, since it could not be aborted: {problem}")
+            return f"; it could not be aborted ({problem.args[0].str()}), and is ended by the next resend or the broker"
+        return ""
 
-    def _failed(self, problem: KafkaException, refused: Sequence[KafkaError] = ()) -> PublishFailed:
-        why = refused[0] if refused else problem.args[0]
-        return PublishFailed(f"nothing of this transaction was resent at {self._servers}: {why.str()}")
+    def _failed(self, why: KafkaError, aborting: str = "") -> PublishFailed:
+        return PublishFailed(f"nothing of this transaction was resent at {self._servers}: {why.str()}{aborting}")
 
 
 def _landing(landed: list[Message | None], at: int, refused: list[KafkaError]) -> Any:

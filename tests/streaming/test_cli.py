@@ -68,7 +68,7 @@ def prepared(make_settings: MakeSettings) -> Settings:
     return settings
 
 
-@pytest.mark.parametrize("command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"]])
+@pytest.mark.parametrize("command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"], ["resend"]])
 def test_help_names_what_every_command_takes(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
