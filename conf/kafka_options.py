@@ -16,112 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import SettingError
+from conf.jaas import LOGIN_MODULES, read_jaas, write_jaas
+from conf.kafka_names import (
+    FILES,
+    JAVA_ONLY,
+    KAFKA_PYTHON_NUMBERS,
+    KAFKA_PYTHON_TEXT,
+    KNOWN,
+    LIBRDKAFKA_ONLY,
+    REFUSED,
+    SHARED,
+)
 from conf.settings import KafkaSettings, is_secret
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Names as of kafka-clients 3.9 (consumer and admin) and librdkafka 2.16, without those in the tables below.
-_SHARED = _names(
-    """
-    allow.auto.create.topics check.crcs client.dns.lookup client.id client.rack connections.max.idle.ms
-    enable.metrics.push fetch.max.bytes fetch.min.bytes heartbeat.interval.ms isolation.level
-    max.partition.fetch.bytes max.poll.interval.ms metadata.max.age.ms metadata.recovery.strategy
-    reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retries retry.backoff.max.ms
-    retry.backoff.ms sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
-    sasl.kerberos.service.name session.timeout.ms socket.connection.setup.timeout.ms
-    """
-)
-_LIBRDKAFKA_ONLY = _names(
-    """
-    api.version.fallback.ms api.version.request api.version.request.timeout.ms batch.num.messages
-    batch.size broker.address.family broker.address.ttl broker.version.fallback compression.codec
-    compression.level compression.type coordinator.query.interval.ms debug delivery.timeout.ms
-    enable.random.seed fetch.error.backoff.ms fetch.message.max.bytes fetch.queue.backoff.ms
-    fetch.wait.max.ms https.ca.location linger.ms log.connection.close log.thread.name log_level
-    max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes message.max.bytes
-    message.send.max.retries message.timeout.ms metadata.recovery.rebootstrap.trigger.ms
-    plugin.library.paths queue.buffering.backpressure.threshold queue.buffering.max.kbytes
-    queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes queued.min.messages
-    receive.message.max.bytes reconnect.backoff.jitter.ms sasl.kerberos.keytab sasl.kerberos.principal
-    socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
-    socket.send.buffer.bytes socket.timeout.ms ssl.ca.certificate.stores ssl.crl.location ssl.curves.list
-    ssl.engine.id ssl.engine.location ssl.providers ssl.sigalgs.list statistics.interval.ms
-    sticky.partitioning.linger.ms topic.blacklist topic.metadata.propagation.max.ms
-    topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms
-    topic.metadata.refresh.sparse
-    """
-)
-_JAVA_ONLY = _names(
-    """
-    auto.include.jmx.reporter default.api.timeout.ms exclude.internal.topics fetch.max.wait.ms
-    max.poll.records metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms
-    receive.buffer.bytes sasl.client.callback.handler.class sasl.kerberos.ticket.renew.jitter
-    sasl.kerberos.ticket.renew.window.factor sasl.login.callback.handler.class sasl.login.class
-    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
-    sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
-    sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms
-    security.providers send.buffer.bytes socket.connection.setup.timeout.max.ms ssl.enabled.protocols
-    ssl.engine.factory.class ssl.keymanager.algorithm ssl.keystore.certificate.chain ssl.keystore.key
-    ssl.keystore.location ssl.keystore.password ssl.keystore.type ssl.protocol ssl.provider
-    ssl.secure.random.implementation ssl.trustmanager.algorithm ssl.truststore.certificates
-    ssl.truststore.location ssl.truststore.password ssl.truststore.type
-    """
-)
-# What producer, consumer and admin client of kafka-python all take.
-_KAFKA_PYTHON_TEXT = _names("client.dns.lookup client.id sasl.kerberos.service.name")
-_KAFKA_PYTHON_NUMBERS = _names(
-    """
-    connections.max.idle.ms max.in.flight.requests.per.connection metadata.max.age.ms metrics.num.samples
-    metrics.sample.window.ms receive.buffer.bytes receive.message.max.bytes reconnect.backoff.max.ms
-    reconnect.backoff.ms request.timeout.ms retry.backoff.ms send.buffer.bytes
-    """
-)
-_TRANSLATED = _names(
-    """
-    enable.ssl.certificate.verification sasl.jaas.config sasl.mechanism sasl.mechanisms sasl.password
-    sasl.username security.protocol ssl.ca.location ssl.certificate.location
-    ssl.endpoint.identification.algorithm ssl.key.location ssl.key.password
-    """
-)
-_FILES = _names(
-    """
-    ssl.ca.location ssl.certificate.location ssl.crl.location ssl.key.location ssl.keystore.location
-    ssl.truststore.location
-    """
-)
-# Set by Delayline itself, since its guarantees rest on them, or not to be had from all three clients.
-_REFUSED = {
-    "bootstrap.servers": "write kafka.bootstrap_servers",
-    "metadata.broker.list": "write kafka.bootstrap_servers",
-    "transaction.timeout.ms": "write delivery.transaction_timeout",
-    "ssl.ca.pem": "give a file, as ssl.ca.location",
-    "ssl.certificate.pem": "give a file, as ssl.certificate.location",
-    "ssl.key.pem": "give a file, as ssl.key.location",
-    "ssl.cipher.suites": "the clients have different names for ciphers; limit them at the broker",
-} | dict.fromkeys(
-    _names(
-        """
-        acks auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit
-        enable.auto.offset.store enable.gapless.guarantee enable.idempotence enable.partition.eof
-        group.id group.instance.id group.protocol interceptor.classes key.deserializer key.serializer
-        partition.assignment.strategy partitioner partitioner.class request.required.acks
-        transactional.id value.deserializer value.serializer
-        """
-    ),
-    "Delayline sets it itself; leave it out",
-)
-_KNOWN = _SHARED | _LIBRDKAFKA_ONLY | _JAVA_ONLY | _TRANSLATED | _KAFKA_PYTHON_NUMBERS
-
-_LOGIN_MODULES = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_MECHANISMS = (*_LOGIN_MODULES, "GSSAPI")
+_MECHANISMS = (*LOGIN_MODULES, "GSSAPI")
 _BESIDE_CA = "a PEM file as ssl.ca.location beside it"
 _BESIDE_CERTIFICATE = "PEM files as ssl.certificate.location and ssl.key.location beside it"
 # DER of the object identifier 1.2.840.113549.1.5.13 (RFC 8018): how openssl encrypts a key unless told otherwise.
@@ -130,8 +39,6 @@ _JAVAS_KEYS = (
     "a key whose encryption Java's client knows: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES, or -nocrypt; or a PKCS12 file "
     "for Java as ssl.keystore.location beside it, with ssl.keystore.type and ssl.keystore.password"
 )
-_JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
-_JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
 @dataclass(frozen=True)
@@ -167,12 +74,12 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
     """
     options, security = _read(kafka)
     _check_files(options)
-    java = {name: value for name, value in options.items() if name in _SHARED | _JAVA_ONLY}
+    java = {name: value for name, value in options.items() if name in SHARED | JAVA_ONLY}
     java |= {"bootstrap.servers": kafka.bootstrap_servers} | _said(
         {
             "security.protocol": security.protocol,
             "sasl.mechanism": security.mechanism,
-            "sasl.jaas.config": options.get("sasl.jaas.config") or _write_jaas(security),
+            "sasl.jaas.config": options.get("sasl.jaas.config") or _jaas(security),
             "ssl.key.password": security.key_password,
         }
     )
@@ -192,7 +99,7 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
     """
     options, security = _read(kafka)
     _check_files(options)
-    known = {name: value for name, value in options.items() if name in _SHARED | _LIBRDKAFKA_ONLY}
+    known = {name: value for name, value in options.items() if name in SHARED | LIBRDKAFKA_ONLY}
     checks_host = {None: None, True: "https", False: "none"}[security.checks_host]
     return known | _said(
         {
@@ -218,7 +125,7 @@ def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
     options, security = _read(kafka)
     _check_files(options)
     typed: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
-    for name in _KAFKA_PYTHON_TEXT & options.keys():
+    for name in KAFKA_PYTHON_TEXT & options.keys():
         typed[name.replace(".", "_")] = options[name]
     typed |= _numbers(options)
     return typed | _said(
@@ -239,7 +146,7 @@ def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 def _numbers(options: dict[str, str]) -> dict[str, int]:
     typed = {}
-    for name in _KAFKA_PYTHON_NUMBERS & options.keys():
+    for name in KAFKA_PYTHON_NUMBERS & options.keys():
         try:
             typed[name.replace(".", "_")] = int(options[name])
         except ValueError:
@@ -249,7 +156,7 @@ def _numbers(options: dict[str, str]) -> dict[str, int]:
 
 def _check_files(options: dict[str, str]) -> None:
     """Say of a missing file which it is: the clients name it in riddles, or wait for a broker that never answers."""
-    for name in _FILES & options.keys():
+    for name in FILES & options.keys():
         try:
             with open(options[name], "rb"):
                 pass
@@ -269,10 +176,10 @@ def _wrong(name: str, value: str | None, allowed: str) -> SettingError:
 def _check_names(options: dict[str, str]) -> None:
     wrong = []
     for name in options:
-        if name in _REFUSED:
-            wrong.append(f"kafka.{name}: not allowed here: {_REFUSED[name]}")
-        elif name not in _KNOWN:
-            near = get_close_matches(name, [*sorted(_KNOWN), "bootstrap_servers"], n=1)
+        if name in REFUSED:
+            wrong.append(f"kafka.{name}: not allowed here: {REFUSED[name]}")
+        elif name not in KNOWN:
+            near = get_close_matches(name, [*sorted(KNOWN), "bootstrap_servers"], n=1)
             hint = f"the nearest is kafka.{near[0]}" if near else "no Kafka client knows it"
             wrong.append(f"kafka.{name}: no such setting; {hint}")
     if wrong:
@@ -288,7 +195,7 @@ def _read(kafka: KafkaSettings) -> tuple[dict[str, str], _Security]:
     if (protocol or "PLAINTEXT").startswith("SASL_"):
         if mechanism is None:
             raise _wrong("sasl.mechanism", None, f"with {protocol}: {', '.join(_MECHANISMS)}")
-        if mechanism in _LOGIN_MODULES and (username is None or password is None):
+        if mechanism in LOGIN_MODULES and (username is None or password is None):
             missing = "sasl.username" if username is None else "sasl.password"
             raise _wrong(missing, None, f"a text with {mechanism}, unless sasl.jaas.config has it")
     elif mechanism or username or password:
@@ -318,32 +225,15 @@ def _mechanism(options: dict[str, str]) -> str | None:
 
 def _login(options: dict[str, str]) -> tuple[str | None, str | None]:
     jaas = options.get("sasl.jaas.config")
-    parsed = _parse_jaas(jaas) if jaas else {}
+    parsed = read_jaas(jaas) if jaas else {}
     username = options.get("sasl.username", parsed.get("username"))
     return username, options.get("sasl.password", parsed.get("password"))
 
 
-def _parse_jaas(jaas: str) -> dict[str, str]:
-    """Return the options of a JAAS entry, read with the escapes of Java's StreamTokenizer."""
-    found = {}
-    for name, double, single, bare in _JAAS_OPTION.findall(jaas):
-        found[name] = bare or re.sub(
-            r"\\([0-3]?[0-7]{1,2}|.)",
-            lambda m: chr(int(m[1], 8)) if m[1][0] in "01234567" else _JAAS_ESCAPES.get(m[1], m[1]),
-            double or single,
-            flags=re.DOTALL,
-        )
-    return found
-
-
-def _write_jaas(security: _Security) -> str | None:
-    module = _LOGIN_MODULES.get(security.mechanism or "")
-    if module is None or security.username is None or security.password is None:
+def _jaas(security: _Security) -> str | None:
+    if security.mechanism not in LOGIN_MODULES or security.username is None or security.password is None:
         return None
-    # A bare line end would end the quoted text for Java's tokenizer.
-    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
-    username, password = security.username.translate(escapes), security.password.translate(escapes)
-    return f'{module} required username="{username}" password="{password}";'
+    return write_jaas(security.mechanism, security.username, security.password)
 
 
 def _ca(options: dict[str, str]) -> str | None:
@@ -375,20 +265,14 @@ def _certificate(options: dict[str, str]) -> tuple[str | None, str | None]:
 
 
 def _java_keystore(certificate: str, key: str) -> dict[str, str]:
-    chain, text = (
-        _pem(name, path) for name, path in (("ssl.certificate.location", certificate), ("ssl.key.location", key))
-    )
+    chain, text = _pem("ssl.certificate.location", certificate), _pem("ssl.key.location", key)
     if _has_pbes2_key(text):
         raise _wrong("ssl.key.location", key, _JAVAS_KEYS)
     if certificate == key:
         return {"ssl.keystore.type": "PEM", "ssl.keystore.location": certificate}
     if not re.search(r"BEGIN (ENCRYPTED )?PRIVATE KEY", text):
         raise _wrong("ssl.key.location", key, "a PKCS#8 key, as Java reads no other: openssl pkcs8 -topk8")
-    return {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.certificate.chain": chain,
-        "ssl.keystore.key": text,
-    }
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": text}
 
 
 def _pem(name: str, path: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
-from conf import kafka_options
+from conf import kafka_names
 from conf.errors import SettingError
 from conf.kafka_options import check_options, java_options, kafka_python_options, librdkafka_options
 from conf.settings import KafkaSettings
@@ -296,7 +296,7 @@ def test_a_number_for_kafka_python_has_to_be_one() -> None:
 
 
 def test_kafka_python_knows_every_name_it_may_get() -> None:
-    names = {n.replace(".", "_") for n in kafka_options._KAFKA_PYTHON_TEXT | kafka_options._KAFKA_PYTHON_NUMBERS}
+    names = {n.replace(".", "_") for n in kafka_names.KAFKA_PYTHON_TEXT | kafka_names.KAFKA_PYTHON_NUMBERS}
     security = {
         "security_protocol",
         "sasl_mechanism",
@@ -309,7 +309,7 @@ def test_kafka_python_knows_every_name_it_may_get() -> None:
         assert names | security <= client.DEFAULT_CONFIG.keys()
 
 
-@pytest.mark.parametrize("name", sorted(kafka_options._SHARED | kafka_options._LIBRDKAFKA_ONLY))
+@pytest.mark.parametrize("name", sorted(kafka_names.SHARED | kafka_names.LIBRDKAFKA_ONLY))
 def test_librdkafka_knows_every_name_it_may_get(name: str) -> None:
     # A value that no property takes: the answer tells an unknown name from a known one with a wrong value.
     try:

@@ -1,0 +1,34 @@
+"""The JAAS entry, in which Kafka's Java client takes a user name and a password."""
+
+from __future__ import annotations
+
+import re
+
+LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
+_JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+
+
+def read_jaas(jaas: str) -> dict[str, str]:
+    """Return the options of a JAAS entry, read with the escapes of Java's StreamTokenizer."""
+    found = {}
+    for name, double, single, bare in _JAAS_OPTION.findall(jaas):
+        found[name] = bare or re.sub(
+            r"\\([0-3]?[0-7]{1,2}|.)",
+            lambda m: chr(int(m[1], 8)) if m[1][0] in "01234567" else _JAAS_ESCAPES.get(m[1], m[1]),
+            double or single,
+            flags=re.DOTALL,
+        )
+    return found
+
+
+def write_jaas(mechanism: str, username: str, password: str) -> str:
+    """Return the entry that logs in by `mechanism`, one of `LOGIN_MODULES`. Holds the password."""
+    # A bare line end would end the quoted text for Java's tokenizer.
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
+    username, password = username.translate(escapes), password.translate(escapes)
+    return f'{LOGIN_MODULES[mechanism]} required username="{username}" password="{password}";'
