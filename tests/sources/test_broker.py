@@ -125,3 +125,11 @@ def test_an_ipv6_address_is_bracketed() -> None:
     assert address("::1", 9092) == "[::1]:9092"
     properties = node_properties(Path("/data"), address("::1", 1), address("::1", 2))
     assert properties["listeners"] == "PLAINTEXT://[::1]:1,CONTROLLER://[::1]:2"
+
+
+def test_a_secured_listener_stands_beside_the_plain_one() -> None:
+    properties = node_properties(Path("/data"), "h:1", "h:2", {"SASL_SSL": "h:3"})
+    assert properties["listeners"] == "PLAINTEXT://h:1,SASL_SSL://h:3,CONTROLLER://h:2"
+    assert properties["advertised.listeners"] == "PLAINTEXT://h:1,SASL_SSL://h:3"
+    protocols = properties["listener.security.protocol.map"].split(",")
+    assert sorted(protocols) == ["CONTROLLER:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "SASL_SSL:SASL_SSL"]

@@ -119,6 +119,16 @@ def _pages(port: int) -> dict[str, bytes]:
     return {path: get(path) for path in paths}
 
 
+def _command_lines() -> list[str]:
+    """Those of all that the test has started, directly or not."""
+    lines = []
+    for child in psutil.Process().children(recursive=True):
+        # Workers end meanwhile.
+        with suppress(psutil.NoSuchProcess):
+            lines.append(" ".join(child.cmdline()))
+    return lines
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -152,7 +162,7 @@ def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
         assert all(application.id.encode() in pages[path] for path in pages if path.endswith("environment"))
         assert [(path, secret) for path in pages for secret in _SECRETS if secret in pages[path]] == []
         # Of the job, its Java, its workers: every user of the host can read them.
-        lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        lines = _command_lines()
         assert any("SparkSubmit" in line for line in lines)
         assert [line for line in lines if any(secret.decode() in line for secret in _SECRETS)] == []
         assert _leaks(inside, beside) == []
