@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,11 @@ class _Security:
     protocol: str | None
     mechanism: str | None
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     ca: str | None
     certificate: str | None
     key: str | None
-    key_password: str | None
+    key_password: str | None = field(repr=False)
     checks_host: bool | None
 
 
