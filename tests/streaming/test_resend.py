@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
+from conf.errors import PublishFailed
 from conf.settings import Settings
+from sinks.resender import Outgoing, Resender
 from sinks.topics import ensure_topics
 from sources.broker import EmbeddedBroker
+from sources.dead_letter_reader import DeadLetterReader
 from sources.subscriber import Received, Subscriber
 from streaming.cli import app
-from tests.conftest import MakeSettings
+from tests.conftest import MakeSettings, MakeTopic
 
 PATIENCE_MS = 20_000
 HOUR_AGO_MS = int(time.time() * 1000) - 3_600_000
@@ -204,19 +209,32 @@ def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: 
     assert len(desk.inputs(110)) == 110
 
 
-def test_a_transaction_that_fails_sends_nothing_and_keeps_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = desk.add({}, {})
-
-    def full(*_: Any) -> None:
-        raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
-
-    with monkeypatch.context() as patched:
-        patched.setattr("sinks.resender.TopicPartition", full)
-        failed = desk.resend()
-    assert failed.exit_code == 1
+def test_a_record_that_the_broker_refuses_keeps_all_of_its_transaction_back(
+    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+) -> None:
+    settings = make_settings(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
+    ensure_topics(settings, 3)
+    desk = Desk(settings, broker)
+    small, large = desk.add({}, {"value": random.randbytes(2_000)})
+    failed = desk.resend()
+    assert (failed.exit_code, failed.stdout) == (1, "")
     assert "error: publish-failed: nothing of this transaction was resent" in failed.stderr
-    assert desk.inputs(0) == []
-    assert desk.resent() == ids
+    assert "too large" in failed.stderr
+    assert desk.resent("--id", small) == [small]
+    (record,) = desk.inputs(1)
+    assert record.header("delayline-first-id") == small.encode()
+    assert large in desk.resend("--dry-run").stdout
+
+
+def test_a_second_resend_ends_the_first_and_goes_on_where_that_was(desk: Desk) -> None:
+    ids = desk.add({}, {})
+    with closing(DeadLetterReader(desk.settings, range(3))) as reader:
+        begun = Resender(desk.settings)
+        assert desk.resent() == ids
+        with pytest.raises(PublishFailed, match="nothing of this transaction was resent"):
+            begun.send([Outgoing(desk.input, 0, HOUR_AGO_MS, None, b"late", [])], {0: (0, "")}, reader.group())
+    assert desk.resent() == []
+    assert [record.value for record in desk.inputs(2)] == [b"v", b"v"]
 
 
 @pytest.mark.parametrize(
