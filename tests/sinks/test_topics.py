@@ -15,6 +15,7 @@ from sinks.topics import (
     ensure_shards,
     ensure_topics,
     input_bounds,
+    input_retentions,
     list_topics,
     needed_topics,
     partition_counts,
@@ -140,6 +141,20 @@ def test_a_job_may_write_what_its_allow_list_matches_but_never_its_own_input(
     assert counts[other] == 4
     assert {settings.topics.output, settings.topics.dead_letter} <= set(counts)
     assert not {source, settings.progress_topic} & set(counts)
+
+
+def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    default, short = make_topic(), make_topic(**{"retention.ms": "5000"})
+    others = [
+        {"retention.ms": "-1"},
+        {"cleanup.policy": "compact"},
+        {"message.timestamp.type": "LogAppendTime"},
+    ]
+    topics = [default, short, *(make_topic(**configs) for configs in others)]
+    settings = make_settings(f"topics.input={','.join(topics)}")
+    assert input_retentions(settings) == {default: 7 * 86_400_000, short: 5_000}
 
 
 def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
