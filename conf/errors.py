@@ -81,6 +81,18 @@ class TopicMismatch(DelaylineError):
     code = "topic-mismatch"
 
 
+class RecordsExpired(DelaylineError):
+    """Input records were deleted before they were read. Says which: topic, partition, offsets."""
+
+    code = "records-expired"
+
+
+class DeadLetterRefused(DelaylineError):
+    """A message is too large for its output topic and for the dead-letter topic as well. Says which one."""
+
+    code = "dead-letter-refused"
+
+
 class PublishFailed(DelaylineError):
     """The broker refused or did not confirm a published message."""
 
@@ -211,3 +223,9 @@ class TopicUnknown(Rejected):
     """The deliver-to topic is allowed, but did not exist when the job started."""
 
     code = "topic-unknown"
+
+
+class MessageTooLarge(Rejected):
+    """The record is over the size limit of the topic it is to be written to."""
+
+    code = "message-too-large"

@@ -193,6 +193,7 @@ class KafkaSettings(OptionTable):
     """How to reach the brokers. Further keys go to every Kafka client (`conf.kafka_options`)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_servers)] = "127.0.0.1:9092"
+    outage_limit: Annotated[int, _duration(_SECOND, _DAY)] = 5 * _MINUTE
 
 
 class SparkSettings(OptionTable):
@@ -216,6 +217,7 @@ class TopicSettings(_Section):
     output: TopicName = "delayline-out"
     allowed_outputs: Annotated[tuple[TopicPattern, ...], BeforeValidator(_list)] = ()
     dead_letter: TopicName = "delayline-dead-letter"
+    skip_expired: bool = False
     # TOML has no null: the file writes "".
     progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
     lease: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None

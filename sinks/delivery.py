@@ -11,7 +11,8 @@ from pyspark import TaskContext
 
 from conf.chunk_merge import merge
 from conf.message import Key, decode_chunk
-from sinks.transactional_writer import DeliveryPlan, deliver
+from sinks.shard_delivery import deliver
+from sinks.transactional_writer import DeliveryPlan
 
 # What a task takes: the chunks of one shard in order of their first message, those without a key first. A range
 # cuts a chunk to the messages due in [from_ms, until_ms); without one it is delivered whole.

@@ -147,16 +147,21 @@ class BatchRunner:
         return self._delivery(due, shards, batch)
 
     def _delivery(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
+        rules = self._rules.at(batch.batch_id)
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
             batch=batch,
             progress_topic=self._settings.progress_topic,
             lease_topic=self._settings.lease_topic,
             lease_number=self._lease.number,
+            dead_letter=rules.dead_letter,
+            topics=tuple(rules.partitions),
             slice_ms=self._settings.delivery.slice,
             messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
             transaction_messages=self._settings.delivery.transaction_messages,
             transaction_timeout_ms=self._settings.delivery.transaction_timeout,
+            outage_limit_ms=self._settings.kafka.outage_limit,
+            lacks_expired=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
         )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.message import decode_chunk, encode_chunk
-from sinks.transactional_writer import Record, records
+from sinks.records import Record, records
 from tests.messages import headers, messages
 
 PAIRS = st.lists(

@@ -15,8 +15,9 @@ from conf.birth import Birth
 from conf.errors import ApplicationHeld, DeliveryFailed
 from conf.lease import Lease
 from conf.progress import BatchSpan, Progress
-from sinks import transactional_writer
-from sinks.transactional_writer import DeliveryPlan, ShardWriter, deliver
+from sinks import host_clock, shard_delivery, transactions
+from sinks.shard_delivery import deliver
+from sinks.transactional_writer import DeliveryPlan, ShardWriter
 from sources.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.messages import messages
@@ -56,9 +57,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
         begin(writer)
         host.opened()
 
-    monkeypatch.setattr(transactional_writer, "_now_ms", host.now_ms)
+    monkeypatch.setattr(host_clock, "now_ms", host.now_ms)
+    monkeypatch.setattr(transactions, "now_ms", host.now_ms)
     # Or its producers would live on, and look for the broker when that is gone.
-    monkeypatch.setattr(transactional_writer, "_open_writers", {})
+    monkeypatch.setattr(shard_delivery, "_open_writers", {})
     monkeypatch.setattr(ShardWriter, "begin", begin_and_tell)
     return host
 
@@ -72,10 +74,13 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         progress_topic=make_topic(**{"cleanup.policy": "compact"}),
         lease_topic=make_topic(**{"cleanup.policy": "compact"}),
         lease_number=1,
+        dead_letter=make_topic(),
+        topics=(),
         slice_ms=100,
-        messages_per_second=0,
         transaction_messages=100,
         transaction_timeout_ms=10_000,
+        outage_limit_ms=60_000,
+        lacks_expired=False,
         options={"bootstrap.servers": broker.bootstrap},
     )
 
@@ -161,18 +166,5 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     with pytest.raises(ApplicationHeld, match="process 4711 on host elsewhere"):
         deliver(plan, 0, iter([_due(topic, 0)]))
     assert committed(topic) == []
-    successor.begin()
-    successor.commit(Progress(plan.batch, 0), 0, 0)
-
-
-def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
-) -> None:
-    slow = replace(plan, messages_per_second=5)
-    begun = time.monotonic()
-    for batch_id in (7, 8):
-        deliver(replace(slow, batch=replace(plan.batch, batch_id=batch_id)), 0, iter([_due(topic, *range(1, 13))]))
-    seconds = time.monotonic() - begun
-    # 24 messages, five at once: the last of them waits for the turn of those before it.
-    assert seconds >= 4.0
-    assert [message.timestamp()[1] for message in committed(topic)] == [*range(1, 13)] * 2
+    (transaction,) = transactions.transactions(iter([_due(topic, 0)]), 0, 100, 100, 1_000)
+    successor.write(transaction, Progress(plan.batch, 1, transaction.last), 0, set())

@@ -1,0 +1,115 @@
+"""Delivering a shard's due messages through its writer: in order, behind what is committed, past outages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
+from conf.progress import Progress, committed_messages
+from sinks.delivery_reports import Refused
+from sinks.outage import Outage
+from sinks.size_check import Refusal
+from sinks.transactional_writer import DeliveryPlan, ShardWriter
+from sinks.transactions import Transaction, behind, transactions
+
+# Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
+_open_writers: dict[tuple[str, int], ShardWriter] = {}
+
+
+def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
+    """Deliver a shard's due messages, in order, and return how many this call committed, and the writer's id.
+
+    What a killed or failed attempt committed is skipped. Brokers that do not answer are waited for. Raises
+    DeliveryFailed if a transaction cannot be completed, BrokerUnreachable after `plan.outage_limit_ms`, or what
+    `ShardWriter.write` does; nothing of the transaction is then visible.
+    """
+    key = (plan.application_id, shard)
+    writer = _open_writers.pop(key, None)
+    if writer is None or writer.id != plan.last_writers.get(shard):
+        writer = _opened(plan, shard, _outage(plan, shard))
+    # Three quarters of a transaction's time are for the work on it.
+    longest_ms = plan.transaction_timeout_ms // 4
+    start = committed_messages(writer.progress, plan.batch)
+    end = start
+    rest = _behind(plan, shard, writer.progress, messages) if start else messages
+    for transaction in transactions(rest, start, plan.slice_ms, plan.transaction_messages, longest_ms):
+        writer = _written(plan, writer, transaction, attempt)
+        end = transaction.end
+    _open_writers[key] = writer
+    return end - start, writer.id
+
+
+def _behind(plan: DeliveryPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Leave out what is committed. Raises CheckpointMismatch if the batch is not what it was, and should be."""
+    assert done is not None
+    assert done.last is not None
+
+    def check(skipped: int) -> None:
+        if skipped != done.messages and not plan.lacks_expired:
+            raise CheckpointMismatch(
+                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are delivered, and the replay "
+                f"has {skipped} of them; please report this with the checkpoint"
+            )
+
+    return behind(messages, done.last, check)
+
+
+def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, attempt: int) -> ShardWriter:
+    """Commit `transaction`, and return the writer that did, or that found it committed after an outage."""
+    outage = _outage(plan, writer.shard)
+    progress = Progress(plan.batch, transaction.end, transaction.last)
+    refused: set[Refusal] = set()
+    while True:
+        known = writer.limits, len(refused)
+        try:
+            writer.write(transaction, progress, attempt, refused)
+            return writer
+        except (Refused, KafkaException) as problem:
+            writer.drop()
+            failure = problem
+        except BaseException:
+            _abort(writer)
+            raise
+        if isinstance(failure, KafkaException):
+            outage.wait(failure)
+        writer = _opened(plan, writer.shard, outage, transaction.topics)
+        if isinstance(failure, Refused):
+            refused |= failure.refusals
+            if known == (writer.limits, len(refused)):
+                raise DeliveryFailed(
+                    f"{_who(plan, writer.shard)}: the broker took records for too large that are not, as far as the "
+                    f"job knows: {failure}. Let it describe the topic (DescribeConfigs), and compare max.message.bytes "
+                    "with segment.bytes"
+                )
+        done = committed_messages(writer.progress, plan.batch)
+        if done == transaction.end:
+            return writer
+        if done != transaction.start:
+            raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has delivered {done} messages meanwhile")
+
+
+def _opened(plan: DeliveryPlan, shard: int, outage: Outage, topics: Collection[str] = ()) -> ShardWriter:
+    while True:
+        try:
+            return ShardWriter(plan, shard, topics)
+        except (KafkaException, BrokerUnreachable) as problem:
+            outage.wait(problem)
+
+
+def _outage(plan: DeliveryPlan, shard: int) -> Outage:
+    return Outage(_who(plan, shard), plan.outage_limit_ms)
+
+
+def _who(plan: DeliveryPlan, shard: int) -> str:
+    return f"shard {shard}, batch {plan.batch.batch_id}"
+
+
+def _abort(writer: ShardWriter) -> None:
+    try:
+        writer.abort()
+    except KafkaException as problem:
+        # The first error is the one to tell; the transaction is ended by the next writer or by its timeout.
+        print(f"delayline: shard {writer.shard}: its transaction could not be aborted: {problem}", flush=True)
