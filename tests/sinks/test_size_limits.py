@@ -1,0 +1,190 @@
+"""Messages that are too large for their topic, against a real broker: what is redirected, and what waits."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from conf.birth import Birth
+from conf.errors import DeadLetterRefused
+from conf.progress import BatchSpan
+from sinks import shard_delivery
+from sinks.records import bytes_at_most, record_bytes, records
+from sinks.shard_delivery import deliver
+from sinks.topic_limits import read_limits
+from sinks.transactional_writer import DeliveryPlan
+from sources.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.eventually import assert_eventually
+from tests.messages import headers, messages
+
+
+@pytest.fixture(autouse=True)
+def _no_open_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_delivery, "_open_writers", {})
+
+
+@pytest.fixture
+def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
+    """A batch of an application of its own; its dead letters take 20 kB."""
+    return DeliveryPlan(
+        application_id=f"app-{uuid.uuid4().hex[:8]}",
+        batch=BatchSpan(Birth("c", 1, 1), 1),
+        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        dead_letter=make_topic(2, **{"max.message.bytes": "20000"}),
+        topics=(),
+        slice_ms=100,
+        transaction_messages=2_000,
+        transaction_timeout_ms=10_000,
+        outage_limit_ms=60_000,
+        lacks_expired=False,
+        options={"bootstrap.servers": broker.bootstrap},
+    )
+
+
+@pytest.fixture
+def small(make_topic: MakeTopic) -> str:
+    """An output topic that takes 5 kB."""
+    return make_topic(**{"max.message.bytes": "5000"})
+
+
+@pytest.fixture
+def limit(broker: EmbeddedBroker) -> Callable[[str, int], None]:
+    """A function that changes a topic's limit."""
+    options = {"bootstrap.servers": broker.bootstrap}
+    client = AdminClient(options)
+
+    def change(topic: str, most: int) -> None:
+        entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        for done in client.incremental_alter_configs([resource]).values():
+            done.result()
+        assert_eventually(lambda: read_limits(options, [topic])[topic] == most)
+
+    return change
+
+
+@pytest.fixture
+def read(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
+    """A function that returns what is committed in a topic of one or two partitions."""
+
+    def committed(topic: str) -> list[Message]:
+        consumer = Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": "read_committed",
+             "enable.partition.eof": True}
+        )  # fmt: skip
+        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found: list[Message] = []
+        ends = 0
+        while ends < len(numbers):
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error() is None:
+                found.append(message)
+            else:
+                ends += 1
+        consumer.close()
+        return found
+
+    return committed
+
+
+def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
+    rows = [
+        {"offset": first + n, "deliver_at_ms": 1, "output_topic": topic, "value": value, "key": b"k"}
+        for n, value in enumerate(values)
+    ]
+    return messages(rows)
+
+
+def _values(found: list[Message]) -> list[bytes]:
+    return [message.value() for message in found]
+
+
+def _ids(found: list[Message]) -> set[str]:
+    return {dict(message.headers())["delayline-id"].decode() for message in found}
+
+
+def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatever_the_limit_becomes(
+    plan: DeliveryPlan, topic: str, limit: Callable[[str, int], None], read: Callable[[str], list[Message]]
+) -> None:
+    def go(batch_id: int, due: pa.Table) -> None:
+        nonlocal plan
+        plan = replace(plan, batch=replace(plan.batch, batch_id=batch_id))
+        count, writer = deliver(plan, 0, iter([due]))
+        assert count == due.num_rows
+        # The next batch goes on with the same writer, as in the service.
+        plan = replace(plan, last_writers={0: writer})
+
+    large, many = b"x" * 6_000, [b"%d" % n for n in range(1_000)]
+    go(1, _batch(topic, b"a", large, b"b"))
+    limit(topic, 5_000)
+    # Many small ones are no reason to refuse them together, although they were one batch for the client.
+    go(2, _batch(topic, b"c", large, *many, large, b"d", first=10))
+    go(3, _batch(topic, b"e", large, b"f", first=2_000))
+    limit(topic, 10_000)
+    go(4, _batch(topic, b"g", large, first=3_000))
+
+    assert _values(read(topic)) == [b"a", large, b"b", b"c", *many, b"d", b"e", b"f", b"g", large]
+    letters = read(plan.dead_letter)
+    assert _ids(letters) == {f"delayline-in/0/{offset}" for offset in (11, 1_012, 2_001)}
+    assert _values(letters) == [large] * 3
+    assert len({message.partition() for message in letters}) == 1, "dead letters of one key in two partitions"
+    told = dict(letters[0].headers())
+    assert told["delayline-error"] == b"message-too-large"
+    assert b"max.message.bytes of " + topic.encode() + b" is 5000" in told["delayline-error-text"]
+    assert "delayline-deliver-at" not in told
+
+
+def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(
+    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]]
+) -> None:
+    plan = replace(plan, options={**plan.options, "compression.type": "lz4"})
+    fits, noise = b"0" * 15_000, os.urandom(6_000)
+    assert deliver(plan, 0, iter([_batch(small, b"a", fits, noise, b"b", fits, noise)]))[0] == 6
+    assert _values(read(small)) == [b"a", fits, b"b", fits]
+    assert _values(read(plan.dead_letter)) == [noise, noise]
+
+
+def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_and_is_not_lost(
+    plan: DeliveryPlan, small: str, limit: Callable[[str, int], None], read: Callable[[str], list[Message]]
+) -> None:
+    due = _batch(small, b"a", b"x" * 30_000, b"b")
+    with pytest.raises(DeadLetterRefused, match=rf"delayline-in/0/1 takes 30\d+ bytes.*of {plan.dead_letter} is 20000"):
+        deliver(plan, 0, iter([due]))
+    assert read(small) == read(plan.dead_letter) == []
+    limit(plan.dead_letter, 40_000)
+    assert deliver(plan, 0, iter([due]), attempt=1)[0] == 3
+    assert (_values(read(small)), len(read(plan.dead_letter))) == ([b"a", b"b"], 1)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_record_of_exactly_the_limit_is_delivered(
+    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]], over: int
+) -> None:
+    def due(size: int) -> pa.Table:
+        pairs = [("a", None), ("ö" * 80, b"1"), ("", b"")]
+        rows = [{"deliver_at_ms": 1, "output_topic": small, "value": b"x" * size, "headers": headers(*pairs)}]
+        return messages(rows)
+
+    taken = record_bytes(next(records(due(4_500).to_batches()[0])))
+    assert deliver(plan, 0, iter([due(4_500 + 5_000 - taken + over)]))[0] == 1
+    assert (len(read(small)), len(read(plan.dead_letter))) == (1 - over, over)
+
+
+def test_the_bound_of_a_column_is_never_below_a_records_bytes() -> None:
+    rows = [
+        {"value": b"x" * size, "key": b"k" * size, "headers": headers(*[("ö" * size, b"v" * size)] * size)}
+        for size in (0, 1, 63, 64, 200)
+    ] + [{"value": None, "headers": None, "error_code": "bad", "error_text": "e" * 2_000}]
+    (batch,) = messages(rows).slice(1).combine_chunks().to_batches()
+    exact = [record_bytes(record) for record in records(batch)]
+    assert all(most >= size for most, size in zip(bytes_at_most(batch).tolist(), exact, strict=True))
