@@ -130,14 +130,15 @@ class ShardWriter:
         # Stamped like its last message. The host's clock may be an hour ahead, and the broker would refuse that.
         topic, key = self._plan.progress_topic, marker_key(self.shard)
         self._produce([(not_before_ms, topic, self.shard, key, progress.to_bytes(), [])])
-        self._flush({*transaction.topics, topic})
+        topics = {*transaction.topics, topic}
+        self._flush(topics)
         failpoint("transaction-open", attempt)
         if not wait_until(not_before_ms, self._plan.transaction_timeout_ms // 2):
             raise DeliveryFailed(
                 f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
                 "transaction was open. It is given up, and opened again when its messages are nearly due"
             )
-        self._producer.commit_transaction(self._timeout_s)
+        self._commit(topics)
         self.progress = progress
         failpoint("transaction-committed", attempt)
 
@@ -192,9 +193,21 @@ class ShardWriter:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
             if waited_s > _SLOW_S and not asked:
                 asked = True
-                for topic in missing_topics(self._plan.options, topics):
-                    raise topic_gone(topic)
+                self._look_for(topics)
         self._reports.check()
+
+    def _commit(self, topics: Collection[str]) -> None:
+        try:
+            self._producer.commit_transaction(self._timeout_s)
+        except KafkaException as problem:
+            if problem.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                # The client does not say which.
+                self._look_for(topics)
+            raise
+
+    def _look_for(self, topics: Collection[str]) -> None:
+        for topic in missing_topics(self._plan.options, topics):
+            raise topic_gone(topic)
 
 
 def fence_writers(settings: Settings, shards: int) -> None:
