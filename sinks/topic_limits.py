@@ -8,7 +8,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from conf.errors import BrokerUnreachable
+from conf.kafka_options import librdkafka_options
+from conf.settings import Settings
+
 NO_LIMIT = 2**31 - 1
+# What a dead letter may take more than the record that came in: its id, the error's code and sentence, a topic in each.
+_DEAD_LETTER_BYTES = 4_096
 _TIMEOUT_S = 10.0
 _SETTING = "max.message.bytes"
 # What says something of one topic. Any other error says that no broker answers.
@@ -29,6 +35,20 @@ def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str
         topic: NO_LIMIT if isinstance(configs, KafkaError) else int(configs[_SETTING].value)
         for topic, configs in described.items()
     }
+
+
+def dead_letter_limits(settings: Settings) -> tuple[int, int]:
+    """Return max.message.bytes of the dead-letter topic, and what it takes to hold any record of the input topics.
+
+    NO_LIMIT and 0 for what cannot be told. Raises BrokerUnreachable.
+    """
+    dead_letter = settings.topics.dead_letter
+    try:
+        limits = read_limits(librdkafka_options(settings.kafka), [*settings.topics.input, dead_letter])
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the topics' max.message.bytes cannot be read: {problem}") from problem
+    known = [limits[topic] for topic in settings.topics.input if limits[topic] != NO_LIMIT]
+    return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMis
 from conf.kafka_contact import check_contact
 from conf.kafka_options import kafka_python_options
 from conf.settings import Settings
+from sinks.topic_limits import dead_letter_limits
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 10_000
 _REQUEST_TIMEOUT_MS = 15_000
@@ -84,7 +88,7 @@ def show_topics(settings: Settings) -> list[TopicReport]:
 
 
 def check_topics(settings: Settings) -> dict[str, int]:
-    """Return the partition count of every topic that the job needs.
+    """Return the partition count of every topic that the job needs. Warns of a dead-letter topic with too low a limit.
 
     Raises TopicMissing (naming each), TopicMismatch for a progress topic of another form, BrokerUnreachable.
     """
@@ -98,6 +102,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
             )
         _check_progress(admin, settings, counts[settings.progress_topic])
         _check_policy(admin, settings.lease_topic)
+    _check_dead_letter(settings)
     return counts
 
 
@@ -106,7 +111,8 @@ def ensure_topics(
 ) -> list[TopicReport]:
     """Create those that are missing of the topics the job needs, and say of each whether it was there.
 
-    `partitions` is for all but the progress topic, which has one for each shard. Raises TopicMismatch when an
+    `partitions` is for all but the progress topic, which has one for each shard. The dead-letter topic is made to take
+    whatever the input topics take. Raises TopicMismatch when an
     existing progress topic has another form or the broker refuses to create one, BrokerUnreachable.
     """
     needed = needed_topics(settings)
@@ -120,7 +126,12 @@ def ensure_topics(
             for name, role in needed.items()
             if name not in existing
         }
-        created = _create(admin, wanted) if wanted else set()
+        # After the others, since its limit follows from theirs.
+        letters = {name: form for name, form in wanted.items() if name == settings.topics.dead_letter}
+        created = _create(admin, {name: form for name, form in wanted.items() if name not in letters})
+        if letters and (needed_bytes := dead_letter_limits(settings)[1]):
+            letters[settings.topics.dead_letter]["configs"] = {"max.message.bytes": str(needed_bytes)}
+        created |= _create(admin, letters)
         counts = _counts(admin, needed)
     return [
         TopicReport(name, role, counts.get(name, 0), "created" if name in created else "exists")
@@ -231,6 +242,8 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
 
 def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
     """Create, and return which were not there: another may have made one meanwhile."""
+    if not wanted:
+        return set()
     created, refused = set(), []
     for topic in admin.create_topics(wanted, raise_errors=False)["topics"]:
         problem = for_code(topic["error_code"])
@@ -253,6 +266,16 @@ def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int
             "back, or move the application to more shards with `delayline rescale`"
         )
     _check_policy(admin, name)
+
+
+def _check_dead_letter(settings: Settings) -> None:
+    limit, needed = dead_letter_limits(settings)
+    if limit < needed:
+        log.warning(
+            "dead-letter topic %s has max.message.bytes=%d: a message that is as large as an input topic allows would "
+            "stop the job if it had to go there. Set it to %d or more",
+            settings.topics.dead_letter, limit, needed,
+        )  # fmt: skip
 
 
 def _check_policy(admin: KafkaAdminClient, name: str) -> None:

@@ -22,19 +22,33 @@ _COLUMNS = (
     # The batch's own time, which the offset log records: a replayed batch reads the same.
     "unix_millis(current_timestamp()) AS clock_ms",
 )  # fmt: skip
+# Java's client gives up asking for offsets after a minute (default.api.timeout.ms); Spark asks again, and by default
+# waits two minutes for records that it knows to be there.
+_ASKED_MS, _POLLED_MS = 60_000, 120_000
 
 
 def read_records(
-    spark: SparkSession, options: dict[str, str], topics: Sequence[str], messages_per_trigger: int, starts: Offsets
+    spark: SparkSession,
+    options: dict[str, str],
+    topics: Sequence[str],
+    messages_per_trigger: int,
+    starts: Offsets,
+    outage_limit_ms: int,
+    skip_expired: bool,
 ) -> DataFrame:
     """Return the stream of input records. `options` are the Java client's, without prefix.
 
     Where no batch has been yet it starts at `starts`, which names every partition, or none: then at the beginning.
+    Brokers that do not answer are waited for, `outage_limit_ms` or a little longer. With `skip_expired` it goes on
+    behind records that are gone; otherwise the query then ends.
     """
     reader = spark.readStream.format("kafka").options(**_options(options, topics))
+    reader = reader.option("fetchOffset.numRetries", 3 + outage_limit_ms // _ASKED_MS)
+    reader = reader.option("kafkaConsumer.pollTimeoutMs", max(_POLLED_MS, outage_limit_ms))
     return (
         reader.option("startingOffsets", json.dumps(starts) if starts else "earliest")
         .option("maxOffsetsPerTrigger", messages_per_trigger)
+        .option("failOnDataLoss", not skip_expired)
         .load()
         .selectExpr(*_COLUMNS)
     )

@@ -26,6 +26,7 @@ from state.segments import Segment
 from state.stored import STORED_SCHEMA, stored_rows
 from streaming.checkpoint import PlannedBatch
 from streaming.due_window import DueWindow
+from streaming.expired import warn_of_expired
 from streaming.recovery import Recovered
 from streaming.session import worker_pool
 from streaming.upkeep import Upkeep
@@ -78,6 +79,8 @@ class BatchRunner:
         try:
             outcome = held.drop("chunk").collect()
             _check(outcome, span.cutoff_ms)
+            if self._settings.topics.skip_expired:
+                warn_of_expired(self._settings, span)
             failpoint("state-held")
             sealed = [row for row in outcome if row["kind"] == SEALED]
             due = self._due(held, outcome, span)

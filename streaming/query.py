@@ -40,7 +40,13 @@ def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, start
     """
     rules_now = rules_of_task(book)
     records = read_records(
-        spark, java_options(settings.kafka), settings.topics.input, settings.limits.messages_per_trigger, starts
+        spark,
+        java_options(settings.kafka),
+        settings.topics.input,
+        settings.limits.messages_per_trigger,
+        starts,
+        settings.kafka.outage_limit,
+        settings.topics.skip_expired,
     )
     messages = records.mapInArrow(accepting(rules_now), CHUNK_SCHEMA)
     ticks = tick(spark, settings.clock.lookahead)

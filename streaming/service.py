@@ -23,6 +23,7 @@ from sinks.transactional_writer import fence_writers
 from streaming.batch import BatchRunner
 from streaming.checkpoint import Checkpoint
 from streaming.clock_watch import ClockWatch
+from streaming.expired import check_expired
 from streaming.holding import holding
 from streaming.query import held_messages, start_query
 from streaming.recovery import checkpoint_path, input_starts, recover
@@ -30,6 +31,8 @@ from streaming.recovery import checkpoint_path, input_starts, recover
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+# How Spark's Kafka source begins the error for records that are not there any more.
+_DATA_LOSS = "KAFKA_DATA_LOSS"
 
 
 class Gate:
@@ -85,12 +88,19 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         failpoint("recovering")
         clock = ClockWatch(settings.clock.lookahead)
         clock.check(state.planned)
+        check_expired(settings, state.checkpoint, state.store)
         with closing(BatchRunner(state, settings, lease)) as runner:
             gate = Gate()
             held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
-            _watch(spark, query, gate, stop, lease, lambda: clock.check(runner.planned))
+            try:
+                _watch(spark, query, gate, stop, lease, lambda: clock.check(runner.planned))
+            except QueryFailed:
+                if _DATA_LOSS in str(query.exception()):
+                    # Spark names no range, or only one of them.
+                    check_expired(settings, state.checkpoint, state.store)
+                raise
 
 
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
@@ -103,6 +113,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         return
     state = recover(spark, settings, fresh=False, lease=lease)
     ClockWatch(settings.clock.lookahead).check(state.planned)
+    check_expired(settings, checkpoint, state.store)
     with closing(BatchRunner(state, settings, lease)) as runner:
         held = held_messages(spark, settings, state.rules, input_starts(settings, checkpoint.birth))
         query = start_query(held, settings, checkpoint.path, Gate(planned).guard(runner.run))

@@ -10,6 +10,7 @@ from kafka.admin import KafkaAdminClient
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
+from sinks.topic_limits import dead_letter_limits
 from sinks.topics import (
     check_topics,
     ensure_shards,
@@ -104,6 +105,22 @@ def test_the_bounds_of_the_input_are_of_each_partition(settings: Settings) -> No
     with Publisher(settings, name, partition=1) as publisher:
         assert len(list(publisher.publish([b"x"] * 3))) == 3
     assert input_bounds(settings) == {(name, 0): (0, 0), (name, 1): (0, 3)}
+
+
+def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that_does_not_is_warned_of(
+    make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = make_topic(**{"max.message.bytes": "3000000"})
+    settings = make_settings(f"topics.input={large},{make_topic()}")
+    ensure_topics(settings)
+    assert dead_letter_limits(settings) == (3_004_096, 3_004_096)
+    check_topics(settings)
+    assert caplog.text == ""
+    small = make_settings(f"topics.input={large}", f"topics.dead_letter={make_topic()}")
+    ensure_topics(small)
+    check_topics(small)
+    assert f"{small.topics.dead_letter} has max.message.bytes=1048588" in caplog.text
+    assert "Set it to 3004096 or more" in caplog.text
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])

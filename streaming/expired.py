@@ -1,0 +1,100 @@
+"""Input records that were deleted before they were read: which those are, and when the job may go on without them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from conf.birth import Offsets
+from conf.errors import BrokerUnreachable, RecordsExpired
+from conf.progress import BatchSpan
+from conf.settings import Settings
+from sinks.bucket_store import BucketStore
+from sinks.outage import Outage
+from sinks.topics import input_bounds
+from streaming.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+# Of each input topic and partition: its first offset and the one after its last.
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Records of one input partition that are gone: from offset `start` up to `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        count = self.end - self.start
+        return f"{self.topic}/{self.partition}: offsets {self.start} to {self.end - 1} ({count} in all)"
+
+
+def gone(bounds: Bounds, read: Offsets, until: Offsets | None = None) -> list[Gone]:
+    """Return what is gone of the records from the offsets `read` on, and before `until` if that is given.
+
+    A partition that `read` does not name is new, and all of it is unread. Nothing is gone where nothing was ever read:
+    a job begins with the first record that there is.
+    """
+    found = []
+    for (topic, partition), (first, _) in sorted(bounds.items()) if read else ():
+        start = read.get(topic, {}).get(str(partition), 0)
+        end = first if until is None else min(first, until.get(topic, {}).get(str(partition), 0))
+        if end > start:
+            found.append(Gone(topic, partition, start, end))
+    return found
+
+
+def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore) -> None:
+    """Raise RecordsExpired if records are gone that the next batch needs, unless the job may go on without them.
+
+    It may not if that batch was cut off after its sealing: without them it would keep what it has sealed already.
+    Raises BrokerUnreachable.
+    """
+    committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
+    read = checkpoint.first_offsets() if committed is None else checkpoint.planned(committed).offsets
+    bounds = input_bounds(settings)
+    ranges = gone(bounds, read)
+    if ranges and not settings.topics.skip_expired:
+        raise expired(ranges)
+    if not ranges or planned is None or planned == committed:
+        return
+    cut_off = gone(bounds, read, checkpoint.planned(planned).offsets)
+    sealed = store.newest_of(checkpoint.birth.checkpoint)
+    if cut_off and sealed is not None and sealed >= planned:
+        raise RecordsExpired(
+            f"{_told(cut_off)} deleted, and batch {planned}, which was cut off, had sealed messages of them: it cannot "
+            "be replayed without them. `delayline rebuild --discard-checkpoint` makes a checkpoint without that batch"
+        )
+
+
+def expired(ranges: Iterable[Gone]) -> RecordsExpired:
+    """Return the error for records that are gone."""
+    return RecordsExpired(
+        f"{_told(ranges)} deleted, by retention or by hand, before they were read. They are lost, and nothing else is. "
+        "To go on without them start with topics.skip_expired=true; and let the topic keep its records for longer"
+    )
+
+
+def warn_of_expired(settings: Settings, batch: BatchSpan) -> None:
+    """Log what is gone of the records of a batch that has read what there was of them."""
+    if batch.starts != batch.ends and (ranges := gone(_bounds(settings, batch), batch.starts, batch.ends)):
+        log.warning("batch %d goes on without records: %s deleted before they were read", batch.batch_id, _told(ranges))
+
+
+def _bounds(settings: Settings, batch: BatchSpan) -> Bounds:
+    outage = Outage(f"batch {batch.batch_id}, offsets of the input", settings.kafka.outage_limit)
+    while True:
+        try:
+            return input_bounds(settings)
+        except BrokerUnreachable as problem:
+            outage.wait(problem)
+
+
+def _told(ranges: Iterable[Gone]) -> str:
+    return f"{'; '.join(map(str, ranges))} were"
