@@ -25,6 +25,7 @@ from streaming.checkpoint import Checkpoint
 from streaming.clock_watch import ClockWatch
 from streaming.expired import check_expired
 from streaming.holding import holding
+from streaming.outage_watch import OutageWatch
 from streaming.query import held_messages, start_query
 from streaming.recovery import checkpoint_path, input_starts, recover
 
@@ -94,8 +95,12 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
             query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
+            outage = OutageWatch(lambda: str(query.status["message"]))
             try:
-                _watch(spark, query, gate, stop, lease, lambda: clock.check(runner.planned))
+                _watch(
+                    spark, query, gate, stop, lease,
+                    lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
+                )  # fmt: skip
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
                     # Spark names no range, or only one of them.
@@ -134,6 +139,7 @@ def _watch(
     stop: threading.Event,
     lease: HeldLease,
     check_clock: Callable[[], None],
+    is_outage: Callable[[], bool],
 ) -> None:
     """Wait for the end: asked for, or by an error. Checks clock, lease and each batch's progress on the way.
 
@@ -143,6 +149,7 @@ def _watch(
     drops = _DropWatch(query)
     while not stop.wait(_POLL_S):
         _check(spark, query, gate, lease, check_clock)
+        is_outage()
         drops.check()
         if not query.isActive:
             # Whatever a holder trips over that comes back too late, this is why.
@@ -152,7 +159,8 @@ def _watch(
     # Spark would report the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
     gate.close()
-    while query.isActive and query.status["isTriggerActive"]:
+    # Where the brokers are away there is none, and Spark would ask them for minutes.
+    while query.isActive and query.status["isTriggerActive"] and not is_outage():
         _check(spark, query, gate, lease, check_clock)
         time.sleep(0.02)
     query.stop()

@@ -64,6 +64,10 @@ class Service:
         assert self._process.poll() is None, f"the job ended with {self._process.returncode}:\n{self.log[-4000:]}"
         return "\nrunning\n" in "\n" + self.log
 
+    def is_running(self) -> bool:
+        """Say whether the job has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
         """Wait until the job ends by itself, and return its exit code: -9 when it was killed."""
         assert self._process is not None

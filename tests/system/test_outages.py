@@ -1,0 +1,67 @@
+"""The whole service while its broker dies, pauses and comes back: it waits, and goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sources.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+from tests.system.conftest import Application, MakeService
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker of these tests' own, in the place of the one that all others share."""
+    # It comes back in two seconds, not in nine.
+    quick = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+    with EmbeddedBroker(tmp_path_factory.mktemp("outages"), properties=quick) as running:
+        yield running
+
+
+def test_a_broker_that_dies_or_pauses_is_waited_for_and_nothing_is_lost_doubled_or_early(
+    broker: EmbeddedBroker, application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("delivery.transaction_timeout=3s")
+    service.start()
+
+    def waits() -> int:
+        assert service.is_running(), service.log[-3000:]
+        return service.log.count("Kafka does not answer")
+
+    # While messages are read, before any is delivered.
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=15_000)
+    broker.kill()
+    broker.start()
+    # In the middle of deliveries, and until the transactions are given up.
+    publish_mixed(ledger, application, 600, seed=2, longest_ms=15_000)
+    seen = len(ledger.got)
+    assert_eventually(lambda: len(ledger.got) > seen + 50, 60)
+    told = waits()
+    broker.kill()
+    assert_eventually(lambda: waits() > told, 60)
+    broker.start()
+    seen = len(ledger.got)
+    assert_eventually(lambda: len(ledger.got) > seen + 20, 60)
+    # It answers nothing for a while, and then carries out what it was asked meanwhile.
+    publish_mixed(ledger, application, 300, seed=3, longest_ms=6_000)
+    told = waits()
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        assert_eventually(lambda: waits() > told, 60)
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    publish_mixed(ledger, application, 100, seed=4, longest_ms=3_000)
+    ledger.verify_after_outage(60)
+    # Nor is it waited for when the job is to end.
+    told = waits()
+    broker.kill()
+    assert_eventually(lambda: waits() > told, 60)
+    assert service.stop() == 0, service.log[-3000:]
