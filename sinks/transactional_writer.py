@@ -119,6 +119,10 @@ class ShardWriter:
         KafkaException for the rest.
         """
         self._learn_limits(transaction)
+        topics = {*transaction.topics, self._plan.progress_topic}
+        if attempt:
+            # It may be what the attempt before ended by, after a long wait.
+            self._look_for(topics)
         self.begin()
         check = SizeCheck(self.limits, self._plan.dead_letter, compresses(self._plan.options), refused)
         for part, largest in zip(transaction.parts, transaction.largest_bytes, strict=True):
@@ -128,9 +132,8 @@ class ShardWriter:
                 self._produce_checked(records(part), check)
         not_before_ms = transaction.last[0]
         # Stamped like its last message. The host's clock may be an hour ahead, and the broker would refuse that.
-        topic, key = self._plan.progress_topic, marker_key(self.shard)
-        self._produce([(not_before_ms, topic, self.shard, key, progress.to_bytes(), [])])
-        topics = {*transaction.topics, topic}
+        marker = (marker_key(self.shard), progress.to_bytes())
+        self._produce([(not_before_ms, self._plan.progress_topic, self.shard, *marker, [])])
         self._flush(topics)
         failpoint("transaction-open", attempt)
         if not wait_until(not_before_ms, self._plan.transaction_timeout_ms // 2):

@@ -26,7 +26,10 @@ class OutageWatch:
         self._is_on = False
 
     def check(self, newest: PlannedBatch | None) -> bool:
-        """Say whether no batch follows `newest`, since the offsets of the input are not to be had. Warns every five seconds."""
+        """Say whether no batch follows `newest`, since the offsets of the input are not to be had.
+
+        Warns every five seconds while that is so.
+        """
         now_s = self._now_s()
         if newest != self._newest:
             self._newest, self._since_s, self._asked_s = newest, now_s, now_s

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 # How Spark's Kafka source begins the error for records that are not there any more.
-_DATA_LOSS = "KAFKA_DATA_LOSS"
+_DATA_LOSS = "Some data may have been lost"
 
 
 class Gate:

@@ -1,9 +1,7 @@
-"""The whole service while its broker dies, pauses and comes back: it waits, and goes on by itself."""
+"""The whole service while its broker dies and comes back: it waits, and goes on by itself."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +23,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield running
 
 
-def test_a_broker_that_dies_or_pauses_is_waited_for_and_nothing_is_lost_doubled_or_early(
+def test_a_broker_that_dies_is_waited_for_and_nothing_is_lost_doubled_or_early(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("delivery.transaction_timeout=3s")
@@ -35,30 +33,19 @@ def test_a_broker_that_dies_or_pauses_is_waited_for_and_nothing_is_lost_doubled_
         assert service.is_running(), service.log[-3000:]
         return service.log.count("Kafka does not answer")
 
-    # While messages are read, before any is delivered.
-    publish_mixed(ledger, application, 300, seed=1, longest_ms=15_000)
-    broker.kill()
-    broker.start()
     # In the middle of deliveries, and until the transactions are given up.
-    publish_mixed(ledger, application, 600, seed=2, longest_ms=15_000)
-    seen = len(ledger.got)
-    assert_eventually(lambda: len(ledger.got) > seen + 50, 60)
-    told = waits()
+    publish_mixed(ledger, application, 600, seed=1, longest_ms=15_000)
+    assert_eventually(lambda: len(ledger.got) > 50, 60)
     broker.kill()
-    assert_eventually(lambda: waits() > told, 60)
+    assert_eventually(waits, 60)
     broker.start()
     seen = len(ledger.got)
     assert_eventually(lambda: len(ledger.got) > seen + 20, 60)
-    # It answers nothing for a while, and then carries out what it was asked meanwhile.
-    publish_mixed(ledger, application, 300, seed=3, longest_ms=6_000)
-    told = waits()
-    assert broker.pid is not None
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        assert_eventually(lambda: waits() > told, 60)
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
-    publish_mixed(ledger, application, 100, seed=4, longest_ms=3_000)
+    # While the job reads what has just come.
+    publish_mixed(ledger, application, 300, seed=2, longest_ms=6_000)
+    broker.kill()
+    broker.start()
+    publish_mixed(ledger, application, 100, seed=3, longest_ms=3_000)
     ledger.verify_after_outage(60)
     # Nor is it waited for when the job is to end.
     told = waits()

@@ -1,0 +1,114 @@
+"""Topics that change under the running service: partitions added, records expired, an output topic deleted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from tests.eventually import assert_eventually
+from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+_FLOOD = 6_000
+
+
+def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_is_told_and_nothing_else_is_lost(
+    application: Application, make_service: MakeService
+) -> None:
+    side = f"{application.id}-side"
+    few = "limits.messages_per_trigger=1000"
+    service, ledger = make_service(f"topics.allowed_outputs={application.other},{side}", few)
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    service.start()
+    publish_mixed(ledger, application, 100, seed=1, longest_ms=3_000)
+    ledger.wait_for_all(60)
+
+    # Partitions are added. The input's are read at once, the output's are used after the next start.
+    grown = [NewPartitions(application.input, 4), NewPartitions(application.output, 4)]
+    for done in admin.create_partitions(grown).values():
+        done.result()
+    grown_ledger = _reading_all(application, ledger)
+    try:
+        for number in range(40):
+            grown_ledger.publish(
+                application.input, b"n", [("deliver-after", b"8s")], key=b"k%d" % number, partition=2 + number % 2,
+                output=application.output, delay_ms=8_000,
+            )  # fmt: skip
+        publish_mixed(grown_ledger, application, 100, seed=2, longest_ms=8_000)
+        # The machine may be slow: what is due in the next seconds may be accepted late.
+        grown_ledger.verify_after_outage(60)
+        assert _partitions(grown_ledger, application.output) == {0, 1}
+
+        _expire_unread(application, admin, service, side)
+
+        # The topic that a message waits for is deleted.
+        service.overrides.append("topics.skip_expired=true")
+        service.start()
+        _send(application, side, delay=b"4s")
+        publish_mixed(grown_ledger, application, 100, seed=3, longest_ms=9_000)
+        admin.delete_topics([side])[side].result()
+        assert service.wait(90) == 1
+        assert f"topic-missing: {side}, which messages are to be written to, is gone" in service.log
+        assert "goes on without records" in (application.folder / "run-3.log").read_text()
+        admin.create_topics([NewTopic(side, 2, 1)])[side].result()
+        service.start()
+        publish_mixed(grown_ledger, application, 100, seed=4, longest_ms=3_000)
+        grown_ledger.verify_after_outage(60)
+        assert _partitions(grown_ledger, application.output) == {0, 1, 2, 3}
+        assert_eventually(lambda: _count(application, side) == 1)
+        assert service.stop() == 0, service.log[-3000:]
+    finally:
+        grown_ledger.close()
+
+
+def _expire_unread(application: Application, admin: AdminClient, service: Service, side: str) -> None:
+    """Delete records that the running job, and then its next start, have still to read: both name the range."""
+    _send(application, side, _FLOOD)
+    place = TopicPartition(application.input, 3)
+    low = admin.delete_records([TopicPartition(place.topic, place.partition, -1)])[place].result().low_watermark
+    assert service.wait(60) == 1
+    ended = service.log
+    service.start(wait=False)
+    assert service.wait(60) == 1
+    for log in (ended, service.log):
+        assert f"records-expired: {place.topic}/3: offsets " in log
+        assert f" to {low - 1} (" in log
+        assert "topics.skip_expired=true" in log
+
+
+def _reading_all(application: Application, ledger: Ledger) -> Ledger:
+    """Return a ledger that knows what the other has published, and reads the partitions that were added as well."""
+    outputs = [application.output, application.other, application.dead]
+    return Ledger(application.bootstrap, outputs, sent=ledger.sent)
+
+
+def _send(application: Application, side: str, count: int = 1, delay: bytes | None = None) -> None:
+    """Publish messages for a topic that no ledger reads."""
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+    headers = [("deliver-to", side.encode()), *([("deliver-after", delay)] if delay else [])]
+    for _ in range(count):
+        producer.produce(application.input, b"v", partition=3, headers=headers)
+    assert producer.flush(30) == 0
+
+
+def _partitions(ledger: Ledger, topic: str) -> set[int]:
+    return {record.partition for record in ledger.got if record.topic == topic}
+
+
+def _count(application: Application, topic: str) -> int:
+    consumer = Consumer(
+        {"bootstrap.servers": application.bootstrap, "group.id": "count", "isolation.level": "read_committed"}
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
+    found, end_s = 0, time.monotonic() + 2
+    while time.monotonic() < end_s:
+        found += len(consumer.consume(100, 0.2))
+    consumer.close()
+    return found
