@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.birth import Offsets
@@ -53,7 +53,6 @@ def gone(bounds: Bounds, read: Offsets, until: Offsets | None = None) -> list[Go
 def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore) -> None:
     """Raise RecordsExpired if records are gone that the next batch needs, unless the job may go on without them.
 
-    It may not if that batch was cut off after its sealing: without them it would keep what it has sealed already.
     Raises BrokerUnreachable.
     """
     committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
@@ -62,13 +61,20 @@ def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore
     ranges = gone(bounds, read)
     if ranges and not settings.topics.skip_expired:
         raise expired(ranges)
-    if not ranges or planned is None or planned == committed:
-        return
-    cut_off = gone(bounds, read, checkpoint.planned(planned).offsets)
-    sealed = store.newest_of(checkpoint.birth.checkpoint)
-    if cut_off and sealed is not None and sealed >= planned:
+    if planned is not None and planned != committed:
+        sealed = store.newest_of(checkpoint.birth.checkpoint)
+        check_replay(planned, gone(bounds, read, checkpoint.planned(planned).offsets), sealed)
+
+
+def check_replay(batch_id: int, ranges: Sequence[Gone], sealed: int | None) -> None:
+    """Raise RecordsExpired if the batch that was cut off cannot be replayed without `ranges` of its own.
+
+    `sealed` is the last batch that has sealed. If it is this one, its bucket holds what another division of fewer
+    messages would keep in the mutable bucket as well.
+    """
+    if ranges and sealed is not None and sealed >= batch_id:
         raise RecordsExpired(
-            f"{_told(cut_off)} deleted, and batch {planned}, which was cut off, had sealed messages of them: it cannot "
+            f"{_told(ranges)} deleted, and batch {batch_id}, which was cut off, has sealed messages of them: it cannot "
             "be replayed without them. `delayline rebuild --discard-checkpoint` makes a checkpoint without that batch"
         )
 

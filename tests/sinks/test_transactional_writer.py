@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from conf.birth import Birth
-from conf.errors import ApplicationHeld, DeliveryFailed
+from conf.errors import ApplicationHeld, CheckpointMismatch, DeliveryFailed
 from conf.lease import Lease
 from conf.progress import BatchSpan, Progress
 from sinks import host_clock, shard_delivery, transactions
@@ -143,6 +143,18 @@ def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_de
     host.step_ms_in_transaction = host.off_ms = 0
     assert deliver(plan, 0, iter([due]), attempt=1)[0] == 2
     assert len(committed(topic)) == 2
+
+
+def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_may(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    due = _due(topic, 1, 2, 3, 4)
+    assert deliver(plan, 0, iter([due.slice(0, 3)]))[0] == 3
+    # The first record expired before the batch was replayed.
+    with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are delivered, and the replay has 2"):
+        deliver(plan, 0, iter([due.slice(1)]), attempt=1)
+    assert deliver(replace(plan, lacks_expired=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
+    assert [message.timestamp()[1] for message in committed(topic)] == [1, 2, 3, 4]
 
 
 def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from streaming.expired import Gone, expired, gone
+import pytest
+
+from conf.errors import RecordsExpired
+from streaming.expired import Gone, check_replay, expired, gone
 
 BOUNDS = {("in", 0): (250, 300), ("in", 1): (0, 10), ("in", 2): (7, 7)}
 
@@ -29,3 +32,11 @@ def test_the_error_names_each_range_and_the_way_on() -> None:
         "records-expired: in/0: offsets 100 to 249 (150 in all); in/2: offsets 0 to 6 (7 in all) were deleted"
     )
     assert "topics.skip_expired=true" in said
+
+
+def test_a_batch_that_has_sealed_is_not_replayed_without_its_records() -> None:
+    lost = [Gone("in", 0, 100, 120)]
+    for ranges, sealed in ((lost, None), (lost, 6), ([], 7)):
+        check_replay(7, ranges, sealed)
+    with pytest.raises(RecordsExpired, match=r"offsets 100 to 119 .*batch 7, .* rebuild --discard-checkpoint"):
+        check_replay(7, lost, 7)
