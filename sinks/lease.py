@@ -25,8 +25,6 @@ _KEY = b"lease"
 _LOOK_EVERY_S = 0.5
 # Of a period: so many signs of life may fail before anybody takes the holder for dead.
 _BEATS_A_PERIOD = 5
-# How long a batch waits for the broker to take a sign of life before it gives up.
-_CONFIRM_LIMIT_S = 120.0
 
 
 def read_lease(options: Mapping[str, str], topic: str) -> Lease | None:
@@ -55,6 +53,7 @@ class HeldLease:
         self._topic = settings.lease_topic
         self._id = f"{settings.application_id}-lease"
         self._period_s = settings.lease.period / 1000
+        self._outage_limit_s = settings.kafka.outage_limit / 1000
         self._producer: Producer | None = None
         self._taken: ApplicationHeld | None = None
         self._lock = threading.Lock()
@@ -77,13 +76,14 @@ class HeldLease:
         if self._taken is not None:
             raise self._taken
 
-    def check(self, limit_s: float = _CONFIRM_LIMIT_S) -> None:
+    def check(self, limit_s: float | None = None) -> None:
         """Return if this process still holds the lease; asks the broker if it has not done so for half a period.
 
         To be called before anything that only the holder may do: this process may have been stopped since the last
-        time. Raises ApplicationHeld, or BrokerUnreachable when the broker has given no answer for `limit_s`.
+        time. Raises ApplicationHeld, or BrokerUnreachable when the broker has given no answer for `limit_s`: without
+        one for as long as an outage is waited for.
         """
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + (self._outage_limit_s if limit_s is None else limit_s)
         while time.monotonic() - self._confirmed_s > self._period_s / 2:
             try:
                 self._confirm()

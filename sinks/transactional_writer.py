@@ -78,10 +78,10 @@ class ShardWriter:
         `topics` will be written to, besides those of the plan. Raises KafkaException, BrokerUnreachable; and
         ApplicationHeld, and fences nobody, if another process has taken the lease.
         """
-        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self.id = uuid.uuid4().hex
         self.shard = shard
         self.limits = read_limits(plan.options, {*plan.topics, plan.dead_letter, *topics})
+        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._reports = DeliveryReports()
@@ -120,10 +120,10 @@ class ShardWriter:
         """
         self._learn_limits(transaction)
         topics = {*transaction.topics, self._plan.progress_topic}
+        self.begin()
         if attempt:
             # It may be what the attempt before ended by, after a long wait.
             self._look_for(topics)
-        self.begin()
         check = SizeCheck(self.limits, self._plan.dead_letter, compresses(self._plan.options), refused)
         for part, largest in zip(transaction.parts, transaction.largest_bytes, strict=True):
             if largest <= smallest(self.limits):

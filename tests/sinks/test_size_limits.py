@@ -38,6 +38,8 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         application_id=f"app-{uuid.uuid4().hex[:8]}",
         batch=BatchSpan(Birth("c", 1, 1), 1),
         progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_number=1,
         dead_letter=make_topic(2, **{"max.message.bytes": "20000"}),
         topics=(),
         slice_ms=100,
