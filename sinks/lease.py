@@ -63,6 +63,8 @@ class HeldLease:
         self._confirmed_s = 0.0
         self._confirm()
         self._closing = threading.Event()
+        # Whether the last sign of life was not taken.
+        self._failing = False
         self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
         self._thread.start()
 
@@ -96,7 +98,10 @@ class HeldLease:
     def close(self) -> None:
         """Release it, so that the next process need not wait. One that the broker does not take is left to expire."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(self._period_s)
+        if self._failing or self._thread.is_alive():
+            log.warning("the lease was not released, since the broker does not answer: it expires by itself")
+            return
         try:
             if self._taken is None:
                 self._confirm(released=True)
@@ -104,17 +109,16 @@ class HeldLease:
             log.warning("the lease was not released: %s", problem)
 
     def _live(self) -> None:
-        failing = False
         while not self._closing.wait(self._period_s / _BEATS_A_PERIOD):
             try:
                 self._confirm()
-                failing = False
+                self._failing = False
             except ApplicationHeld:
                 return
             except BrokerUnreachable as problem:
-                if not failing:
+                if not self._failing:
                     log.warning("no sign of life could be given: %s", problem)
-                failing = True
+                self._failing = True
 
     def _confirm(self, released: bool = False) -> None:
         """Give a sign of life. Raises ApplicationHeld, and will from then on, or BrokerUnreachable."""
