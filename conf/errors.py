@@ -208,7 +208,7 @@ class DelayTooLong(Rejected):
 
 
 class MessageTooLarge(Rejected):
-    """Key, value and headers are together above `limits.max_message_bytes`."""
+    """Key, value and headers are above `limits.max_message_bytes`, or the record is over its topic's own limit."""
 
     code = "message-too-large"
 
@@ -223,9 +223,3 @@ class TopicUnknown(Rejected):
     """The deliver-to topic is allowed, but did not exist when the job started."""
 
     code = "topic-unknown"
-
-
-class MessageTooLarge(Rejected):
-    """The record is over the size limit of the topic it is to be written to."""
-
-    code = "message-too-large"

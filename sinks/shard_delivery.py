@@ -11,12 +11,15 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
 from conf.progress import Progress, committed_messages
 from sinks.delivery_reports import Refused
 from sinks.outage import Outage
+from sinks.pace import Pace
 from sinks.size_check import Refusal
 from sinks.transactional_writer import DeliveryPlan, ShardWriter
 from sinks.transactions import Transaction, behind, transactions
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
+# One batch begins where the one before ended.
+_paces: dict[tuple[str, int, float], Pace] = {}
 
 
 def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
@@ -35,8 +38,12 @@ def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attemp
     start = committed_messages(writer.progress, plan.batch)
     end = start
     rest = _behind(plan, shard, writer.progress, messages) if start else messages
-    for transaction in transactions(rest, start, plan.slice_ms, plan.transaction_messages, longest_ms):
+    pace = _paces.setdefault((*key, plan.messages_per_second), Pace(plan.messages_per_second))
+    most = pace.most_at_once(plan.transaction_messages)
+    for transaction in transactions(rest, start, plan.slice_ms, most, longest_ms):
+        pace.wait()
         writer = _written(plan, writer, transaction, attempt)
+        pace.spend(transaction.count)
         end = transaction.end
     _open_writers[key] = writer
     return end - start, writer.id

@@ -137,6 +137,7 @@ def delivery_at() -> Iterator[Callable[[EmbeddedBroker], Delivery]]:
             dead_letter=f"{own}-dead",
             topics=(),
             slice_ms=100,
+            messages_per_second=0,
             transaction_messages=5,
             transaction_timeout_ms=3_000,
             outage_limit_ms=60_000,

@@ -43,6 +43,7 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         dead_letter=make_topic(2, **{"max.message.bytes": "20000"}),
         topics=(),
         slice_ms=100,
+        messages_per_second=0,
         transaction_messages=2_000,
         transaction_timeout_ms=10_000,
         outage_limit_ms=60_000,

@@ -77,6 +77,7 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         dead_letter=make_topic(),
         topics=(),
         slice_ms=100,
+        messages_per_second=0,
         transaction_messages=100,
         transaction_timeout_ms=10_000,
         outage_limit_ms=60_000,
@@ -180,3 +181,16 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     assert committed(topic) == []
     (transaction,) = transactions.transactions(iter([_due(topic, 0)]), 0, 100, 100, 1_000)
     successor.write(transaction, Progress(plan.batch, 1, transaction.last), 0, set())
+
+
+def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
+    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+) -> None:
+    slow = replace(plan, messages_per_second=5)
+    begun = time.monotonic()
+    for batch_id in (7, 8):
+        deliver(replace(slow, batch=replace(plan.batch, batch_id=batch_id)), 0, iter([_due(topic, *range(1, 13))]))
+    seconds = time.monotonic() - begun
+    # 24 messages, five at once: the last of them waits for the turn of those before it.
+    assert seconds >= 4.0
+    assert [message.timestamp()[1] for message in committed(topic)] == [*range(1, 13)] * 2
