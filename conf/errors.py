@@ -117,6 +117,24 @@ class ApplicationHeld(DelaylineError):
     code = "application-held"
 
 
+class CheckpointUnreadable(DelaylineError):
+    """A file of the checkpoint is missing or damaged. Says which, and what can be done without it."""
+
+    code = "checkpoint-unreadable"
+
+
+class CheckpointVersion(DelaylineError):
+    """A file of the checkpoint is in a format that this version of Delayline, or its Spark, does not know."""
+
+    code = "checkpoint-version"
+
+
+class StorageFailed(DelaylineError):
+    """The storage cannot be written or read: it is full, read-only, not there, or refuses. Says where."""
+
+    code = "storage-failed"
+
+
 class ClockBehind(DelaylineError):
     """The host's clock shows far less than it did before: to wait until it has caught up could take hours."""
 
@@ -154,7 +172,7 @@ class ServiceStopping(DelaylineError):
 
 
 class BucketUnreadable(DelaylineError):
-    """A stored bucket, segment or state value is not what its metadata says."""
+    """A stored bucket, segment or state value is missing, or is not what its metadata says."""
 
     code = "bucket-unreadable"
 

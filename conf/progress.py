@@ -73,8 +73,8 @@ def _key(deliver_at_ms: int, topic: str, partition: int, offset: int) -> Key:
 def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """Return how many messages of `batch` are committed already: those a replay must skip.
 
-    Raises CheckpointMismatch if a later batch was delivered, as when an old checkpoint was put back, or if a newer
-    checkpoint of the application has taken over.
+    Raises CheckpointMismatch if a later batch was delivered, or another of the same number, as when an old checkpoint
+    was put back, or if a newer checkpoint of the application has taken over.
     """
     if last is None:
         return 0
@@ -90,5 +90,11 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
         raise CheckpointMismatch(
             f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch.batch_id}; "
             "going on would deliver twice. Put back the newest checkpoint"
+        )
+    if last.batch != batch:
+        raise CheckpointMismatch(
+            f"batch {batch.batch_id} has been delivered up to cutoff {last.batch.cutoff_ms}, and the offset log has it "
+            f"with cutoff {batch.cutoff_ms}: its entry was lost, and planned anew. Put back the newest checkpoint, or "
+            "let `delayline rebuild --discard-checkpoint` make a new one"
         )
     return last.messages

@@ -13,6 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from conf.errors import BucketUnreadable
+
 _PROPERTIES = {
     # A log checkpoint costs about two appends; at the default of every tenth the tenth batch would be late.
     "delta.checkpointInterval": "50",
@@ -59,6 +61,21 @@ class BucketStore:
     def version(self) -> int:
         """Return the version of the table that this process has seen last, its own commits included."""
         return int(self._log.unsafeVolatileSnapshot().version())
+
+    def check_log(self) -> None:
+        """Raise BucketUnreadable if the newest entry of the table's log is lost: it would be taken for an older table.
+
+        Any other that is lost is missed by Delta itself. Beside each entry it leaves a checksum.
+        """
+        entry = f"{self.path}/_delta_log/{self.version() + 1:020d}"
+        jvm: Any = self.spark.sparkContext._jvm
+        checksum = jvm.org.apache.hadoop.fs.Path(f"{entry}.crc")
+        if checksum.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration()).exists(checksum):
+            raise BucketUnreadable(
+                f"{entry}.json is missing, the newest entry of the log of sealed buckets: what was sealed or merged by "
+                f"it would be lost. Put it back from a backup. To go on without it, delete {entry}.crc, and let "
+                "`delayline rebuild --discard-checkpoint` accept again what is still in the input topics"
+            )
 
     def newest_version(self) -> int:
         """Return the version of the table that is the newest now, whoever made it."""
@@ -154,6 +171,26 @@ class BucketStore:
         if buckets is not None:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
         return rows.select(*CHUNK_KEY, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
+
+    def files(self) -> list[Row]:
+        """Return the files of the table as this process has seen it last: path (below `self.path`), part, and stats.
+
+        The stats are those of Delta's log: JSON with numRecords, and minValues and maxValues by column.
+        """
+        found = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
+        return found.selectExpr("path", "partitionValues['part'] AS part", "stats").collect()
+
+    def rows(self) -> DataFrame:
+        """Return all rows of the table, with the name of its file as a further column `file`."""
+        return self._table().select("*", F.col("_metadata.file_name").alias("file"))
+
+    def replace_parts(self, parts: Iterable[str], rows: DataFrame) -> None:
+        """Put `rows` in the place of all that `parts` hold, in one commit, and without reading what they hold.
+
+        So it works where files of theirs are damaged or gone. No other may write to the table meanwhile.
+        """
+        condition = f"part IN ({', '.join(repr(part) for part in sorted(set(parts)))})"
+        self._overwrite_once(rows.sortWithinPartitions("part", *CHUNK_KEY), condition)
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""

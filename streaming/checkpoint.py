@@ -10,8 +10,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from conf.birth import Birth, Offsets
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.file_format import stamped, unstamped
 from conf.rules import RuleBook
+from streaming.checkpoint_logs import NEW_ONE, check_committed, planned_entry
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,14 @@ class Checkpoint:
 
     @cached_property
     def birth(self) -> Birth:
-        """How the checkpoint began. Raises CheckpointMismatch if it does not say."""
+        """How the checkpoint began. Raises CheckpointUnreadable if it does not say, CheckpointVersion."""
         text = self._read(_BIRTH)
         if text is None:
-            raise CheckpointMismatch(f"{self.path} has no {_BIRTH}; put it back whole, or see `delayline rebuild`")
+            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is missing. {NEW_ONE}")
         try:
-            return Birth.from_json(text)
+            return Birth.from_json(unstamped(text, f"{self.path}/{_BIRTH}"))
         except (TypeError, ValueError) as problem:
-            raise CheckpointMismatch(
-                f"{self.path}/{_BIRTH} cannot be read ({problem!r}); it is of another version, or damaged"
-            ) from problem
+            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is damaged ({problem!r}). {NEW_ONE}") from problem
 
     def is_born(self) -> bool:
         """Say whether the checkpoint has been given its birth."""
@@ -66,7 +66,7 @@ class Checkpoint:
 
     def be_born(self, birth: Birth) -> None:
         """Begin the checkpoint, or complete a beginning that was cut off."""
-        self._write(_BIRTH, birth.to_json())
+        self._write(_BIRTH, stamped(birth.to_json()))
         # Spark takes over an id that it finds.
         self._write("metadata", json.dumps({"id": birth.checkpoint}))
 
@@ -96,25 +96,24 @@ class Checkpoint:
         return self._newest("commits")
 
     def planned(self, batch_id: int) -> PlannedBatch:
-        """Read batch `batch_id` from the offset log. Raises CheckpointMismatch if it is not there."""
-        text = self._read(f"offsets/{batch_id}")
-        if text is None:
-            raise CheckpointMismatch(f"{self.path}/offsets/{batch_id} is missing; put back a whole checkpoint")
-        _version, about, *sources = text.splitlines()
-        try:
-            facts = json.loads(about)
-            offsets = [json.loads(source) for source in sources if source.startswith("{")]
-            return PlannedBatch(
-                batch_id,
-                int(facts["batchTimestampMs"]),
-                max(int(facts["batchWatermarkMs"]), self.birth.cutoff_ms),
-                next((entry for entry in offsets if all(isinstance(v, dict) for v in entry.values())), {})
-                or self.birth.offsets,
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            raise CheckpointMismatch(
-                f"{self.path}/offsets/{batch_id} cannot be read ({problem!r}); put back a whole checkpoint"
-            ) from problem
+        """Read batch `batch_id` from the offset log. Raises CheckpointUnreadable, CheckpointVersion."""
+        clock_ms, watermark_ms, offsets = planned_entry(
+            self._read(f"offsets/{batch_id}"), f"{self.path}/offsets/{batch_id}"
+        )
+        cutoff_ms = max(watermark_ms, self.birth.cutoff_ms)
+        return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.birth.offsets)
+
+    def check_logs(self) -> None:
+        """Read what Spark will of the offset log and the commit log: their newest entries, and those they follow on.
+
+        Raises CheckpointUnreadable if one is missing or damaged, CheckpointVersion if it is of another Spark.
+        """
+        planned, committed = self.last_planned(), self.last_committed()
+        if committed is not None:
+            check_committed(self._read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
+        needed = {max(number - 1, 0) for number in (planned, committed) if number is not None}
+        for batch_id in sorted(needed | {number for number in (planned, committed) if number is not None}):
+            self.planned(batch_id)
 
     def first_offsets(self) -> Offsets:
         """Return where the first batch began to read; empty if none has been planned."""
@@ -126,20 +125,21 @@ class Checkpoint:
         return offsets
 
     def rules(self) -> RuleBook:
-        """Return the rules by batch that earlier starts recorded; an empty book if none did."""
+        """Return the rules by batch that earlier starts recorded; an empty book if none did.
+
+        Raises CheckpointUnreadable, CheckpointVersion.
+        """
         text = self._read(_RULES)
         if text is None:
             return RuleBook(())
         try:
-            return RuleBook.from_json(text)
+            return RuleBook.from_json(unstamped(text, f"{self.path}/{_RULES}"))
         except (KeyError, TypeError, ValueError) as problem:
-            raise CheckpointMismatch(
-                f"{self.path}/{_RULES} cannot be read ({problem!r}); it is of another version, or damaged"
-            ) from problem
+            raise CheckpointUnreadable(f"{self.path}/{_RULES} is damaged ({problem!r}). {NEW_ONE}") from problem
 
     def write_rules(self, rules: RuleBook) -> None:
         """Record the rules, replacing the file in one step."""
-        self._write(_RULES, rules.to_json())
+        self._write(_RULES, stamped(rules.to_json()))
 
     def _write(self, name: str, text: str) -> None:
         manager = self._file_manager.create(self._path_of(self.path), self._conf)

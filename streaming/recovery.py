@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.birth import Birth, Offsets
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from conf.kafka_options import librdkafka_options
 from conf.progress import Progress
 from conf.rules import RuleBook, rules_from
@@ -25,6 +25,7 @@ from state.catalog import SegmentCatalog
 from state.segments import Segment
 from state.stored import STORED_SCHEMA, described_segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
+from streaming.checkpoint_logs import NEW_ONE
 from streaming.query import shard_keys
 
 log = logging.getLogger(__name__)
@@ -76,11 +77,12 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     """Read everything that a start needs; of the buckets only metadata, and no message.
 
     `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on
-    could lose or double a message.
+    could lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if it is not possible.
     """
     lease.check()
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
     store = BucketStore(spark, buckets_path(settings), lease.check)
+    checkpoint.check_logs()
     planned = checkpoint.last_planned()
     if planned is None:
         _begin(spark, settings, checkpoint, store, fresh)
@@ -90,7 +92,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         )
     rules = _amended_rules(spark, settings, checkpoint, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
+    store.check_log()
     birth, committed = checkpoint.birth, checkpoint.last_committed()
+    _refuse_lost_plan(checkpoint, store, planned)
     cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
@@ -152,6 +156,16 @@ def _refuse_second_birth(
         )
 
 
+def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int | None) -> None:
+    """A batch whose plan is lost would be planned anew, and what it then seals taken for sealed already."""
+    sealed = store.newest_of(checkpoint.birth.checkpoint)
+    if sealed is not None and (planned is None or sealed > planned):
+        raise CheckpointMismatch(
+            f"{store.path} holds what batch {sealed} sealed, and the offset log of {checkpoint.path} ends with batch "
+            f"{planned}: its newest entries are lost, or it is an older checkpoint. {NEW_ONE}"
+        )
+
+
 def read_markers(settings: Settings) -> list[Progress | None]:
     """Return the last marker in each partition of the progress topic, which has one for each shard or more."""
     options, topic = librdkafka_options(settings.kafka), settings.progress_topic
@@ -169,7 +183,7 @@ def _amended_rules(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         )
     book = checkpoint.rules() if planned is not None else RuleBook(())
     if planned is not None and not book.entries:
-        raise CheckpointMismatch(f"{checkpoint.path} has batches but no delayline-rules.json; put it back whole")
+        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {NEW_ONE}")
     keys = book.newest.shard_keys if book.entries else shard_keys(spark, birth.shards)
     rules = rules_from(settings, partition_counts(settings), keys, birth)
     first_new = 0 if planned is None else planned + 1

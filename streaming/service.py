@@ -215,6 +215,7 @@ class _DropWatch:
 def _cause(query: StreamingQuery) -> str:
     """Return the sentence that tells why the query ended: Delayline's own if it has one, else Spark's first."""
     text = str(query.exception())
+    log.debug("the query ended by %s", text)
     own = re.findall(r"^(?:.*\W)?conf\.errors\.\w+: (.+)$", text, re.MULTILINE)
     if own:
         return str(own[-1])

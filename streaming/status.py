@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, CheckpointUnreadable, TopicMissing
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
 from state.segments import Segment
@@ -110,7 +110,7 @@ def _insist(read: Callable[[], T], path: str) -> T:
     for attempt in range(1, _TRIES + 1):
         try:
             return read()
-        except (Py4JJavaError, PySparkException, CheckpointMismatch) as problem:
+        except (Py4JJavaError, PySparkException, CheckpointMismatch, CheckpointUnreadable) as problem:
             if attempt == _TRIES:
                 why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
                 first_line = str(why).partition("\n")[0]

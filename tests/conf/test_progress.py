@@ -92,6 +92,12 @@ def test_a_checkpoint_older_than_what_is_delivered_is_refused() -> None:
         committed_messages(marker("c", 2, 8, 0), BatchSpan(Birth("c", 2, 1), 7))
 
 
+@pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
+def test_a_batch_that_was_planned_anew_after_some_of_it_was_delivered_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointMismatch, match=r"batch 7 has been delivered up to cutoff 0.*delayline rebuild"):
+        committed_messages(marker("c", 2, 7, 40), BatchSpan(Birth("c", 2, 1), 7, **change))
+
+
 def test_a_checkpoint_that_another_has_taken_over_from_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
         committed_messages(marker("d", 3, -1, 0), BatchSpan(Birth("c", 2, 1), 7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import BucketUnreadable
 from conf.message import decode_chunk, encode_chunk
 from sinks.bucket_store import BucketStore
 from state.segments import cut
@@ -83,6 +85,21 @@ def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets
     assert dues(store.chunks(25, 26, everywhere)) == [10, 15, 20, 25, 30]
     assert dues(store.chunks(0, 100, everywhere, buckets=[2])) == [15, 25]
     assert dues(store.chunks(31, 100, everywhere)) == []
+
+
+def test_a_table_whose_newest_log_entry_is_lost_is_not_taken_for_the_one_before(
+    spark: SparkSession, store: BucketStore
+) -> None:
+    for number in (1, 2):
+        store.append(bucket(spark, number, number), "checkpoint", number)
+    store.check_log()
+    newest = Path(store.path, "_delta_log", f"{store.version():020d}.json")
+    # At a path of its own, since Delta keeps the tables of a session in memory.
+    copy = Path(store.path).with_name("copy")
+    shutil.copytree(store.path, copy)
+    (copy / "_delta_log" / newest.name).unlink()
+    with pytest.raises(BucketUnreadable, match=rf"{newest.name} is missing, the newest entry"):
+        BucketStore(spark, str(copy)).check_log()
 
 
 def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketStore) -> None:
