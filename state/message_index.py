@@ -210,6 +210,21 @@ def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, obj
     return entries
 
 
+def offsets_by_source(
+    entries: Iterable[Mapping[str, Any]], precision_bits: int, from_ms: int
+) -> dict[tuple[str, int], BitMap64]:
+    """Return the offsets of `index_entries`, by topic and partition, but for ticks that end before `from_ms`.
+
+    Raises BucketUnreadable if an entry is damaged.
+    """
+    found: dict[tuple[str, int], BitMap64] = {}
+    for entry in entries:
+        if entry["tick_ms"] + (1 << precision_bits) > from_ms:
+            known = found.setdefault((entry["topic"], entry["partition"]), BitMap64())
+            known |= _bitmap(_offsets(entry))
+    return found
+
+
 def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
     """Read an entry's bitmap, and check it against the count beside it."""
     try:

@@ -122,6 +122,21 @@ def cut(
         start = end
 
 
+def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, time_partition: str) -> Segment:
+    """Describe `messages`, which are in delivery order, as the segment `number` of a bucket and shard."""
+    due = messages.column("deliver_at_ms")
+    return Segment(
+        bucket=bucket,
+        shard=shard,
+        segment=number,
+        time_partition=time_partition,
+        min_deliver_at_ms=due[0].as_py(),
+        max_deliver_at_ms=due[-1].as_py(),
+        count=messages.num_rows,
+        bytes=int(_row_bytes(messages).sum()),
+    )
+
+
 def time_partition(deliver_at_ms: int, cutoff_ms: int, length_ms: int) -> tuple[str, int]:
     """Return the label of the time partition that takes a message, and its exclusive end in epoch ms.
 

@@ -15,6 +15,7 @@ from streaming.cli_broker import broker, jars
 from streaming.cli_checkpoint import rebuild, rescale
 from streaming.cli_demo import demo
 from streaming.cli_publish import publish
+from streaming.cli_repair import repair
 from streaming.cli_resend import resend
 from streaming.cli_run import run
 from streaming.cli_status import status
@@ -61,6 +62,7 @@ app.command()(status)
 app.command()(rescale)
 app.command()(rebuild)
 app.command()(submit_files)
+app.command()(repair)
 app.command()(demo)
 
 

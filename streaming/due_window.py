@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JJavaError
 from pyspark import inheritable_thread_target
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from sinks.bucket_store import CHUNK_KEY, BucketStore
 from state.catalog import SegmentCatalog
 from state.segments import Segment
 from state.window import WINDOW_SCHEMA, window_rows
+from streaming.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
 
@@ -130,11 +133,18 @@ class DueWindow:
             partitions = {segment.time_partition for segment in segments}
             chunks = self._store.chunks(start_ms, end_ms, partitions, buckets, self._store.version())
             load = inheritable_thread_target(self._store.spark)(self._load)
-            self._loading.append((start_ms, self._loader.submit(load, chunks, start_ms, end_ms)))
+            self._loading.append((start_ms, self._loader.submit(load, chunks, segments, start_ms, end_ms)))
 
-    def _load(self, chunks: DataFrame, start_ms: int, end_ms: int) -> _Piece:
+    def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
+        """Read and cache. Raises BucketUnreadable, which names the file and what waits in it, if one is damaged."""
         in_window = window_rows(start_ms, end_ms, self._shards)
         loaded = chunks.sortWithinPartitions(*CHUNK_KEY).mapInArrow(in_window, WINDOW_SCHEMA).persist()
-        count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
+        try:
+            count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
+        except (Py4JJavaError, PySparkException) as problem:
+            if error := unreadable_bucket(self._store, segments, problem):
+                # Without its cause: Spark puts every line of it into the failure of the query.
+                raise error from None
+            raise
         log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)
         return _Piece(start_ms, end_ms, loaded)

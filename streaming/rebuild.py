@@ -33,6 +33,8 @@ from state.stored import STORED_SCHEMA
 from streaming.checkpoint import Checkpoint
 from streaming.holding import holding
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
+from streaming.storage_check import check_storage
+from streaming.storage_failures import storage_told
 from streaming.succession import put_in_place, rest_bucket, seal_rest
 from streaming.waiting_index import index_of
 
@@ -61,6 +63,7 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
     CheckpointMismatch if the progress topic does not tell what is delivered, ApplicationHeld while the job runs.
     """
+    check_storage(settings)
     check_topics(settings)
     with holding(settings, "rebuild") as (spark, lease):
         current = Checkpoint(spark, checkpoint_path(settings))
@@ -70,7 +73,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
                 "--discard-checkpoint puts it aside"
             )
         store = BucketStore(spark, buckets_path(settings), lease.check)
-        return _rebuild(store, settings, current, now_ms)
+        with storage_told(settings):
+            return _rebuild(store, settings, current, now_ms)
 
 
 def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int) -> Rebuilt:

@@ -52,25 +52,25 @@ class Recovered:
     overdue: list[Segment]
 
 
+def storage_path(settings: Settings) -> str:
+    """Return `storage.path`; a local one absolute, since the JVM runs in a folder of its own."""
+    path = settings.storage.path
+    return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
+
+
 def checkpoint_path(settings: Settings) -> str:
     """Return where the query's checkpoint lies."""
-    return f"{_storage(settings)}/checkpoint"
+    return f"{storage_path(settings)}/checkpoint"
 
 
 def next_checkpoint_path(settings: Settings) -> str:
     """Return where a checkpoint is made that is to take the place of another."""
-    return f"{_storage(settings)}/checkpoint-next"
+    return f"{storage_path(settings)}/checkpoint-next"
 
 
 def buckets_path(settings: Settings) -> str:
     """Return where the table of sealed buckets lies."""
-    return f"{_storage(settings)}/buckets"
-
-
-def _storage(settings: Settings) -> str:
-    """Return `storage.path`; a local one absolute, since the JVM runs in a folder of its own."""
-    path = settings.storage.path
-    return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
+    return f"{storage_path(settings)}/buckets"
 
 
 def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:

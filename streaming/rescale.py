@@ -24,6 +24,8 @@ from streaming.checkpoint import Checkpoint
 from streaming.holding import holding
 from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.service import finish_planned
+from streaming.storage_check import check_storage
+from streaming.storage_failures import storage_told
 from streaming.succession import put_in_place, seal_rest
 
 
@@ -43,7 +45,8 @@ def rescale(settings: Settings, shards: int) -> Rescaled:
     Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read, ApplicationHeld
     while the job runs.
     """
-    with holding(settings, "rescale") as (spark, lease):
+    check_storage(settings)
+    with holding(settings, "rescale") as (spark, lease), storage_told(settings):
         return _rescale(spark, settings, shards, lease)
 
 

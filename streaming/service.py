@@ -14,7 +14,7 @@ from contextlib import closing
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import ApplicationHeld, ClockBehind, LateRowsDropped, QueryFailed, ServiceStopping
+from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, LateRowsDropped, QueryFailed, ServiceStopping
 from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.lease import HeldLease
@@ -27,7 +27,9 @@ from streaming.expired import check_expired
 from streaming.holding import holding
 from streaming.outage_watch import OutageWatch
 from streaming.query import held_messages, start_query
-from streaming.recovery import checkpoint_path, input_starts, recover
+from streaming.recovery import checkpoint_path, input_starts, recover, storage_path
+from streaming.storage_check import check_storage
+from streaming.storage_failures import storage_failure, storage_told
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     Raises a DelaylineError for what it knows; anything else that stops the query comes as Spark tells it.
     `on_started` is called when the query runs.
     """
+    check_storage(settings)
     check_topics(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,7 +88,8 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         if lease.after_a_crash:
             # What a holder that is not dead, but stopped, has open.
             fence_writers(settings, settings.bucket.shards)
-        state = recover(spark, settings, fresh, lease)
+        with storage_told(settings):
+            state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
         clock = ClockWatch(settings.clock.lookahead)
         clock.check(state.planned)
@@ -98,7 +102,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
-                    spark, query, gate, stop, lease,
+                    spark, query, settings, gate, stop, lease,
                     lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
                 )  # fmt: skip
             except QueryFailed:
@@ -129,12 +133,13 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         query.stop()
         problem = query.exception()
         if problem is not None and ServiceStopping.code not in str(problem):
-            raise QueryFailed(_cause(query))
+            raise _failure(query, settings)
 
 
 def _watch(
     spark: SparkSession,
     query: StreamingQuery,
+    settings: Settings,
     gate: Gate,
     stop: threading.Event,
     lease: HeldLease,
@@ -154,7 +159,7 @@ def _watch(
         if not query.isActive:
             # Whatever a holder trips over that comes back too late, this is why.
             lease.check(limit_s=0)
-            raise QueryFailed(_cause(query))
+            raise _failure(query, settings)
     log.info("stopping after the running batch")
     # Spark would report the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
@@ -167,7 +172,7 @@ def _watch(
     drops.check()
     problem = query.exception()
     if problem is not None and ServiceStopping.code not in str(problem):
-        raise QueryFailed(_cause(query))
+        raise _failure(query, settings)
 
 
 def _check(
@@ -212,12 +217,14 @@ class _DropWatch:
         self._checked = newest
 
 
-def _cause(query: StreamingQuery) -> str:
-    """Return the sentence that tells why the query ended: Delayline's own if it has one, else Spark's first."""
+def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
+    """Return why the query ended: in Delayline's own words if it has any, else in the first of Spark's."""
     text = str(query.exception())
     log.debug("the query ended by %s", text)
     own = re.findall(r"^(?:.*\W)?conf\.errors\.\w+: (.+)$", text, re.MULTILINE)
     if own:
-        return str(own[-1])
+        return QueryFailed(str(own[-1]))
+    if failure := storage_failure(text, storage_path(settings)):
+        return failure
     causes = re.findall(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception)\b.*)$", text, re.MULTILINE)
-    return str(causes[-1]) if causes else text.splitlines()[0]
+    return QueryFailed(str(causes[-1]) if causes else text.splitlines()[0])

@@ -51,6 +51,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.hadoop.parquet.block.size": str(1024 * 1024),
         "spark.hadoop.parquet.page.size.row.check.min": "1",
         "spark.hadoop.parquet.enable.dictionary": "false",
+        # A byte that has changed in storage would be delivered; the checksums of pages are written by default.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         # An hour, as the bucket table says; the job is the only writer, so that nothing of it can be in flight so long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "2",

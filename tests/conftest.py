@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kafka.admin import KafkaAdminClient
@@ -13,9 +14,11 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sources.broker import EmbeddedBroker
 from streaming.session import open_session
+from tests.small_disk import CannotMount, SmallDisk
 
 MakeTopic = Callable[..., str]
 MakeSettings = Callable[..., Settings]
+MakeDisk = Callable[[Path], SmallDisk]
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +80,26 @@ def make_settings(broker: EmbeddedBroker) -> MakeSettings:
 def settings(make_settings: MakeSettings) -> Settings:
     """Settings for `broker` with nothing else set."""
     return make_settings()
+
+
+@pytest.fixture
+def make_disk() -> Iterator[MakeDisk]:
+    """A function that mounts a small disk at a path; it skips the test where nothing may be mounted."""
+    made: list[SmallDisk] = []
+
+    def make(path: Path) -> SmallDisk:
+        try:
+            made.append(SmallDisk(path))
+        except CannotMount as problem:
+            pytest.skip(f"a full disk needs a mount: {problem}")
+        return made[-1]
+
+    yield make
+    for disk in reversed(made):
+        disk.close()
+
+
+@pytest.fixture
+def small_disk(make_disk: MakeDisk, tmp_path: Path) -> SmallDisk:
+    """A small disk, empty."""
+    return make_disk(tmp_path / "small")
