@@ -14,6 +14,7 @@ from contextlib import closing
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from conf import errors
 from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, LateRowsDropped, QueryFailed, ServiceStopping
 from conf.failpoints import failpoint
 from conf.settings import Settings
@@ -221,9 +222,11 @@ def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
     """Return why the query ended: in Delayline's own words if it has any, else in the first of Spark's."""
     text = str(query.exception())
     log.debug("the query ended by %s", text)
-    own = re.findall(r"^(?:.*\W)?conf\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    own = re.findall(r"^(?:.*\W)?conf\.errors\.(\w+): [a-z-]+: (.+)$", text, re.MULTILINE)
     if own:
-        return QueryFailed(str(own[-1]))
+        name, sentence = own[-1]
+        kind: type[DelaylineError] = getattr(errors, name)
+        return kind(sentence)
     if failure := storage_failure(text, storage_path(settings)):
         return failure
     causes = re.findall(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception)\b.*)$", text, re.MULTILINE)

@@ -28,6 +28,7 @@ class SmallDisk:
         for self._way in _WAYS:
             said = self._try("mount", "-t", "tmpfs", "-o", options, "delayline-test", str(path))
             if not said:
+                self._is_mounted = True
                 return
         raise CannotMount(said)
 
@@ -47,10 +48,21 @@ class SmallDisk:
         said = self._try("mount", "-o", "remount,ro", str(self.path))
         assert not said, said
 
+    def become_folder(self) -> None:
+        """Let a plain folder take its place, with all that it holds."""
+        aside = self.path.with_name(f"{self.path.name}-aside")
+        shutil.copytree(self.path, aside)
+        self.close()
+        self.path.rmdir()
+        aside.rename(self.path)
+
     def close(self) -> None:
-        """Unmount it, even while a process has a file open in it."""
+        """Unmount it, even while a process has a file open in it; once."""
+        if not self._is_mounted:
+            return
         said = self._try("umount", "-l", str(self.path))
         assert not said, said
+        self._is_mounted = False
 
     def _try(self, *command: str) -> str:
         try:
