@@ -46,6 +46,14 @@ class Delivered:
         return max([self.birth.cutoff_ms, *(marker.batch.previous_ms for marker in self.markers), *lasts])
 
     @property
+    def whole_before_ms(self) -> int:
+        """The instant before which all is delivered of every shard, epoch ms; 0 until the first batch is over.
+
+        A batch runs when the one before is committed; of the newest itself, shards may have delivered more or less.
+        """
+        return max(marker.batch.previous_ms for marker in self.markers)
+
+    @property
     def ends(self) -> Offsets:
         """Up to where the batches of the markers have read the input."""
         found: Offsets = {}

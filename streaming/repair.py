@@ -75,7 +75,7 @@ def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path) -
     if skip:
         fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
-    delivered_before_ms = delivered.cutoff_ms if delivered else 0
+    delivered_before_ms = delivered.whole_before_ms if delivered else 0
     store.check_log()
     version = store.version()
     damage = find_damage(store, delivered_before_ms)

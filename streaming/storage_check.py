@@ -43,7 +43,10 @@ def free_space(path: str) -> str:
     folder = local_folder(path)
     if folder is None:
         return ""
-    usage = shutil.disk_usage(_existing(folder))
+    try:
+        usage = shutil.disk_usage(_existing(folder))
+    except OSError as problem:
+        return f", which cannot even be asked for its free space ({problem.strerror})"
     return f", of whose {usage.total:,} bytes {usage.free:,} are free"
 
 
