@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from conf.errors import BucketUnreadable
 from state import message_index, source_pages
 from state.due_counts import Bounds, Tick
-from state.message_index import MessageIndex, index_entries
+from state.message_index import MessageIndex, index_entries, offsets_by_source
 from tests.messages import messages
 
 BITS = 4
@@ -285,3 +285,11 @@ def test_entries_as_spark_gives_them_are_read() -> None:
     entry = an_entry()
     index.add_entries([{**entry, "offsets": bytearray(entry["offsets"])}], BITS)
     assert index.tick_of("in", 3, 8) == Tick(1040, 1056)
+
+
+def test_offsets_are_given_by_source_but_for_ticks_that_are_over() -> None:
+    entries = entries_of([("in", 0, 1, 5), ("in", 0, 2, 40), ("in", 1, 3, 50), ("x", 0, 4, 6)], BITS)
+    assert offsets_by_source(entries, BITS, 16) == {("in", 0): BitMap64([2]), ("in", 1): BitMap64([3])}
+    assert offsets_by_source(entries, BITS, 15)["x", 0] == BitMap64([4])
+    with pytest.raises(BucketUnreadable):
+        offsets_by_source([an_entry(count=5)], BITS, 0)
