@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.message import encode_chunk, in_order
@@ -21,9 +22,18 @@ def seal_messages(
     store: BucketStore, number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules
 ) -> list[Segment]:
     """Store the messages `rows` as bucket `number`, of shard 0, and return its segments."""
-    segments = list(cut(in_order(messages(rows)), number, 0, 0, rules))
-    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in segments]
+    rows = list(rows)
+    store.append(sealed_rows(store.spark, number, rows, rules), "checkpoint", number)
+    return [segment for segment, _ in _cut(number, rows, rules)]
+
+
+def sealed_rows(spark: SparkSession, number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules) -> DataFrame:
+    """Return what the table holds of bucket `number` with the messages `rows`."""
+    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, rules)]
     made = stored_rows(rules.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches()))
-    frame = store.spark.createDataFrame(pa.Table.from_batches(made).to_pylist(), from_arrow_schema(STORED_SCHEMA))
-    store.append(frame.coalesce(1), "checkpoint", number)
-    return [segment for segment, _ in segments]
+    frame = spark.createDataFrame(pa.Table.from_batches(made).to_pylist(), from_arrow_schema(STORED_SCHEMA))
+    return frame.coalesce(1)
+
+
+def _cut(number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules) -> list[tuple[Segment, pa.Table]]:
+    return list(cut(in_order(messages(rows)), number, 0, 0, rules))

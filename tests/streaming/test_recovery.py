@@ -1,0 +1,44 @@
+"""A start that finds less in the checkpoint than in the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from sinks.bucket_store import BucketStore
+from sinks.topics import ensure_topics
+from streaming.recovery import buckets_path, recover
+from tests.conftest import MakeSettings
+from tests.messages import some_rules
+from tests.streaming.sealed import sealed_rows
+
+
+def plan(checkpoint: Path, batch_id: int) -> None:
+    """Let the offset log have a batch, as Spark writes it."""
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    about = json.dumps({"batchTimestampMs": 20, "batchWatermarkMs": 10})
+    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{about}\n{{"in":{{"0":7}}}}')
+
+
+def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
+    spark: SparkSession, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings)
+    born = recover(spark, settings, fresh=False).checkpoint.birth
+    plan(tmp_path / "checkpoint", 0)
+    plan(tmp_path / "checkpoint", 1)
+    store = BucketStore(spark, buckets_path(settings))
+    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_rules()), born.checkpoint, 1)
+    assert recover(spark, settings, fresh=False).catalog.messages == 1
+    (tmp_path / "checkpoint" / "offsets" / "1").unlink()
+    lost = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
+    with pytest.raises(CheckpointMismatch, match=lost):
+        recover(spark, settings, fresh=False)
+    (tmp_path / "checkpoint" / "offsets" / "0").unlink()
+    with pytest.raises(CheckpointMismatch, match="ends with batch None"):
+        recover(spark, settings, fresh=False)
