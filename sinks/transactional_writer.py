@@ -44,7 +44,8 @@ _FENCED_AT_A_TIME = 16
 class DeliveryPlan:
     """How a batch is delivered. Durations in ms; `options` are librdkafka's, secrets included.
 
-    `topics` may be written to. `messages_per_second` is the most that each shard may deliver, 0 for any. `lacks_expired` allows a batch to be replayed with fewer messages than it had.
+    `topics` may be written to. `messages_per_second` is the most that each shard may deliver, 0 for any.
+    `lacks_expired` allows a batch to be replayed with fewer messages than it had.
     `last_writers` names, for each shard, the writer that delivered last as far as the driver knows. A process
     that still holds that writer may go on with it; any other opens one of its own and so fences it, unless a later
     holder of the lease than `lease_number` is there.

@@ -61,7 +61,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     """Make a new checkpoint for a job that lost its own. `discard` allows it beside one that is there.
 
     `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
-    CheckpointMismatch if the progress topic does not tell what is delivered, ApplicationHeld while the job runs.
+    CheckpointMismatch if the progress topic does not tell what is delivered, BucketUnreadable if the table is damaged,
+    ApplicationHeld while the job runs.
     """
     check_storage(settings)
     check_topics(settings)
@@ -86,6 +87,7 @@ def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms
             "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
         )
     store.create(from_arrow_schema(STORED_SCHEMA))
+    store.check_log()
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     sealed = {source: index.offsets_of(*source) for source in bounds}

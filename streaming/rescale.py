@@ -105,5 +105,6 @@ def _seal_state(store: BucketStore, current: Checkpoint, committed: int, birth: 
     rules: BatchRules = current.rules().newest
     state = store.spark.read.format("statestore").option("batchId", committed).load(current.path)
     rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
+    store.check_log()
     # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
     return seal_rest(store, rest, birth, current.birth.checkpoint, birth.cutoff_ms, rules)

@@ -26,10 +26,10 @@ REPAIR = (
 )
 # As the operating system and Java word them. A quota is a full disk to the one whose it is.
 _REFUSED = (
-    ("No space left on device|Disk quota exceeded", "no space left"),
-    ("Read-only file system", "the file system is read-only"),
-    ("Permission denied|AccessDenied", "permission denied"),
-    ("Input/output error", "the device fails"),
+    ("No space left on device|Disk quota exceeded", "no space left", "written"),
+    ("Read-only file system", "the file system is read-only", "written"),
+    ("Permission denied|AccessDenied", "permission denied", "written or read"),
+    ("Input/output error", "the device fails", "written or read"),
 )
 # What was being written, by what Spark's traces name: the first that fits. None is Spark's own working folder.
 _STEPS: tuple[tuple[str, str, str | None], ...] = (
@@ -72,9 +72,9 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
 
     `storage` is where the job stores: a path, or a URI.
     """
-    for pattern, reason in _REFUSED:
+    for pattern, reason, done in _REFUSED:
         if re.search(pattern, text):
-            return _refused(text, reason, storage)
+            return _refused(text, reason, done, storage)
     if _STATE.search(text):
         file = found[1] if (found := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {NEW_ONE}")
@@ -95,12 +95,12 @@ def unreadable_file(text: str) -> str | None:
     return found[1] if found else None
 
 
-def _refused(text: str, reason: str, storage: str) -> StorageFailed:
+def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
     steps = ((what, place) for pattern, what, place in _STEPS if re.search(pattern, text))
     what, place = next(steps, ("a file", ""))
     folder = tempfile.gettempdir() if place is None else f"{storage}/{place}".rstrip("/")
     return StorageFailed(
-        f"{reason}: {what} could not be written in {folder}{free_space(folder)} ({cause_of(text)}). Mend that and "
+        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Mend that and "
         "start the job again: it goes on from its last committed batch, and nothing is lost"
     )
 

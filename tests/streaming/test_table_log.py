@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,13 @@ def cut_short(log: Path, pattern: str) -> None:
         (cut_short, ["*4.json"], "0004.json is missing or damaged"),
     ],
 )
-def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(  # type: ignore[no-untyped-def]
-    spark: SparkSession, table: Path, tmp_path: Path, damage, patterns: list[str], named: str
+def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    damage: Callable[[Path, str], None],
+    patterns: list[str],
+    named: str,
 ) -> None:
     shutil.copytree(table, tmp_path / "buckets")
     for pattern in patterns:
