@@ -152,7 +152,8 @@ def _refuse_second_birth(
         raise CheckpointMismatch(
             f"there is no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one: is "
             "the storage mounted? Put the checkpoint back, or make one with `delayline rebuild`, or take another "
-            "application_id; `delayline run --fresh` starts anew and delivers again all that is still in the input topics"
+            "application_id; `delayline run --fresh` starts anew and delivers again all that is still in the "
+            "input topics"
         )
 
 
