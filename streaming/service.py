@@ -30,7 +30,7 @@ from streaming.outage_watch import OutageWatch
 from streaming.query import held_messages, start_query
 from streaming.recovery import checkpoint_path, input_starts, recover, storage_path
 from streaming.storage_check import check_storage
-from streaming.storage_failures import storage_failure, storage_told
+from streaming.storage_failures import storage_failure, storage_told, text_of_query
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class _DropWatch:
 
 def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
     """Return why the query ended: in Delayline's own words if it has any, else in the first of Spark's."""
-    text = str(query.exception())
+    text = text_of_query(query)
     log.debug("the query ended by %s", text)
     own = re.findall(r"^(?:.*\W)?conf\.errors\.(\w+): [a-z-]+: (.+)$", text, re.MULTILINE)
     if own:

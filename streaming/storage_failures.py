@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
 from conf.settings import Settings
@@ -46,6 +47,8 @@ _LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FIL
 _LOG_FILE = re.compile(r"(?:file:/*(?=/))?(\S+/_delta_log/[\w.-]+\.(?:json|parquet))")
 _CAUSE = re.compile(r"^(?:Caused by: )?[\w.$]+(?:Error|Exception): (.+)$", re.MULTILINE)
 _CAUSE_CHARS = 200
+# A cause that is its own would have no end.
+_MOST_CAUSES = 20
 
 
 @contextmanager
@@ -65,6 +68,18 @@ def text_of(problem: Exception) -> str:
     """Return all that Spark tells of a failure, Java's trace with its causes included."""
     # pyspark keeps the trace of what it has given a class of its own, and prints it on demand only.
     return f"{problem}\n{getattr(problem, '_stackTrace', None) or ''}"
+
+
+def text_of_query(query: StreamingQuery) -> str:
+    """Return all that Spark tells of a query that failed, with the traces of its causes, which pyspark leaves out."""
+    lines = [str(query.exception())]
+    found = query._jsq.exception()
+    cause = found.get().getCause() if found.isDefined() else None
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        frames = "\n".join(f"\tat {frame.toString()}" for frame in cause.getStackTrace())
+        lines.append(f"Caused by: {cause.toString()}\n{frames}")
+        cause = cause.getCause()
+    return "\n".join(lines)
 
 
 def storage_failure(text: str, storage: str) -> DelaylineError | None:
