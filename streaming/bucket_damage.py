@@ -63,18 +63,23 @@ def find_damage(store: BucketStore, delivered_before_ms: int) -> Damage:
     Segments that are delivered whole are left out: their time partition may be deleted already. The session must
     have the options `PASS_OVER_DAMAGE`.
     """
-    # The index entries for nothing but to be read.
-    rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", "xxhash64(index_entries) AS entries")
+    # All columns are read, since all of them are needed afterwards.
+    others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
+    rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", others)
     found = rows.mapInArrow(counted, COUNTED_SCHEMA).groupBy("file", "part", *IDENTITY).sum("rows", "messages")
     rows_of: dict[str, int] = {}
     left: dict[Identity, tuple[str, int]] = {}
+    known: set[Identity] = set()
     for row in found.collect():
         rows_of[row["file"]] = rows_of.get(row["file"], 0) + row["sum(rows)"]
-        if row["part"] != METADATA_PART:
-            identity = tuple(row[name] for name in IDENTITY)
+        identity = row["bucket"], row["shard"], row["segment"]
+        if row["part"] == METADATA_PART:
+            known.add(identity)
+        else:
             before = left.get(identity, ("", 0))[1]
             left[identity] = row["part"], before + row["sum(messages)"]
-    described = [described_segment(row.asDict()) for row in store.metadata()]
+    # Of a damaged file, reading these columns alone may give more rows than can be read whole.
+    described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     damaged = _damaged_segments(described, left)
     return Damage(_damaged_files(store, rows_of), [each for each in damaged if each.waits(delivered_before_ms)])
 
@@ -91,7 +96,7 @@ def _damaged_files(store: BucketStore, rows_of: Mapping[str, int]) -> list[Damag
 def _damaged_segments(described: list[Segment], left: Mapping[Identity, tuple[str, int]]) -> list[DamagedSegment]:
     damaged, known = [], set()
     for segment in described:
-        identity = segment.bucket, segment.shard, segment.segment
+        identity = _identity(segment)
         known.add(identity)
         _, readable = left.get(identity, ("", 0))
         if readable != segment.count:
@@ -100,6 +105,10 @@ def _damaged_segments(described: list[Segment], left: Mapping[Identity, tuple[st
         if identity not in known:
             damaged.append(DamagedSegment(identity, part, None, readable))
     return damaged
+
+
+def _identity(segment: Segment) -> Identity:
+    return segment.bucket, segment.shard, segment.segment
 
 
 def mended(store: BucketStore, damage: Damage, precision_bits: int) -> tuple[set[str], DataFrame]:

@@ -158,10 +158,11 @@ def test_what_is_delivered_is_not_lost(sealed: BucketStore, passing_over: None) 
     assert find_damage(sealed, _HOUR) == Damage([], [])
 
 
-def test_metadata_that_is_lost_is_made_anew_of_the_messages(sealed: BucketStore, passing_over: None) -> None:
+@pytest.mark.parametrize("how", ["cut short", "zeroed"])
+def test_metadata_that_is_lost_is_made_anew_of_the_messages(sealed: BucketStore, passing_over: None, how: str) -> None:
     columns = ("bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
     before = sorted(tuple(row[name] for name in columns) for row in sealed.metadata())
-    change(file_of(sealed, 3, METADATA_PART), "cut short")
+    change(file_of(sealed, 3, METADATA_PART), how)
     damage = find_damage(sealed, 0)
     assert {(each.identity, each.described) for each in damage.segments} == {
         ((3, 0, number), None) for number in (0, 1, 2)
