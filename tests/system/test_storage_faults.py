@@ -31,7 +31,7 @@ def _publish(ledger: Ledger, application: Application, count: int, delay_ms: int
 
 def _last_line(service: Service) -> str:
     assert service.wait(120) == 1, service.log[-3000:]
-    assert len(service.log.splitlines()) < 250, "traces have been printed whole"
+    assert len(service.log.splitlines()) < 400, "traces have been printed whole"
     return service.log.splitlines()[-1]
 
 
