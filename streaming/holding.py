@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -14,16 +14,18 @@ from streaming.session import open_session
 
 
 @contextmanager
-def holding(settings: Settings, command: str) -> Iterator[tuple[SparkSession, HeldLease]]:
+def holding(
+    settings: Settings, command: str, options: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, HeldLease]]:
     """Start Spark and claim the lease, at the same time, since after a crash either takes seconds; give both up after.
 
-    Raises ApplicationHeld if another process has the lease, BrokerUnreachable.
+    `options` are Spark's, over all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable.
     """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
         claiming = claimer.submit(HeldLease, settings, command)
         # Last: nobody else may begin while a batch of this one still runs.
         stack.callback(_give_up, claiming)
-        spark = open_session(settings)
+        spark = open_session(settings, options)
         stack.callback(spark.stop)
         yield spark, claiming.result()
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from pyroaring import BitMap64
-from pyspark.sql import SparkSession
 
 from conf.birth import Offsets
 from conf.errors import UsageError
@@ -20,8 +19,8 @@ from sinks.topics import check_topics, input_bounds, partition_counts
 from sinks.transactional_writer import fence_writers
 from state.delivered import newest_checkpoint
 from streaming.bucket_damage import PASS_OVER_DAMAGE, Damage, Ids, find_damage, lost_ids, mended
+from streaming.holding import holding
 from streaming.recovery import buckets_path, read_markers
-from streaming.session import open_session
 from streaming.storage_check import check_storage
 from streaming.storage_failures import storage_told
 
@@ -51,25 +50,21 @@ class Repair:
 
 
 def repair(settings: Settings, skip: bool, report: Path) -> Repair:
-    """Read the whole table, and tell what of it is damaged; the job must not run.
+    """Read the whole table, and tell what of it is damaged.
 
     With `skip`, write the report (a new JSON file), and then take all that cannot be read out of the table, in one
-    commit. Raises UsageError if the report is there already, BucketUnreadable if the table's log is damaged.
+    commit. Raises UsageError if the report is there already, BucketUnreadable if the table's log is damaged,
+    ApplicationHeld while the job runs.
     """
     check_storage(settings)
     check_topics(settings)
     if skip and report.exists():
         raise UsageError(f"--report {str(report)!r} is there already: name a new file")
-    spark = open_session(settings, PASS_OVER_DAMAGE)
-    try:
-        with storage_told(settings):
-            return _repair(spark, settings, skip, report)
-    finally:
-        spark.stop()
+    with holding(settings, "repair", PASS_OVER_DAMAGE) as (spark, lease), storage_told(settings):
+        return _repair(BucketStore(spark, buckets_path(settings), lease.check), settings, skip, report)
 
 
-def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path) -> Repair:
-    store = BucketStore(spark, buckets_path(settings))
+def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) -> Repair:
     if not store.exists():
         raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
     if skip:
