@@ -43,6 +43,8 @@ class Application:
             "segment.max_seconds=5",
             "window.ahead=3s",
             "delivery.transaction_messages=40",
+            # So long does the start after a kill wait for a sign of life.
+            "lease.period=4s",
             # Most of a short life goes into Java's second compiler, which pays off after minutes.
             "spark.spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
             *more,

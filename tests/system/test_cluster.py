@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def job(application: Application, cluster: Cluster, tmp_path: Path) -> Iterator[SubmittedJob]:
     """The job as it is submitted, with its topics; ended with the test."""
-    overrides = application.overrides("lease.period=4s")
+    overrides = application.overrides()
     ensure_topics(load_settings(None, overrides, environ={}), partitions=2)
     job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, overrides)
     try:

@@ -24,11 +24,11 @@ def _elsewhere(application: Application, name: str, *overrides: str) -> Service:
 def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_seal(
     application: Application, make_service: MakeService
 ) -> None:
-    first, ledger = make_service("lease.period=4s")
+    first, ledger = make_service()
     first.start()
     publish_mixed(ledger, application, 300, seed=1, longest_ms=20_000)
 
-    second = _elsewhere(application, "second", "lease.period=4s")
+    second = _elsewhere(application, "second")
     try:
         second.start(wait=False)
         # Beside a job that lives.
