@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
+from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import HeldLease
 from sinks.topics import ensure_topics
 from streaming.recovery import buckets_path, recover
 from tests.conftest import MakeSettings
@@ -24,21 +28,34 @@ def plan(checkpoint: Path, batch_id: int) -> None:
     (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{about}\n{{"in":{{"0":7}}}}')
 
 
-def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
-    spark: SparkSession, make_settings: MakeSettings, tmp_path: Path
-) -> None:
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Those of an application whose topics are there."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
-    born = recover(spark, settings, fresh=False).checkpoint.birth
+    return settings
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    """What a start must hold."""
+    with closing(HeldLease(settings, "run")) as lease:
+        yield lease
+
+
+def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    born = recover(spark, settings, False, lease).checkpoint.birth
     plan(tmp_path / "checkpoint", 0)
     plan(tmp_path / "checkpoint", 1)
     store = BucketStore(spark, buckets_path(settings))
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_rules()), born.checkpoint, 1)
-    assert recover(spark, settings, fresh=False).catalog.messages == 1
+    assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
     lost = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
     with pytest.raises(CheckpointMismatch, match=lost):
-        recover(spark, settings, fresh=False)
+        recover(spark, settings, False, lease)
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
     with pytest.raises(CheckpointMismatch, match="ends with batch None"):
-        recover(spark, settings, fresh=False)
+        recover(spark, settings, False, lease)
