@@ -18,8 +18,9 @@ from conf.class_archive import archive_options, class_archive, make_class_archiv
 
 def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
     assert class_archive().is_file(), "make it with `delayline jars`"
-    java = psutil.Process(spark.sparkContext._gateway.proc.pid)
-    mapped = {each.path for family in (java, *java.children()) for each in family.memory_maps()}
+    started = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    javas = [process for process in (started, *started.children()) if process.name() == "java"]
+    mapped = {each.path for java in javas for each in java.memory_maps()}
     assert str(class_archive()) in mapped
 
 
