@@ -59,7 +59,7 @@ class Which(StrEnum):
     burst = "burst"
     overload = "overload"
     idle = "idle"
-    index = "index"
+    index = "index"  # type: ignore[assignment]
     scale = "scale"
     all = "all"
 

@@ -141,7 +141,7 @@ def _warm_up(stand: Stand, application: Application, load: _Load) -> None:
 
 def _strike_all(plan: list[Fault], hands: Hands, load: threading.Thread) -> list[tuple[Fault, float]]:
     begun_s = time.time()
-    struck = []
+    struck: list[tuple[Fault, float]] = []
     for fault in plan:
         while (ahead_s := begun_s + fault.at_s - time.time()) > 0:
             time.sleep(min(ahead_s, 0.5))

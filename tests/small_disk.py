@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Without a password asked for, as on a CI runner.
-_WAYS = ([], ["sudo", "-n"])
+_WAYS: tuple[list[str], ...] = ([], ["sudo", "-n"])
 
 
 class CannotMount(Exception):

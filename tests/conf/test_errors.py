@@ -12,7 +12,7 @@ def descendants(root: type[DelaylineError]) -> Iterator[type[DelaylineError]]:
 
 
 def test_each_error_has_a_code_of_its_own() -> None:
-    errors = [DelaylineError, *descendants(DelaylineError)]
+    errors: list[type[DelaylineError]] = [DelaylineError, *descendants(DelaylineError)]
     codes = [error.code for error in errors]
     assert len(set(codes)) == len(codes) > 20
 

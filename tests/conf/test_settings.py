@@ -35,7 +35,9 @@ def test_settings_read_nothing_but_their_arguments(monkeypatch: pytest.MonkeyPat
 
 def test_no_rendering_of_settings_shows_a_secret() -> None:
     kafka = {"security.protocol": "SASL_SSL", **SECRET_OPTIONS}
-    settings = Settings(kafka=KafkaSettings(**kafka), spark=SparkSettings(**SECRET_SPARK_OPTIONS))
+    settings = Settings(
+        kafka=KafkaSettings.model_validate(kafka), spark=SparkSettings.model_validate(SECRET_SPARK_OPTIONS)
+    )
     for text in (
         repr(settings),
         str(settings),
@@ -55,12 +57,12 @@ def test_no_rendering_of_settings_shows_a_secret() -> None:
 
 
 def test_options_give_secrets_to_those_who_ask_for_them() -> None:
-    settings = Settings(kafka=KafkaSettings(**SECRET_OPTIONS))
+    settings = Settings(kafka=KafkaSettings.model_validate(SECRET_OPTIONS))
     assert settings.kafka.options == SECRET_OPTIONS
 
 
 def test_changing_the_options_that_were_asked_for_changes_no_setting() -> None:
-    kafka = KafkaSettings(**{"client.id": "a"})
+    kafka = KafkaSettings.model_validate({"client.id": "a"})
     kafka.options["client.id"] = "b"
     assert kafka.options == {"client.id": "a"}
 
@@ -77,21 +79,21 @@ def test_a_secret_stays_one_whatever_its_key() -> None:
 def test_settings_are_frozen_and_hashable() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):
-        settings.application_id = "other"  # type: ignore[misc]
+        settings.application_id = "other"
     with pytest.raises(ValidationError, match="frozen"):
-        settings.bucket.shards = 3  # type: ignore[misc]
+        settings.bucket.shards = 3
     assert hash(settings) == hash(Settings())
 
 
 def test_option_values_are_text_in_the_clients_spelling() -> None:
-    spark = SparkSettings(**{"spark.a": True, "spark.b": 3, "spark.c": 0.5, "spark.d": "x"})  # type: ignore[arg-type]
+    spark = SparkSettings.model_validate({"spark.a": True, "spark.b": 3, "spark.c": 0.5, "spark.d": "x"})
     assert spark.options == {"spark.a": "true", "spark.b": "3", "spark.c": "0.5", "spark.d": "x"} | {
         "spark.master": "local[2,4]"
     }
 
 
 def test_options_distinguish_settings() -> None:
-    assert KafkaSettings(**{"client.id": "a"}) != KafkaSettings(**{"client.id": "b"})
+    assert KafkaSettings.model_validate({"client.id": "a"}) != KafkaSettings.model_validate({"client.id": "b"})
 
 
 def test_the_progress_topic_follows_the_application_id_unless_it_is_named() -> None:
@@ -119,6 +121,8 @@ def test_no_message_may_go_in_circles(topics: dict[str, Any]) -> None:
 
 def test_pydantics_own_errors_repeat_no_value() -> None:
     with pytest.raises(ValidationError) as raised:
-        Settings(kafka={"bootstrap_servers": SECRET, "sasl.password": [SECRET]}, limits={"max_delay": SECRET})
+        Settings.model_validate(
+            {"kafka": {"bootstrap_servers": SECRET, "sasl.password": [SECRET]}, "limits": {"max_delay": SECRET}}
+        )
     assert raised.value.error_count() == 3
     assert SECRET not in f"{raised.value} {raised.value!r}"

@@ -196,7 +196,7 @@ def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSessio
 def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: BucketStore) -> None:
     # So far apart that each offset takes 10 bytes; and two ticks of them.
     instants = range(0, 50_000 * 70_000, 70_000)
-    whole = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
+    whole: dict[str, Any] = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
     store.append(bucket(spark, 1, *instants, bits=31, **whole), "checkpoint", 1)
     offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
     assert offsets > 500_000

@@ -85,17 +85,17 @@ def test_over_any_steps_the_index_answers_as_a_dict_does(
         for action, subject in steps:
             if action == "add" or isinstance(action, int):
                 # Of one id with two due times the first that waits counts; entries are not in the order of rows.
-                rows = subject if action == "add" else distinct(subject)
+                rows = distinct(subject) if isinstance(action, int) else subject
                 seen |= {row[:3] for row in rows}
-                if action == "add":
+                if isinstance(action, int):
+                    index.add_entries(entries_of(rows, action), action)
+                else:
                     for source in {row[:2] for row in rows}:
                         own = [row for row in rows if row[:2] == source]
-                        index.add(*source, int64(row[2] for row in own), int64(row[3] for row in own))
-                else:
-                    index.add_entries(entries_of(rows, action), action)
+                        index.add(source[0], source[1], int64(row[2] for row in own), int64(row[3] for row in own))
                 for *message_id, due_ms in rows:
                     if due_ms >> BITS >= floor:
-                        model.setdefault(tuple(message_id), due_ms)  # type: ignore[arg-type]
+                        model.setdefault(tuple(message_id), due_ms)
             elif action == "forget":
                 floor = max(floor, subject >> BITS)
                 kept = {message_id: due_ms for message_id, due_ms in model.items() if due_ms >> BITS >= floor}

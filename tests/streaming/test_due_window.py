@@ -24,7 +24,7 @@ Dues = dict[int, list[int]]
 
 def seal(store: BucketStore, dues: Dues, batch_id: int, rules: BatchRules = RULES) -> None:
     """Store buckets in one commit, each with messages due at its `dues`; offsets count through all of them."""
-    offsets, rows = iter(range(10**9)), []
+    offsets, rows = iter(range(10**9)), list[pa.RecordBatch]()
     for number, of_bucket in dues.items():
         sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(of_bucket)])
         for segment, part in cut(sealed, number, 0, 0, rules):

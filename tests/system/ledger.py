@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-Headers = list[tuple[str, bytes | None]]
+Header = tuple[str, bytes | None]
+Headers = Sequence[Header]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 from tests.system.conftest import Application
-from tests.system.ledger import Ledger
+from tests.system.ledger import Header, Ledger
 
 
 def publish_mixed(ledger: Ledger, application: Application, count: int, seed: int, longest_ms: int = 8_000) -> None:
@@ -15,26 +16,24 @@ def publish_mixed(ledger: Ledger, application: Application, count: int, seed: in
     for number in range(count):
         key = None if chance.random() < 0.2 else f"k{chance.randrange(40)}".encode()
         value = f"{seed}/{number}".encode()
-        output, headers = application.output, [("trace", str(number).encode())]
+        output, trace = application.output, ("trace", str(number).encode())
+        headers: list[Header] = [trace]
         if chance.random() < 0.2:
             output = application.other
             headers.append(("deliver-to", output.encode()))
         form = chance.random()
-        common = {"key": key, "output": output}
+        publish = partial(ledger.publish, application.input, value, key=key)
         if form < 0.1:
-            ledger.publish(application.input, value, headers, **common)
+            publish(headers, output=output)
         elif form < 0.2:
-            ledger.publish(application.input, value, [*headers, ("delay-level", b"1")], delay_ms=1000, **common)
+            publish([*headers, ("delay-level", b"1")], output=output, delay_ms=1000)
         elif form < 0.6:
             delay = chance.randrange(1500, longest_ms)
             headers.append(("deliver-after", f"{delay}ms".encode()))
-            ledger.publish(application.input, value, headers, delay_ms=delay, **common)
+            publish(headers, output=output, delay_ms=delay)
         elif form < 0.97:
             due = time.time_ns() // 1_000_000 + chance.randrange(1500, longest_ms)
-            ledger.publish(
-                application.input, value, [*headers, ("deliver-at", str(due).encode())], deliver_at_ms=due, **common
-            )
+            publish([*headers, ("deliver-at", str(due).encode())], output=output, deliver_at_ms=due)
         else:
-            bad = [*headers, ("deliver-after", b"soon")]
-            ledger.publish(application.input, value, bad, key=key, output=application.dead)
+            publish([*headers, ("deliver-after", b"soon")], output=application.dead)
     ledger.flush()
