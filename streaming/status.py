@@ -15,8 +15,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, CheckpointUnreadable, TopicMissing
+from conf.kafka_options import librdkafka_options
+from conf.lease import Lease
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import read_lease
 from state.segments import Segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
 from streaming.due_histogram import DueHistogram
@@ -68,7 +71,9 @@ class Status:
     """A whole answer. Instants are epoch ms; `committed` is None while no batch has been.
 
     `planned` is the batch that runs, or that the next start will replay. `due` counts the waiting messages by
-    span (`SPANS_MS`, `LATER`). `lag` is None when the broker does not say; `lag_problem` tells why.
+    span (`SPANS_MS`, `LATER`). `lag` is None when the broker does not say, and `holder` then too if it said nothing at
+    all; `broker_problem` tells why. `holder` is also None while nobody holds the lease; one that died without a word
+    still counts as holding it, until another has it.
     """
 
     checkpoint: str
@@ -83,7 +88,8 @@ class Status:
     due: dict[str, int]
     due_is_estimated: bool
     lag: list[PartitionLag] | None
-    lag_problem: str = ""
+    holder: Lease | None = None
+    broker_problem: str = ""
 
     @property
     def next_due_ms(self) -> int | None:
@@ -126,7 +132,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
     # Here and not at the end: the counts are those of this moment, however long they take to make.
     now_ms = clock_ms()
-    lag, lag_problem = _lag(settings, committed)
+    lag, holder, broker_problem = _from_broker(settings, committed)
     store = BucketStore(spark, buckets_path(settings))
     mutable: list[MutableBucket] = []
     sealed = SealedBuckets(store, None, [])
@@ -150,16 +156,32 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         due=dict(zip([*SPANS_MS, LATER], histogram.counts, strict=True)),
         due_is_estimated=histogram.estimated,
         lag=lag,
-        lag_problem=lag_problem,
+        holder=holder,
+        broker_problem=broker_problem,
     )
 
 
-def _lag(settings: Settings, committed: PlannedBatch | None) -> tuple[list[PartitionLag] | None, str]:
+def _from_broker(
+    settings: Settings, committed: PlannedBatch | None
+) -> tuple[list[PartitionLag] | None, Lease | None, str]:
+    """Return the lag, who holds the lease, and what the broker cannot tell.
+
+    What waits is known without Kafka, and worth knowing just then.
+    """
+    holder = None
     try:
-        return input_lag(settings, committed.offsets if committed else {}), ""
+        holder = _holder(settings)
+        return input_lag(settings, committed.offsets if committed else {}), holder, ""
     except (BrokerUnreachable, TopicMissing) as problem:
-        # What waits is known without Kafka, and worth knowing just then.
-        return None, str(problem)
+        return None, holder, str(problem)
+
+
+def _holder(settings: Settings) -> Lease | None:
+    try:
+        last = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    except TopicMissing:
+        return None
+    return None if last is None or last.released else last
 
 
 def _histogram(mutable: list[MutableBucket], sealed: SealedBuckets, now_ms: int) -> DueHistogram:

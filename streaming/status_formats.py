@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conf.durations import format_duration
+from conf.lease import Lease
 from streaming.checkpoint import PlannedBatch
 from streaming.status import LATER, SPANS_MS, Status
 
@@ -40,6 +41,7 @@ def as_json(status: Status) -> dict[str, Any]:
             "total": sum(part.lag for part in status.lag),
             "partitions": [asdict(part) | {"lag": part.lag} for part in status.lag],
         },
+        "holder": _holder(status.holder),
     }
 
 
@@ -83,9 +85,13 @@ def _summary(status: Status) -> Iterator[str]:
         )
         yield f"next due     {_due(status, status.next_due_ms)}"
     if status.lag is None:
-        yield f"input lag    not known: {status.lag_problem}"
+        yield f"input lag    not known: {status.broker_problem}"
     else:
         yield f"input lag    {sum(part.lag for part in status.lag):,} messages"
+    if status.holder is not None:
+        yield f"lease        {status.holder.holder}"
+    elif status.lag is not None:
+        yield "lease        held by nobody"
 
 
 def _totals(status: Status) -> tuple[int, int]:
@@ -101,6 +107,12 @@ def _batch(status: Status, batch: PlannedBatch | None) -> dict[str, int] | None:
         "age_ms": status.now_ms - batch.clock_ms,
         "cutoff_ms": batch.cutoff_ms,
     }
+
+
+def _holder(lease: Lease | None) -> dict[str, Any] | None:
+    if lease is None:
+        return None
+    return {"host": lease.host, "pid": lease.pid, "command": lease.command, "since_ms": lease.since_ms}
 
 
 def _span(name: str) -> str:

@@ -58,6 +58,7 @@ def test_before_the_first_batch_it_says_so_and_counts_what_is_not_read(
     shown = _status(application)
     assert shown.startswith("nothing yet: no batch is committed")
     assert "input lag    7 messages" in shown
+    assert "lease        held by nobody" in shown
     assert not (application.folder / "storage").exists()
 
 
@@ -75,6 +76,8 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_it_is_down(
     assert running["waiting"]["sealed"] > 0
     assert running["sealed"]["buckets"] > 0
     assert running["due"]["6h"] == 100
+    assert running["holder"]["pid"] == service.pid
+    assert running["holder"]["command"] == "run"
 
     # Stopped in the middle of what falls due, so that segments are delivered in part.
     before = len(ledger.got)
@@ -90,4 +93,5 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_it_is_down(
     assert down["waiting"]["total"] == len(left) > 100
     assert down["next_due_ms"] == min(due for due in left if due is not None)
     assert down["input_lag"]["total"] == 9
+    assert down["holder"] is None
     assert _files(application.folder / "storage") == stored
