@@ -116,8 +116,8 @@ class _Load(threading.Thread):
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
-        # Half within ten seconds, and some that are to wait through several faults.
-        longest_s = self._chance.choice((10.0, 10.0, 60.0, min(_LONGEST_S, self._seconds)))
+        # Half within ten seconds, and some to wait through several faults; not for long after a short campaign.
+        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._seconds / 3)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
         return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *_route(number)]
 
