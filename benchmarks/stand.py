@@ -35,7 +35,8 @@ class Stand:
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             self.broker = stack.enter_context(EmbeddedBroker(self.folder / "broker", properties=self._properties))
             self._stack = stack.pop_all()
-        self.admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        # Silent when the broker is gone: a campaign kills it.
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         self.topic("warm-up", 1)
         return self
 
