@@ -7,13 +7,14 @@ an earlier holder that comes back. No two clocks are compared: a newcomer waits 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
 
 from confluent_kafka import KafkaException, Producer
 
-from conf.errors import ApplicationHeld, BrokerUnreachable
+from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka_options import librdkafka_options
 from conf.lease import Lease, claim_after
 from conf.settings import Settings
@@ -60,11 +61,11 @@ class HeldLease:
         last = _last_of_the_silent(self._options, self._topic)
         self.after_a_crash = last is not None and not last.released
         self._lease = claim_after(last, command, settings.lease.period)
-        self._confirmed_s = 0.0
+        self._confirmed_s = -math.inf
         self._confirm()
         self._closing = threading.Event()
-        # Whether the last sign of life was not taken.
-        self._failing = False
+        # Whether the last sign of life of its own accord was not taken.
+        self.failing = False
         self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
         self._thread.start()
 
@@ -85,12 +86,20 @@ class HeldLease:
         time. Raises ApplicationHeld, or BrokerUnreachable when the broker has given no answer for `limit_s`: without
         one for as long as an outage is waited for.
         """
-        deadline_s = time.monotonic() + (self._outage_limit_s if limit_s is None else limit_s)
-        while time.monotonic() - self._confirmed_s > self._period_s / 2:
+        self._insist(_clock_s() - self._period_s / 2, self._outage_limit_s if limit_s is None else limit_s)
+
+    def check_now(self) -> None:
+        """As `check`, and always asks the broker: before what does harm if another holder has gone on meanwhile."""
+        self._insist(_clock_s(), self._outage_limit_s)
+
+    def _insist(self, since_s: float, limit_s: float) -> None:
+        """Return once the broker has confirmed the lease at `since_s` or after it."""
+        deadline_s = _clock_s() + limit_s
+        while self._confirmed_s < since_s:
             try:
                 self._confirm()
             except BrokerUnreachable:
-                if time.monotonic() > deadline_s:
+                if _clock_s() > deadline_s:
                     raise
                 time.sleep(_LOOK_EVERY_S)
         self.check_not_taken()
@@ -99,7 +108,7 @@ class HeldLease:
         """Release it, so that the next process need not wait. One that the broker does not take is left to expire."""
         self._closing.set()
         self._thread.join(self._period_s)
-        if self._failing or self._thread.is_alive():
+        if self.failing or self._thread.is_alive():
             log.warning("the lease was not released, since the broker does not answer: it expires by itself")
             return
         try:
@@ -112,19 +121,20 @@ class HeldLease:
         while not self._closing.wait(self._period_s / _BEATS_A_PERIOD):
             try:
                 self._confirm()
-                self._failing = False
+                self.failing = False
             except ApplicationHeld:
                 return
-            except BrokerUnreachable as problem:
-                if not self._failing:
+            except DelaylineError as problem:
+                # Whatever it is, a topic that was deleted or a record that is none: a later sign may pass.
+                if not self.failing:
                     log.warning("no sign of life could be given: %s", problem)
-                self._failing = True
+                self.failing = True
 
     def _confirm(self, released: bool = False) -> None:
         """Give a sign of life. Raises ApplicationHeld, and will from then on, or BrokerUnreachable."""
         with self._lock:
             self.check_not_taken()
-            begun_s = time.monotonic()
+            begun_s = _clock_s()
             beat = self._lease.next_beat(released)
             try:
                 self._write(beat)
@@ -157,6 +167,11 @@ class HeldLease:
         if newest is not None and newest.number >= self._lease.number and not newest.is_of_claim(self._lease):
             self._taken = _held(newest)
             raise self._taken
+
+
+def _clock_s() -> float:
+    """Tell the time by a clock that nobody sets, and that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _last_of_the_silent(options: Mapping[str, str], topic: str) -> Lease | None:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -132,6 +133,35 @@ def test_a_fenced_or_timed_out_producer_alone_does_not_take_the_lease_away(setti
         beat = _newest(settings).beat
         assert_eventually(lambda: _newest(settings).beat > beat + 1, 10)
         lease.check()
+
+
+def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Settings) -> None:
+    options = librdkafka_options(settings.kafka)
+
+    def write(value: bytes) -> None:
+        producer = Producer(options)
+        producer.produce(settings.lease_topic, value, b"lease", 0)
+        assert producer.flush(10) == 0
+
+    with closing(HeldLease(settings, "run")) as lease:
+        before = _newest(settings)
+        write(b"no lease")
+        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        assert_eventually(lambda: lease.failing, 10)
+        write(before.to_bytes())
+        assert_eventually(lambda: _newest(settings).beat > before.beat + 2, 10)
+        lease.check_now()
+
+
+def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life_is(settings: Settings) -> None:
+    with closing(HeldLease(settings, "run")) as lease:
+        producer = Producer(options := librdkafka_options(settings.kafka))
+        taken = replace(_newest(settings), number=lease.number + 1, host="elsewhere")
+        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        producer.produce(settings.lease_topic, taken.to_bytes(), b"lease", 0)
+        assert producer.flush(10) == 0
+        with pytest.raises(ApplicationHeld, match="on host elsewhere"):
+            lease.check_now()
 
 
 def test_writers_of_an_earlier_holder_are_refused(settings: Settings) -> None:
