@@ -43,8 +43,8 @@ POINTS = {
 
 # Of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
-    "rest-sealed": "what the earlier checkpoint left is sealed; that checkpoint is still in its place",
-    "successor-born": "the new checkpoint is complete and announced, beside the earlier one",
+    "rest-sealed": "what the earlier checkpoint left is sealed, and the new one is not begun",
+    "successor-born": "the new checkpoint is complete and announced, and not in its place yet",
     "predecessor-moved": "the earlier checkpoint is put aside, and the new one is not in its place yet",
 }
 

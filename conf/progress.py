@@ -70,6 +70,21 @@ def _key(deliver_at_ms: int, topic: str, partition: int, offset: int) -> Key:
     return deliver_at_ms, topic, partition, offset
 
 
+def refuse_older(last: Progress, birth: Birth, batch_id: int) -> None:
+    """Raise CheckpointMismatch if the checkpoint of `birth`, at `batch_id`, is older than what `last` tells of."""
+    other = last.batch.birth
+    if other.generation > birth.generation:
+        raise CheckpointMismatch(
+            f"checkpoint {birth.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
+            "going on would deliver twice. Put back the newer checkpoint"
+        )
+    if other.checkpoint == birth.checkpoint and last.batch.batch_id > batch_id:
+        raise CheckpointMismatch(
+            f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch_id}; "
+            "going on would deliver twice. Put back the newest checkpoint"
+        )
+
+
 def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """Return how many messages of `batch` are committed already: those a replay must skip.
 
@@ -78,19 +93,9 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """
     if last is None:
         return 0
-    mine, other = batch.birth, last.batch.birth
-    if other.generation > mine.generation:
-        raise CheckpointMismatch(
-            f"checkpoint {mine.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
-            "going on would deliver twice. Put back the newer checkpoint"
-        )
-    if other.checkpoint != mine.checkpoint or last.batch.batch_id < batch.batch_id:
+    refuse_older(last, batch.birth, batch.batch_id)
+    if last.batch.birth.checkpoint != batch.birth.checkpoint or last.batch.batch_id < batch.batch_id:
         return 0
-    if last.batch.batch_id > batch.batch_id:
-        raise CheckpointMismatch(
-            f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch.batch_id}; "
-            "going on would deliver twice. Put back the newest checkpoint"
-        )
     if last.batch != batch:
         raise CheckpointMismatch(
             f"batch {batch.batch_id} has been delivered up to cutoff {last.batch.cutoff_ms}, and the offset log has it "

@@ -38,11 +38,21 @@ _METADATA = "part = 'metadata'"
 class BucketStore:
     """Sealed buckets at `path`, one Delta commit each."""
 
-    def __init__(self, spark: SparkSession, path: str, before_write: Callable[[], None] = lambda: None) -> None:
-        """`before_write` is called before anything is written, and raises if this process may not."""
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        before_append: Callable[[], None] = lambda: None,
+        before_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Each is called before something is written, and raises if this process may not.
+
+        `before_append` before what is written once, whoever does it; `before_change` before what takes away.
+        """
         self.spark = spark
         self.path = path
-        self._before_write = before_write
+        self._before_append = before_append
+        self._before_change = before_change
         self._sealing = threading.Lock()
 
     def exists(self) -> bool:
@@ -51,7 +61,7 @@ class BucketStore:
 
     def create(self, schema: StructType) -> None:
         """Make the table if there is none. `schema` holds the column `part`."""
-        self._before_write()
+        self._before_append()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("part")
         for name, value in _PROPERTIES.items():
@@ -91,7 +101,7 @@ class BucketStore:
 
         Idempotent: a second append of the same writer and batch writes nothing.
         """
-        self._before_write()
+        self._before_append()
         ordered = rows.sortWithinPartitions("part", *CHUNK_KEY)
         writer = ordered.write.format("delta").mode("append").option("compression", _CHUNKS_ARE_COMPRESSED)
         with self._sealing:
@@ -194,12 +204,12 @@ class BucketStore:
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""
-        self._before_write()
+        self._before_change()
         DeltaTable.forPath(self.spark, self.path).delete(F.col("part").isin(sorted(set(partitions))))
 
     def vacuum(self) -> None:
         """Remove the files that the table has not named for its retention time."""
-        self._before_write()
+        self._before_change()
         DeltaTable.forPath(self.spark, self.path).vacuum()
 
     def _overwrite(self, rows: DataFrame, condition: str) -> None:
@@ -218,7 +228,7 @@ class BucketStore:
             return self._overwrite_once(rows, condition)
 
     def _overwrite_once(self, rows: DataFrame, condition: str) -> None:
-        self._before_write()
+        self._before_change()
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
         writer.option("compression", _CHUNKS_ARE_COMPRESSED).save(self.path)
 

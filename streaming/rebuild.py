@@ -23,6 +23,7 @@ from conf.message import decode_chunk
 from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import HeldLease
 from sinks.topics import check_topics, input_bounds, partition_counts
 from sinks.transactional_writer import fence_writers
 from sources.intake import accept
@@ -73,12 +74,12 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
                 f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
                 "--discard-checkpoint puts it aside"
             )
-        store = BucketStore(spark, buckets_path(settings), lease.check)
+        store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
         with storage_told(settings):
-            return _rebuild(store, settings, current, now_ms)
+            return _rebuild(store, settings, current, now_ms, lease)
 
 
-def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int) -> Rebuilt:
+def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
     if delivered is None:
@@ -104,6 +105,12 @@ def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms
         cutoff_ms=delivered.cutoff_ms,
         offsets=ends,
     )
+    successor = Checkpoint(store.spark, next_checkpoint_path(settings))
+    kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
+    if kept_at is not None:
+        # No job may run from it again: what it holds is about to be in a bucket as well.
+        lease.check_now()
+        current.move(kept_at)
     resealed = 0
     if done is None:
         rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
@@ -111,8 +118,7 @@ def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms
         rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
         rest = rest.union(_overdue(store, delivered, birth))
         resealed = seal_rest(store, rest, birth, delivered.birth.checkpoint, delivered.cutoff_ms, rules)
-    kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
-    put_in_place(settings, birth, Checkpoint(store.spark, next_checkpoint_path(settings)), current, kept_at or "")
+    put_in_place(settings, birth, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
 
 

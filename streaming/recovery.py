@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.birth import Birth, Offsets
 from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from conf.kafka_options import librdkafka_options
-from conf.progress import Progress
+from conf.progress import Progress, refuse_older
 from conf.rules import RuleBook, rules_from
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
@@ -27,11 +28,13 @@ from state.stored import STORED_SCHEMA, described_segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint_logs import NEW_ONE
 from streaming.query import shard_keys
+from streaming.succession import rest_bucket
 
 log = logging.getLogger(__name__)
 
 # As Spark's Kafka source writes it among offsets.
 _EARLIEST = -2
+_MARKERS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     """
     lease.check()
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
-    store = BucketStore(spark, buckets_path(settings), lease.check)
+    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
     if planned is None:
@@ -95,6 +98,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     store.check_log()
     birth, committed = checkpoint.birth, checkpoint.last_committed()
     _refuse_lost_plan(checkpoint, store, planned)
+    _refuse_older(settings, checkpoint, store, planned)
     cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
@@ -167,11 +171,24 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int |
         )
 
 
+def _refuse_older(settings: Settings, checkpoint: Checkpoint, store: BucketStore, planned: int | None) -> None:
+    """Here and not only by the writer of a shard: that of another, which had delivered less, would begin already."""
+    for marker in read_markers(settings):
+        if marker is not None:
+            refuse_older(marker, checkpoint.birth, -1 if planned is None else planned)
+    if rest_bucket(store, checkpoint.birth.checkpoint) is not None:
+        raise CheckpointMismatch(
+            f"what waited in the checkpoint {checkpoint.path} is in {store.path} already, since it was to be replaced: "
+            "going on would deliver that twice. Let `delayline rebuild --discard-checkpoint` finish it"
+        )
+
+
 def read_markers(settings: Settings) -> list[Progress | None]:
     """Return the last marker in each partition of the progress topic, which has one for each shard or more."""
     options, topic = librdkafka_options(settings.kafka), settings.progress_topic
     partitions = partition_counts(settings, [topic]).get(topic, 0)
-    return [read_progress(options, topic, partition) for partition in range(partitions)]
+    with ThreadPoolExecutor(max_workers=_MARKERS_AT_A_TIME) as threads:
+        return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
 
 
 def _amended_rules(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None) -> RuleBook:

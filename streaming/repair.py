@@ -61,7 +61,7 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
     if skip and report.exists():
         raise UsageError(f"--report {str(report)!r} is there already: name a new file")
     with holding(settings, "repair", PASS_OVER_DAMAGE) as (spark, lease), storage_told(settings):
-        return _repair(BucketStore(spark, buckets_path(settings), lease.check), settings, skip, report)
+        return _repair(BucketStore(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
 
 
 def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) -> Repair:

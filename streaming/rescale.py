@@ -62,6 +62,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
         # Cut off between its last two steps: the first of them is done.
         after = successor.birth
         kept_at = _kept_at(current, after.generation - 1)
+        lease.check_now()
         successor.move(current.path)
         return Rescaled(Checkpoint(spark, kept_at).birth.shards, after.shards, 0, kept_at)
     if not current.exists():
@@ -76,12 +77,12 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
         # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
         current.retire()
     fence_writers(settings, max(before.shards, shards))
-    store = BucketStore(spark, buckets_path(settings), lease.check)
-    return _succeed(store, settings, shards, current, successor)
+    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+    return _succeed(store, settings, shards, current, successor, lease)
 
 
 def _succeed(
-    store: BucketStore, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint
+    store: BucketStore, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
 ) -> Rescaled:
     before, committed = current.birth, current.last_committed()
     birth = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
@@ -93,7 +94,7 @@ def _succeed(
         birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
         sealed = _seal_state(store, current, committed, birth)
     kept_at = _kept_at(current, before.generation)
-    put_in_place(settings, birth, successor, current, kept_at)
+    put_in_place(settings, birth, successor, current, kept_at, lease)
     return Rescaled(before.shards, shards, sealed, kept_at)
 
 

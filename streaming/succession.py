@@ -15,6 +15,7 @@ from conf.kafka_options import librdkafka_options
 from conf.rules import BatchRules
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
+from sinks.lease import HeldLease
 from sinks.progress import announce_birth
 from state.reseal import resealed
 from state.stored import METADATA_PART, STORED_SCHEMA
@@ -60,13 +61,22 @@ def _writer_of_rest(checkpoint: str) -> str:
     return f"{checkpoint}-rest"
 
 
-def put_in_place(settings: Settings, birth: Birth, successor: Checkpoint, current: Checkpoint, aside: str) -> None:
-    """Let `successor` be born, announce it, and move it to the place of `current`, which is kept at `aside`."""
+def put_in_place(
+    settings: Settings, birth: Birth, successor: Checkpoint, current: Checkpoint, aside: str | None, lease: HeldLease
+) -> None:
+    """Let `successor` be born, announce it, and move it to the place of `current`, which is moved to `aside` if given.
+
+    Raises ApplicationHeld, with the rest undone, as soon as another process is known to have taken the lease.
+    """
+    lease.check_now()
     successor.remove()
     successor.be_born(birth)
+    lease.check_now()
     announce_birth(librdkafka_options(settings.kafka), settings.application_id, settings.progress_topic, birth)
     failpoint("successor-born")
-    if current.exists():
+    if aside is not None:
+        lease.check_now()
         current.move(aside)
     failpoint("predecessor-moved")
+    lease.check_now()
     successor.move(current.path)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
+from conf.kafka_options import librdkafka_options
+from conf.progress import BatchSpan, Progress
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
 from sinks.lease import HeldLease
+from sinks.progress import marker_key
 from sinks.topics import ensure_topics
 from streaming.recovery import buckets_path, recover
 from tests.conftest import MakeSettings
@@ -41,6 +46,41 @@ def lease(settings: Settings) -> Iterator[HeldLease]:
     """What a start must hold."""
     with closing(HeldLease(settings, "run")) as lease:
         yield lease
+
+
+def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    born = recover(spark, settings, False, lease).checkpoint.birth
+    plan(tmp_path / "checkpoint", 0)
+    recover(spark, settings, False, lease)
+    options = librdkafka_options(settings.kafka)
+
+    def deliver(span: BatchSpan) -> None:
+        producer = Producer(options)
+        producer.produce(settings.progress_topic, Progress(span, 1, (1, "in", 0, 0)).to_bytes(), marker_key(1), 1)
+        assert producer.flush(10) == 0
+
+    deliver(BatchSpan(born, 0))
+    recover(spark, settings, False, lease)
+    deliver(BatchSpan(born, 3))
+    with pytest.raises(CheckpointMismatch, match="batch 3 has been delivered, but the checkpoint is at batch 0"):
+        recover(spark, settings, False, lease)
+    deliver(BatchSpan(replace(born, checkpoint="other", generation=born.generation + 1)))
+    with pytest.raises(CheckpointMismatch, match="was replaced by other"):
+        recover(spark, settings, False, lease)
+
+
+def test_a_checkpoint_whose_rest_is_sealed_is_refused(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    plan(tmp_path / "checkpoint", 0)
+    store, birth = recovered.store, replace(recovered.checkpoint.birth, first_bucket=5)
+    rows = sealed_rows(spark, birth.overdue_bucket, [{"deliver_at_ms": 99}], some_rules())
+    store.append(rows, f"{birth.checkpoint}-rest", birth.overdue_bucket)
+    with pytest.raises(CheckpointMismatch, match="delayline rebuild --discard-checkpoint"):
+        recover(spark, settings, False, lease)
 
 
 def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(

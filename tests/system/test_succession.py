@@ -69,5 +69,9 @@ def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
     # Again, from a checkpoint that was rebuilt, by another number of shards, and with the checkpoint still there.
     kill_in_the_middle(service, ledger, application, seed=3)
     service.overrides.append("bucket.shards=1")
-    assert service.command("rebuild", "--discard-checkpoint") == 0, service.log[-3000:]
+    assert service.command("rebuild", "--discard-checkpoint", failpoint="rest-sealed=kill") == -signal.SIGKILL
+    # What was in the checkpoint is in a bucket by now.
+    assert service.command("run") == 1
+    assert "checkpoint-mismatch" in service.log
+    assert service.command("rebuild") == 0, service.log[-3000:]
     finish(service, ledger, application, seed=4)
