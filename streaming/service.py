@@ -15,7 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from conf import errors
-from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, LateRowsDropped, QueryFailed, ServiceStopping
+from conf.errors import (
+    ApplicationHeld,
+    BrokerUnreachable,
+    ClockBehind,
+    DelaylineError,
+    LateRowsDropped,
+    QueryFailed,
+    ServiceStopping,
+)
 from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.lease import HeldLease
@@ -158,9 +166,7 @@ def _watch(
         is_outage()
         drops.check()
         if not query.isActive:
-            # Whatever a holder trips over that comes back too late, this is why.
-            lease.check(limit_s=0)
-            raise _failure(query, settings)
+            raise _why_it_ended(query, settings, lease)
     log.info("stopping after the running batch")
     # Spark would report the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
@@ -216,6 +222,19 @@ class _DropWatch:
                     "please report this with the checkpoint"
                 )
         self._checked = newest
+
+
+def _why_it_ended(query: StreamingQuery, settings: Settings, lease: HeldLease) -> DelaylineError:
+    failure = _failure(query, settings)
+    try:
+        lease.check(limit_s=0)
+    except ApplicationHeld as taken:
+        # Whatever a holder trips over that comes back too late, this is why.
+        return taken
+    except BrokerUnreachable as absence:
+        # Spark's own words for brokers that are away name only what it waited for.
+        return absence if type(failure) is QueryFailed else failure
+    return failure
 
 
 def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
