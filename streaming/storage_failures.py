@@ -116,7 +116,7 @@ def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
     folder = tempfile.gettempdir() if place is None else f"{storage}/{place}".rstrip("/")
     return StorageFailed(
         f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Mend that and "
-        "start the job again: it goes on from its last committed batch, and nothing is lost"
+        "run the same command again: it goes on from what is committed, and nothing is lost"
     )
 
 

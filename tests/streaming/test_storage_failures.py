@@ -36,7 +36,7 @@ def test_a_full_disk_is_told_with_what_was_written_and_where(trace: str, what: s
     assert isinstance(failure, StorageFailed)
     assert str(failure).startswith(f"storage-failed: no space left: {what}")
     assert f" could not be written in {STORAGE}{place}, of whose " in str(failure)
-    assert "start the job again" in str(failure)
+    assert "run the same command again" in str(failure)
 
 
 def test_a_full_working_folder_of_spark_is_not_taken_for_the_storage() -> None:
