@@ -36,8 +36,8 @@ LOOKAHEAD_US = 2_000_000
 _NAME, _OTHER = "chaos", "chaos-other"
 _LONGEST_S = 300.0
 _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
-# After the last fault: for a start, for what is overdue, and for a machine that is busy.
-_DRAIN_S = 240.0
+# After the last message is due: for a start, for what is overdue, and for a machine that is busy.
+_DRAIN_S = 180.0
 # A record that was committed before a kill comes within this time.
 _ON_THE_WAY_S = 1.0
 _SETTINGS = (
@@ -75,7 +75,14 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         _warm_up(stand, application, load)
         receivers = {
             topic: stack.enter_context(
-                Receiver(stand.bootstrap, topic, PARTITIONS, count, seconds + _DRAIN_S, stand.folder / f"{topic}.npz")
+                Receiver(
+                    stand.bootstrap,
+                    topic,
+                    PARTITIONS,
+                    count,
+                    seconds + _longest_s(seconds) + _DRAIN_S,
+                    stand.folder / f"{topic}.npz",
+                )
             )
             for topic, count in load.counts(application.output).items()
         }
@@ -116,10 +123,15 @@ class _Load(threading.Thread):
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
-        # Half within ten seconds, and some to wait through several faults; not for long after a short campaign.
-        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._seconds / 3)
+        # Half within ten seconds, and some to wait through several faults.
+        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), _longest_s(self._seconds))
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
         return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *_route(number)]
+
+
+def _longest_s(seconds: float) -> float:
+    """Return the longest delay in a campaign of so many seconds: not for long after a short one."""
+    return min(_LONGEST_S, seconds / 3)
 
 
 def _route(number: int) -> list[Header]:
