@@ -45,6 +45,8 @@ ID_HEADER = "delayline-id"
 DELIVER_AT_HEADER = "delayline-deliver-at"
 ERROR_HEADER = "delayline-error"
 ERROR_TEXT_HEADER = "delayline-error-text"
+# On a dead letter whose record is not stamped with it: the input record's Kafka timestamp, epoch ms.
+TIMESTAMP_HEADER = "delayline-timestamp"
 # On a dead letter that was resent: the message id it had at first.
 FIRST_ID_HEADER = "delayline-first-id"
 

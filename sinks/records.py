@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import Rejected
-from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER
+from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER, TIMESTAMP_HEADER
 
 # Due time in ms, topic, partition, key, value, headers.
 Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
@@ -64,11 +64,16 @@ def record_id(record: Record) -> bytes:
     return next(value or b"" for name, value in reversed(record[5]) if name == ID_HEADER)
 
 
-def as_dead_letter(record: Record, topic: str, error: Rejected) -> Record:
-    """Readdress the record of a message that was to be delivered: to the dead-letter `topic`, with the error."""
+def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejected) -> Record:
+    """Readdress the record of a message that was to be delivered: to the dead-letter `topic`, with the error.
+
+    `timestamp_ms` (epoch ms) is the input record's. The dead letter is stamped with the due time, since a topic
+    may be about to delete what is stamped a long delay ago; so it says in a header from when its delay counts.
+    """
     due, _, _, key, value, headers = record
     # The due time is the last header; a dead letter has the error in its place.
     told = [*headers[:-1], (ERROR_HEADER, error.code.encode()), (ERROR_TEXT_HEADER, str(error).encode())]
+    told.append((TIMESTAMP_HEADER, b"%d" % timestamp_ms))
     return due, topic, ANY_PARTITION, key, value, told
 
 

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from conf.errors import PublishFailed
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
+from sinks.size_check import largest_batch
 
 _ANY_PARTITION = -1
 _RETRY_S = 0.2
@@ -32,17 +33,20 @@ class Outgoing:
 class Resender:
     """A transactional producer. A new one of the same application fences the one before."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises PublishFailed if the broker does not admit it."""
+    def __init__(self, settings: Settings, limits: Mapping[str, int]) -> None:
+        """`limits` are max.message.bytes of the input topics. Raises PublishFailed if the broker does not admit it."""
         self._timeout_s = settings.delivery.transaction_timeout / 1000
         self._topic = settings.topics.dead_letter
         self._servers = settings.kafka.bootstrap_servers
+        options = librdkafka_options(settings.kafka)
         self._producer = Producer(
             {
                 "log_level": "3",
                 # A record's limit is the topic's; the client must not have a lower one of its own.
                 "message.max.bytes": "1000000000",
-                **librdkafka_options(settings.kafka),
+                **options,
+                # Only what is alone in its batch can then be too large for its topic.
+                "batch.size": str(largest_batch(options, limits)),
                 # Java's, where librdkafka has another by default.
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",
@@ -58,20 +62,24 @@ class Resender:
         """Send `records` and keep `positions` of the dead-letter topic's partitions for `group`, all or nothing.
 
         A position is the offset and the text that Kafka keeps. Returns the ids of the records, in their order. Raises
-        PublishFailed, with nothing of it visible.
+        PublishFailed, with nothing of it visible, or without an answer to the commit.
         """
         landed: list[Message | None] = [None] * len(records)
         refused: list[KafkaError] = []
+        committing = False
         try:
             self._producer.begin_transaction()
             for at, record in enumerate(records):
                 self._produce(record, _landing(landed, at, refused))
             kept = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
             self._insist(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
+            committing = True
             self._insist(lambda: self._producer.commit_transaction(self._timeout_s))
         except KafkaException as problem:
-            why = refused[0] if refused else problem.args[0]
-            raise self._failed(why, self._abort()) from problem
+            error = problem.args[0]
+            if committing and error.retriable():
+                raise self._unanswered(error) from problem
+            raise self._failed(refused[0] if refused else error, self._abort()) from problem
         return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in landed if each is not None]
 
     def _produce(self, record: Outgoing, on_delivery: Any) -> None:
@@ -113,6 +121,12 @@ class Resender:
 
     def _failed(self, why: KafkaError, aborting: str = "") -> PublishFailed:
         return PublishFailed(f"nothing of this transaction was resent at {self._servers}: {why.str()}{aborting}")
+
+    def _unanswered(self, why: KafkaError) -> PublishFailed:
+        return PublishFailed(
+            f"{self._servers} did not say whether it committed the last transaction: {why.str()}. Run the command "
+            "again: what was resent is not sent a second time, unless with --again"
+        )
 
 
 def _landing(landed: list[Message | None], at: int, refused: list[KafkaError]) -> Any:

@@ -11,6 +11,8 @@ from sinks.topic_limits import NO_LIMIT
 
 # A topic, and the id of a message that it refused.
 Refusal = tuple[str, bytes]
+# librdkafka's own limit of a batch of records.
+_BATCH_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,18 @@ class SizeCheck:
     compresses: bool
     refused: Set[Refusal]
 
-    def fitted(self, record: Record) -> Record:
-        """Return `record`, or the dead letter that takes its place. Raises DeadLetterRefused if that is too large."""
+    def fitted(self, record: Record, timestamp_ms: int) -> Record:
+        """Return `record`, or the dead letter that takes its place. Raises DeadLetterRefused if that is too large.
+
+        `timestamp_ms` (epoch ms) is that of the input record.
+        """
         topic = record[1]
         if self._takes(record):
             return record
         size = record_bytes(record)
         if topic != self.dead_letter:
             error = MessageTooLarge(f"the record takes {size} bytes, and {self._limit_of(topic)}")
-            letter = as_dead_letter(record, self.dead_letter, error)
+            letter = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
             if self._takes(letter):
                 return letter
             size = record_bytes(letter)
@@ -60,6 +65,11 @@ class SizeCheck:
 def compresses(options: Mapping[str, str]) -> bool:
     """Say whether a producer with these options of librdkafka compresses."""
     return any(options.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
+
+
+def largest_batch(options: Mapping[str, str], limits: Mapping[str, int]) -> int:
+    """Return how many bytes a producer with these options of librdkafka may batch, so that every topic takes them."""
+    return min(int(options.get("batch.size", _BATCH_BYTES)), smallest(limits))
 
 
 def smallest(limits: Mapping[str, int]) -> int:

@@ -43,12 +43,21 @@ def dead_letter_limits(settings: Settings) -> tuple[int, int]:
     NO_LIMIT and 0 for what cannot be told. Raises BrokerUnreachable.
     """
     dead_letter = settings.topics.dead_letter
-    try:
-        limits = read_limits(librdkafka_options(settings.kafka), [*settings.topics.input, dead_letter])
-    except KafkaException as problem:
-        raise BrokerUnreachable(f"the topics' max.message.bytes cannot be read: {problem}") from problem
+    limits = _known_limits(settings, [*settings.topics.input, dead_letter])
     known = [limits[topic] for topic in settings.topics.input if limits[topic] != NO_LIMIT]
     return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
+
+
+def input_limits(settings: Settings) -> dict[str, int]:
+    """Return max.message.bytes of each input topic, NO_LIMIT where it cannot be told. Raises BrokerUnreachable."""
+    return _known_limits(settings, settings.topics.input)
+
+
+def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, int]:
+    try:
+        return read_limits(librdkafka_options(settings.kafka), topics)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the topics' max.message.bytes cannot be read: {problem}") from problem
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:

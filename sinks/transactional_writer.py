@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed
@@ -25,12 +26,10 @@ from sinks.host_clock import wait_until
 from sinks.lease import refuse_others
 from sinks.progress import marker_key, read_progress
 from sinks.records import Record, records
-from sinks.size_check import Refusal, SizeCheck, compresses, smallest
+from sinks.size_check import Refusal, SizeCheck, compresses, largest_batch, smallest
 from sinks.topic_limits import missing_topics, read_limits
 from sinks.transactions import Transaction
 
-# librdkafka's own limit of a batch of records.
-_BATCH_BYTES = 1_000_000
 # How long at the least a producer is given for its id, however short its transactions are.
 _OPEN_TIMEOUT_S = 10.0
 # An error ends a transaction, but a flush goes on until what is queued has timed out: so it is looked for in between.
@@ -87,7 +86,6 @@ class ShardWriter:
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._reports = DeliveryReports()
-        batch_bytes = min(int(plan.options.get("batch.size", _BATCH_BYTES)), smallest(self.limits))
         self._producer = Producer(
             {
                 # A record's limit is the topic's; the client must not have a lower one of its own.
@@ -96,7 +94,7 @@ class ShardWriter:
                 "queue.buffering.max.messages": "500000",
                 **plan.options,
                 # Only what is alone in its batch can then be too large for its topic.
-                "batch.size": str(batch_bytes),
+                "batch.size": str(largest_batch(plan.options, self.limits)),
                 "delivery.report.only.error": True,
                 "on_delivery": self._reports.failed,
                 "transactional.id": transactional_id(plan.application_id, shard),
@@ -131,7 +129,7 @@ class ShardWriter:
             if largest <= smallest(self.limits):
                 self._produce(records(part))
             else:
-                self._produce_checked(records(part), check)
+                self._produce_checked(part, check)
         not_before_ms = transaction.last[0]
         # Stamped like its last message. The host's clock may be an hour ahead, and the broker would refuse that.
         marker = (marker_key(self.shard), progress.to_bytes())
@@ -164,8 +162,8 @@ class ShardWriter:
         elif unknown := topics - self.limits.keys():
             self.limits = self.limits | read_limits(self._plan.options, unknown)
 
-    def _produce_checked(self, batch: Iterable[Record], check: SizeCheck) -> None:
-        for record in map(check.fitted, batch):
+    def _produce_checked(self, batch: pa.RecordBatch, check: SizeCheck) -> None:
+        for record in map(check.fitted, records(batch), batch.column("timestamp_ms").to_pylist()):
             self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conf.message import ERROR_HEADER, ERROR_TEXT_HEADER, FIRST_ID_HEADER, ID_HEADER
+from conf.message import ERROR_HEADER, ERROR_TEXT_HEADER, FIRST_ID_HEADER, ID_HEADER, TIMESTAMP_HEADER
 from sources.subscriber import Received
 
 Headers = list[tuple[str, bytes | None]]
 
-# What the job puts behind a dead letter's own headers, in this order (`sinks.transactional_writer`).
+# What the job puts behind a dead letter's own headers, in this order (`sinks.records`); and behind it, where the
+# record's stamp does not say when it was published, a header that does.
 _SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER]
 
 
@@ -48,7 +49,13 @@ class DeadLetter:
 
 def read_letter(record: Received) -> DeadLetter | None:
     """Return the dead letter that `record` is; None for one that no Delayline has written."""
-    own, service = record.headers[:-3], record.headers[-3:]
+    headers, timestamp_ms = record.headers, record.timestamp_ms
+    if headers and headers[-1][0] == TIMESTAMP_HEADER:
+        stamp = headers[-1][1] or b""
+        if not stamp.isdigit():
+            return None
+        headers, timestamp_ms = headers[:-1], int(stamp)
+    own, service = headers[:-3], headers[-3:]
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None
     identity, code, text = ((value or b"").decode(errors="replace") for _, value in service)
@@ -56,7 +63,7 @@ def read_letter(record: Received) -> DeadLetter | None:
     if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in place):
         return None
     return DeadLetter(
-        record.partition, record.offset, topic, int(place[0]), int(place[1]), record.timestamp_ms,
+        record.partition, record.offset, topic, int(place[0]), int(place[1]), timestamp_ms,
         record.key, record.value, own, code, text,
     )  # fmt: skip
 

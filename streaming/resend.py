@@ -11,11 +11,15 @@ import pyarrow as pa
 
 from conf.birth import Birth
 from conf.durations import format_duration
-from conf.errors import UsageError
+from conf.errors import MessageTooLarge, UsageError
+from conf.kafka_options import librdkafka_options
 from conf.message import HEADERS
 from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
+from sinks.records import record_bytes
 from sinks.resender import Outgoing, Resender
+from sinks.size_check import compresses
+from sinks.topic_limits import input_limits
 from sinks.topics import check_topics, input_retentions, partition_counts
 from sources.dead_letter import Choice, DeadLetter, HeaderChanges, read_letter
 from sources.dead_letter_reader import DeadLetterReader
@@ -70,10 +74,13 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
     partitions = range(letters) if choice.partition is None else range(choice.partition, choice.partition + 1)
     rules = rules_from(settings, partition_counts(settings), (0,), Birth("resend", 0, 1))
     # Before any position is read: from here on no earlier resend can move one.
-    resender = None if request.dry else Resender(settings)
+    limits = input_limits(settings)
+    resender = None if request.dry else Resender(settings, limits)
     unseen = set(choice.ids)
     with closing(DeadLetterReader(settings, partitions)) as reader:
-        run = _Run(settings, request, rules, counts, reader, resender, reader.positions(), input_retentions(settings))
+        run = _Run(
+            settings, request, rules, counts, reader, resender, reader.positions(), input_retentions(settings), limits
+        )
         for outcome in run.outcomes():
             unseen.discard(outcome.letter.id)
             yield outcome
@@ -94,6 +101,7 @@ class _Run:
     resender: Resender | None
     positions: dict[int, ResendPosition]
     retentions: dict[str, int]
+    limits: dict[str, int]
     # Of each partition: what this run has read of it, and what of that stays as it is.
     read_to: dict[int, int] = field(default_factory=dict)
     left: dict[int, set[int]] = field(default_factory=dict)
@@ -157,11 +165,20 @@ class _Run:
         )
 
     def _refusals(self, records: list[Outgoing]) -> list[str | None]:
-        """Say of each record why the job would refuse it, by its own rules, or never see it; None if neither."""
+        """Say of each record why its topic would not take it, or the job would refuse or never see it; None if not."""
+        too_large = [self._too_large(record) for record in records]
         if not self.request.checked or not records:
-            return [None] * len(records)
+            return too_large
         errors = accept(_table(records), self.rules, _now_ms()).column("error_text").to_pylist()
-        return [error or self._too_old(record) for error, record in zip(errors, records, strict=True)]
+        reasons = zip(too_large, errors, map(self._too_old, records), strict=True)
+        return [large or error or old for large, error, old in reasons]
+
+    def _too_large(self, record: Outgoing) -> str | None:
+        nbytes = record_bytes((0, record.topic, 0, record.key, record.value, record.headers))
+        if nbytes <= self.limits[record.topic] or compresses(librdkafka_options(self.settings.kafka)):
+            return None
+        limit = f"max.message.bytes of {record.topic} is {self.limits[record.topic]}"
+        return str(MessageTooLarge(f"the record takes {nbytes} bytes, and {limit}"))
 
     def _too_old(self, record: Outgoing) -> str | None:
         kept_ms = self.retentions.get(record.topic)

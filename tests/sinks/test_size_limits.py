@@ -102,7 +102,14 @@ def read(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
 
 def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
     rows = [
-        {"offset": first + n, "deliver_at_ms": 1, "output_topic": topic, "value": value, "key": b"k"}
+        {
+            "offset": first + n,
+            "deliver_at_ms": 70,
+            "timestamp_ms": 30,
+            "output_topic": topic,
+            "value": value,
+            "key": b"k",
+        }
         for n, value in enumerate(values)
     ]
     return messages(rows)
@@ -145,6 +152,8 @@ def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatev
     assert told["delayline-error"] == b"message-too-large"
     assert b"max.message.bytes of " + topic.encode() + b" is 5000" in told["delayline-error-text"]
     assert "delayline-deliver-at" not in told
+    # Its delay counts from then, should it be resent.
+    assert (letters[0].timestamp()[1], told["delayline-timestamp"]) == (70, b"30")
 
 
 def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(

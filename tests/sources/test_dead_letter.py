@@ -23,10 +23,14 @@ def record(headers: Headers) -> Received:
     )
 
 
-def letter(*headers: tuple[str, bytes | None]) -> DeadLetter:
-    found = read_letter(record([*headers, *SERVICE]))
+def letter_of(headers: Headers) -> DeadLetter:
+    found = read_letter(record(headers))
     assert found is not None
     return found
+
+
+def letter(*headers: tuple[str, bytes | None]) -> DeadLetter:
+    return letter_of([*headers, *SERVICE])
 
 
 def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() -> None:
@@ -37,6 +41,11 @@ def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() ->
     assert (found.key, found.value, found.headers) == (b"k", None, forwarded)
 
 
+def test_a_letter_that_came_when_it_was_due_says_when_it_was_published() -> None:
+    found = letter_of([("a", b"1"), *SERVICE, ("delayline-timestamp", b"70")])
+    assert (found.timestamp_ms, found.headers) == (70, [("a", b"1")])
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -44,6 +53,8 @@ def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() ->
         SERVICE[:2],
         SERVICE[::-1],
         [*SERVICE, ("x", b"")],
+        [*SERVICE, ("delayline-timestamp", b"soon")],
+        [*SERVICE, ("delayline-timestamp", None)],
         [("delayline-id", b"in/2"), *SERVICE[1:]],
         [("delayline-id", b"in/2/x"), *SERVICE[1:]],
         [("delayline-id", None), *SERVICE[1:]],
