@@ -6,7 +6,8 @@ once a later record of its input partition has come out: a batch takes a partiti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,30 @@ from benchmarks.receiver import COLUMNS, Received
 
 Ints = npt.NDArray[np.int64]
 
+FAULTS = ("lost", "duplicates", "early", "inversions", "altered", "misplaced")
+# Of all messages: a smaller share that was held to its order proves little about order.
+LEAST_IN_ORDER = 0.1
 
-def faults_of(outputs: Mapping[str, Received], published: int, lookahead_us: int) -> dict[str, int]:
-    """Count lost, duplicate, early, altered, misplaced and inverted messages, of those numbered from 0.
+
+@dataclass(frozen=True)
+class Published:
+    """What was published: `count` messages numbered from 0, and for a number the topic asked for, and the key."""
+
+    count: int
+    topic_of: Callable[[int], str]
+    key_of: Callable[[int], bytes | None]
+
+
+def broken(found: Mapping[str, int], published: int) -> list[str]:
+    """Return what of `faults_of` breaks the contract, or leaves it unproven; nothing if it was kept."""
+    told = [f"{name}: {found[name]:,}" for name in FAULTS if found[name]]
+    if found["in_order"] < LEAST_IN_ORDER * published:
+        told.append(f"order was checked for too few messages: {found['in_order']:,} of {published:,}")
+    return told
+
+
+def faults_of(outputs: Mapping[str, Received], published: Published, lookahead_us: int) -> dict[str, int]:
+    """Count each of `FAULTS`.
 
     `outputs` are the records of each topic. A message counts as accepted in time if that is known `lookahead_us` before
     it is due; `in_order` says how many were, so that nobody takes a check of nothing for a proof.
@@ -33,11 +55,12 @@ def faults_of(outputs: Mapping[str, Received], published: int, lookahead_us: int
         in_order += int(bound.sum())
         start = end
     return {
-        "lost": published - distinct,
+        "lost": published.count - distinct,
         "duplicates": len(every["number"]) - distinct,
         "early": int((every["received_us"] < every["due_us"]).sum()),
         "inversions": inversions,
         "altered": int((every["header_ms"] != every["due_us"] // 1000).sum()) + _misnamed(every),
+        "misplaced": sum(_misplaced(topic, output, published) for topic, output in outputs.items()),
         "in_order": in_order,
     }
 
@@ -72,4 +95,23 @@ def _misnamed(records: Mapping[str, Ints]) -> int:
         numbers = records["number"][at][np.argsort(records["in_offset"][at], kind="stable")]
         # A duplicate is counted as that.
         wrong += int((np.diff(numbers) < 0).sum())
+    return wrong
+
+
+def _misplaced(topic: str, output: Received, published: Published) -> int:
+    """Count records that belong in another topic, and those that lie in another partition than the first of their key.
+
+    Those without a key go by the input partition instead.
+    """
+    first: dict[bytes | int, int] = {}
+    wrong = 0
+    # In the order of publishing, so that the first is the same one whatever went wrong behind it.
+    order = np.argsort(output["number"], kind="stable")
+    rows = (output[name][order].tolist() for name in ("number", "in_partition", "partition"))
+    for number, in_partition, partition in zip(*rows, strict=True):
+        if published.topic_of(number) != topic:
+            wrong += 1
+            continue
+        key = published.key_of(number)
+        wrong += partition != first.setdefault(in_partition if key is None else key, partition)
     return wrong

@@ -83,19 +83,22 @@ class EmbeddedBroker:
     def start(self, timeout_s: float = START_TIMEOUT_S) -> EmbeddedBroker:
         """Start, and return once it answers requests. Formats the storage when it is new.
 
-        Raises BrokerFailed with the end of its log; JarsMissing, JavaMissing.
+        Raises BrokerFailed, with the end of its log once it has one; JarsMissing, JavaMissing.
         """
         if self.pid is not None:
             raise BrokerFailed(f"the broker in {self.directory} runs already (process {self.pid})")
         jars, java = broker_jars(), java_command()
         classpath = f"{jars[0].parent}/*"
-        config = self._write_config()
-        if not (self.directory / "data" / "meta.properties").exists():
-            self._format(java, classpath, config)
         try:
+            config = self._write_config()
+            if not (self.directory / "data" / "meta.properties").exists():
+                self._format(java, classpath, config)
             with held():
                 self._process = self._launch(java, classpath, config)
             self._wait_until_it_serves(time.monotonic() + timeout_s)
+        except OSError as problem:
+            self.kill()
+            raise BrokerFailed(f"cannot run a broker in {self.directory}: {problem}") from problem
         except BaseException:
             self.kill()
             raise
@@ -197,10 +200,14 @@ class EmbeddedBroker:
 
 
 def _free_port(host: str) -> int:
-    """A port that was free a moment ago."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago. Raises BrokerFailed where `host` is no address of this machine."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            return int(probe.getsockname()[1])
+    # Unicode: a name that the resolver cannot even be asked for, such as one with two dots in a row.
+    except (OSError, UnicodeError) as problem:
+        raise BrokerFailed(f"cannot listen on {host!r}, which has to be this machine's: {problem}") from problem
 
 
 def _serves(host: str, port: int) -> bool:

@@ -28,12 +28,11 @@ def demo(
     """
     from rich.console import Console
 
-    from conf.errors import UsageError
     from streaming.demo import run_demo
     from streaming.demo_view import View
 
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"--keep {str(keep)!r}: name a folder that is new or empty")
+    if keep is not None:
+        _make_empty(keep)
     view = View(Console(highlight=False))
     with _ended_in_order():
         verdict = run_demo(view, keep)
@@ -41,6 +40,18 @@ def demo(
     view.result(verdict)
     if not verdict.holds:
         raise typer.Exit(1)
+
+
+def _make_empty(folder: Path) -> None:
+    from conf.errors import UsageError
+
+    asked = f"--keep {str(folder)!r}: name a folder that is new or empty"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(asked)
+    except OSError as problem:
+        raise UsageError(f"{asked} ({problem.strerror})") from problem
 
 
 @contextmanager

@@ -53,15 +53,23 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
     """Read the whole table, and tell what of it is damaged.
 
     With `skip`, write the report (a new JSON file), and then take all that cannot be read out of the table, in one
-    commit. Raises UsageError if the report is there already, BucketUnreadable if the table's log is damaged,
-    ApplicationHeld while the job runs.
+    commit. Raises UsageError if the report is there already or has no place to go, BucketUnreadable if the table's log
+    is damaged, ApplicationHeld while the job runs.
     """
+    if skip:
+        _check_report(report)
     check_storage(settings)
     check_topics(settings)
-    if skip and report.exists():
-        raise UsageError(f"--report {str(report)!r} is there already: name a new file")
     with holding(settings, "repair", PASS_OVER_DAMAGE) as (spark, lease), storage_told(settings):
         return _repair(BucketStore(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
+
+
+def _check_report(report: Path) -> None:
+    # With os.path, which takes what may not be looked at for not there.
+    if not os.path.isdir(report.parent) or not os.access(report.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--report {str(report)!r}: {str(report.parent)!r} is no folder that can be written to")
+    if os.path.lexists(report):
+        raise UsageError(f"--report {str(report)!r} is there already: name a new file")
 
 
 def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) -> Repair:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from conf.failpoints import failpoint
 from conf.rules import BatchRules
@@ -18,7 +19,10 @@ from streaming.bucket_merger import Merged, merge_buckets
 log = logging.getLogger(__name__)
 
 _DELETE_EVERY_S = 60.0
-_VACUUM_EVERY_S = 3600.0
+# The table's retention time, which counts by the wall clock, and a minute for what clocks differ.
+_KEPT_S = 3660.0
+# An earlier run may have left files, and a start has other things to do.
+_FIRST_VACUUM_S = 300.0
 # Each bucket brings a metadata file for each shard, and a start reads them all.
 _COMPACT_EVERY_BUCKETS = 50
 # Batches are served first wherever both have tasks to run.
@@ -26,7 +30,7 @@ _POOL = "upkeep"
 
 
 class Upkeep:
-    """Deletes time partitions that are delivered whole, merges buckets, and keeps the metadata in few files.
+    """Deletes time partitions that are delivered whole, merges buckets, keeps the metadata in few files, and vacuums.
 
     One step at a time, in a thread of its own; the catalog is touched in the query's thread alone.
     """
@@ -49,7 +53,8 @@ class Upkeep:
         self._running: Future[Merged | None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep", initializer=self._begin)
         self._now = now
-        self._next_delete = self._next_vacuum = now()
+        self._next_delete = now()
+        self._leftovers = _Leftovers(now())
         self._uncompacted = 0
         self._compacted_to = -1
 
@@ -84,20 +89,33 @@ class Upkeep:
 
     def _next_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged | None] | None:
         now = self._now()
+        # First, and not with what leaves files: those go whether or not anything falls due, or is merged.
+        if self._leftovers.due(now):
+            self._leftovers.vacuumed(now)
+            return self._store.vacuum
+        change = self._next_change(now, last_bucket, delivered_before_ms)
+        return change and partial(self._make, change)
+
+    def _make(self, change: Callable[[], Merged | None]) -> Merged | None:
+        merged = change()
+        # In its own thread, at its end: what it has replaced was in use until then.
+        self._leftovers.left(self._now())
+        return merged
+
+    def _next_change(
+        self, now: float, last_bucket: int, delivered_before_ms: int
+    ) -> Callable[[], Merged | None] | None:
         done = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
         if now >= self._next_delete and done:
             self._next_delete = now + _DELETE_EVERY_S
-            vacuum = now >= self._next_vacuum
-            if vacuum:
-                self._next_vacuum = now + _VACUUM_EVERY_S
             self._partitions -= done
-            return self._cleaning(done, vacuum, last_bucket)
+            return self._cleaning(done, last_bucket)
         if self._uncompacted >= _COMPACT_EVERY_BUCKETS:
             # What came since the last time, so that the cost does not grow with what waits.
             return self._compacting(self._compacted_to + 1, last_bucket)
         return self._merging(last_bucket, delivered_before_ms)
 
-    def _cleaning(self, partitions: set[str], vacuum: bool, last_bucket: int) -> Callable[[], None]:
+    def _cleaning(self, partitions: set[str], last_bucket: int) -> Callable[[], None]:
         compact = self._compacting(0, last_bucket, partitions)
 
         def clean() -> None:
@@ -105,8 +123,6 @@ class Upkeep:
             self._store.delete(partitions)
             failpoint("cleaning")
             compact()
-            if vacuum:
-                self._store.vacuum()
 
         return clean
 
@@ -125,3 +141,24 @@ class Upkeep:
         if not chosen:
             return None
         return lambda: merge_buckets(self._store, chosen, delivered_before_ms, self._rules)
+
+
+class _Leftovers:
+    """Tells when a vacuum finds files that the table has not named for its retention time. Instants in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._newest = now
+        self._due: float | None = now + _FIRST_VACUUM_S
+
+    def left(self, now: float) -> None:
+        """Remember that files were left until now."""
+        self._newest = now
+        if self._due is None:
+            self._due = now + _KEPT_S
+
+    def due(self, now: float) -> bool:
+        return self._due is not None and now >= self._due
+
+    def vacuumed(self, now: float) -> None:
+        """Look again when what is too young for a vacuum now is old enough, if there is such."""
+        self._due = now + _KEPT_S if self._newest > now - _KEPT_S else None

@@ -269,6 +269,43 @@ def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         node.kill()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--dir", "a-file", "a-file"),
+        ("--dir", "a-file/below", "a-file"),
+        ("--dir", "long" * 100, "too long"),
+        ("--host", "no-such-host.invalid", "no-such-host.invalid"),
+        ("--host", "192.0.2.1", "192.0.2.1"),
+        ("--host", "two..dots", "two..dots"),
+    ],
+)
+def test_a_broker_that_cannot_be_as_asked_is_an_error_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The handlers would stay behind, with the test's process.
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "a-file").touch()
+    _in_a_sentence(CliRunner().invoke(app, ["broker", option, value]), 1, "broker-failed", said)
+
+
+@pytest.mark.parametrize("keep", ["a-file", "a-file/below", "full"])
+def test_a_demo_wants_a_folder_that_is_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "full/of").mkdir(parents=True)
+    _in_a_sentence(CliRunner().invoke(app, ["demo", "--keep", keep]), 2, "bad-usage", keep)
+
+
+def _in_a_sentence(result: Result, exit_code: int, error: str, said: str) -> None:
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == exit_code
+    sentence = result.stderr.splitlines()[-1]
+    assert sentence.startswith(f"error: {error}: ")
+    assert said in sentence
+
+
 def _children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children()]
 

@@ -71,12 +71,22 @@ def test_ranges(offsets: list[int], expected: list[list[int]]) -> None:
     assert ranges(BitMap64(offsets)) == expected
 
 
-def test_a_report_that_is_there_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "check_topics", lambda settings: None)
+def test_a_report_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text("of an earlier repair")
-    refused = CliRunner().invoke(
-        app, ["repair", "--skip", "--report", str(report), "--set", f"storage.path={tmp_path}/storage"]
-    )
-    assert (refused.exit_code, report.read_text()) == (2, "of an earlier repair")
-    assert "name a new file" in refused.stderr
+    assert "name a new file" in _refused(tmp_path, report)
+    assert report.read_text() == "of an earlier repair"
+
+
+@pytest.mark.parametrize("name", ["no/such/dir/r.json", "report.json/r.json"])
+def test_a_report_that_has_no_place_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "report.json").touch()
+    assert "is no folder that can be written to" in _refused(tmp_path, tmp_path / name)
+
+
+def _refused(tmp_path: Path, report: Path) -> str:
+    storage = f"storage.path={tmp_path}/storage"
+    refused = CliRunner().invoke(app, ["repair", "--skip", "--report", str(report), "--set", storage])
+    assert (refused.exit_code, (tmp_path / "storage").exists()) == (2, False)
+    assert refused.stderr.startswith("error: bad-usage: ")
+    return refused.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +49,12 @@ class Table:
         log = [each for each in (self.path / "_delta_log").iterdir() if each.suffix in (".json", ".parquet")]
         return {"data": len(list(self.path.glob("part=*/*.parquet"))), "log": len(log)}
 
+    def unnamed(self) -> set[str]:
+        """Return the data files in the folder that the table does not name any more."""
+        return {file.name for file in self.path.glob("part=*/*.parquet")} - {
+            Path(file["path"]).name for file in self.store.files()
+        }
+
     def size(self) -> int:
         return sum(each.stat().st_size for each in self.path.glob("part=*/*.parquet"))
 
@@ -75,6 +82,73 @@ def run_until_idle(upkeep: Upkeep, last_bucket: int, cutoff_ms: int) -> None:
     for _ in range(3):
         upkeep.before_batch(last_bucket, cutoff_ms)
         assert_eventually(lambda: upkeep._running is None or upkeep._running.done(), 60, "the upkeep")
+
+
+def test_what_merges_replaced_goes_though_nothing_falls_due_for_days(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 2, RULES, now=lambda: table.now_ms / 1000)
+    for number in range(3):
+        segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
+        catalog.add(segments)
+        upkeep.sealed_into({segment.time_partition for segment in segments})
+    run_until_idle(upkeep, 2, table.now_ms)
+    assert len(catalog.buckets) == 1
+    assert len(table.unnamed()) >= 3
+    table.advance(2 * _HOUR_MS)
+    run_until_idle(upkeep, 2, table.now_ms)
+    upkeep.close()
+    assert table.unnamed() == set()
+    assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
+
+
+def test_what_the_last_messages_left_goes_though_no_more_come(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    upkeep.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
+    table.advance(_STEP_MS)
+    # What an earlier run left is looked for first, and finds nothing.
+    run_until_idle(upkeep, 0, table.now_ms)
+    assert (table.store.metadata(), table.files()["data"] > 0) == ([], True)
+    for _ in range(2):
+        table.advance(_HOUR_MS)
+        run_until_idle(upkeep, 0, table.now_ms)
+    upkeep.close()
+    assert table.files()["data"] == 0
+
+
+class Recorded:
+    """A store that notes what is asked of it, and in which minute."""
+
+    def __init__(self) -> None:
+        self.spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
+        self.minute = 0
+        self.asked: list[tuple[str, int]] = []
+
+    def delete(self, partitions: set[str]) -> None:
+        self.asked.append(("delete", self.minute))
+
+    def compact_metadata(self, *_: object) -> None:
+        self.asked.append(("compact", self.minute))
+
+    def vacuum(self) -> None:
+        self.asked.append(("vacuum", self.minute))
+
+
+def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() -> None:
+    store: Any = Recorded()
+    # A time partition that ends after three hours, and two in the fifth hour.
+    ends_ms = [minute * 60_000 for minute in (180, 310, 330)]
+    upkeep = Upkeep(store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, RULES, now=lambda: store.minute * 60)
+    for store.minute in range(24 * 60):
+        upkeep.before_batch(0, store.minute * 60_000)
+        if upkeep._running is not None:
+            upkeep._running.result(10)
+    upkeep.close()
+    vacuums = [minute for what, minute in store.asked if what == "vacuum"]
+    deletes = [minute for what, minute in store.asked if what == "delete"]
+    assert deletes == [180, 310, 330]
+    # Two for what may lie there at the start; one for the first; two, an hour apart, for the others.
+    assert vacuums == [5, 66, 241, 371, 432]
 
 
 def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(table: Table) -> None:

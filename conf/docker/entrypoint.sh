@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The image's entrypoint: the command line of Delayline, but for `executor`. With that one argument Spark's driver makes
+# pods of the image, and says all else in variables (of Spark 4.0: `Constants` and `BasicExecutorFeatureStep`).
+set -euo pipefail
+
+if [ "${1:-}" != executor ]; then
+    exec delayline "$@"
+fi
+
+jars="$(python -c 'from importlib.util import find_spec as f; print(*f("pyspark").submodule_search_locations)')/jars"
+# In this order: the settings that Spark mounts, spark.executor.extraClassPath, Spark itself.
+classpath=
+for part in "${SPARK_CONF_DIR:-}" "${HADOOP_CONF_DIR:-}" "${SPARK_CLASSPATH:-}" "$jars/*"; do
+    classpath+="${part:+${classpath:+:}$part}"
+done
+
+# One option each, numbered from 0 without a gap; they may have spaces in them.
+options=()
+name=SPARK_JAVA_OPT_0
+while [ -n "${!name+set}" ]; do
+    options+=("${!name}")
+    name="SPARK_JAVA_OPT_${#options[@]}"
+done
+
+exec "${JAVA_HOME:+$JAVA_HOME/bin/}java" "${options[@]}" \
+    "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$classpath" \
+    org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
+    --driver-url "$SPARK_DRIVER_URL" \
+    --executor-id "$SPARK_EXECUTOR_ID" \
+    --cores "$SPARK_EXECUTOR_CORES" \
+    --app-id "$SPARK_APPLICATION_ID" \
+    --hostname "$SPARK_EXECUTOR_POD_IP" \
+    --resourceProfileId "$SPARK_RESOURCE_PROFILE_ID" \
+    --podName "$SPARK_EXECUTOR_POD_NAME"

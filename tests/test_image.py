@@ -1,0 +1,107 @@
+"""The image's entrypoint, with programs in the place of `java` and `delayline` that say how they were called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = ROOT / "conf/docker/Dockerfile"
+# What Spark 4.0 sets for an executor's container, beside the options of Java.
+POD = {
+    "SPARK_USER": "delayline",
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver.svc:7078",
+    "SPARK_EXECUTOR_CORES": "1",
+    "SPARK_EXECUTOR_MEMORY": "1024m",
+    "SPARK_APPLICATION_ID": "spark-application-1",
+    "SPARK_CONF_DIR": "/opt/spark/conf",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_EXECUTOR_POD_NAME": "delayline-exec-3",
+}
+BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Path:
+    for name in ("java", "delayline"):
+        fake = tmp_path / name
+        fake.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(['{name}', *sys.argv[1:]]))\n")
+        fake.chmod(0o755)
+    return tmp_path
+
+
+def called(fakes: Path, *arguments: str, **variables: str) -> list[str]:
+    """Return what the entrypoint becomes: the program and its arguments."""
+    done = start(fakes, *arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    command: list[str] = json.loads(done.stdout)
+    return command
+
+
+def start(fakes: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{fakes}:{Path(sys.executable).parent}:{os.defpath}", **variables}
+    return subprocess.run([entrypoint(), *arguments], env=environment, capture_output=True, text=True)
+
+
+def entrypoint() -> Path:
+    """Return the file that the image starts, where it lies in this checkout."""
+    (line,) = (line for line in DOCKERFILE.read_text().splitlines() if line.startswith("ENTRYPOINT "))
+    (inside,) = json.loads(line.removeprefix("ENTRYPOINT "))
+    return ROOT / Path(inside).relative_to("/opt/delayline")
+
+
+def test_anything_else_is_a_command_of_delayline(fakes: Path) -> None:
+    assert called(fakes, "run", "--set", "topics.output=a b") == ["delayline", "run", "--set", "topics.output=a b"]
+    assert called(fakes) == ["delayline"]
+
+
+def test_an_executor_is_started_as_the_pod_says(fakes: Path) -> None:
+    options = {"SPARK_JAVA_OPT_1": "-Dspark.driver.port=7078", "SPARK_JAVA_OPT_0": "-Dwords=of two words"}
+    java, *arguments = called(fakes, "executor", **POD, **options)
+    assert java == "java"
+    at = arguments.index(BACKEND)
+    told = dict(zip(arguments[at + 1 :: 2], arguments[at + 2 :: 2], strict=True))
+    assert told == {
+        "--driver-url": POD["SPARK_DRIVER_URL"],
+        "--executor-id": "3",
+        "--cores": "1",
+        "--app-id": "spark-application-1",
+        "--hostname": "10.0.0.7",
+        "--resourceProfileId": "0",
+        "--podName": "delayline-exec-3",
+    }
+    assert arguments[: at - 2] == ["-Dwords=of two words", "-Dspark.driver.port=7078", "-Xms1024m", "-Xmx1024m"]
+    assert (arguments[at - 2], arguments[at - 1]) == ("-cp", f"/opt/spark/conf:{spark_jars()}/*")
+
+
+def test_twelve_options_keep_their_order_and_a_class_path_of_the_settings_goes_before_sparks(fakes: Path) -> None:
+    options = {f"SPARK_JAVA_OPT_{number}": f"-D{number}" for number in range(12)}
+    arguments = called(fakes, "executor", **POD, **options, SPARK_CLASSPATH="/extra/*")[1:]
+    assert arguments[:12] == [f"-D{number}" for number in range(12)]
+    assert arguments[arguments.index("-cp") + 1] == f"/opt/spark/conf:/extra/*:{spark_jars()}/*"
+
+
+def test_a_variable_that_is_missing_is_named(fakes: Path) -> None:
+    pod = {name: value for name, value in POD.items() if name != "SPARK_DRIVER_URL"}
+    done = start(fakes, "executor", **pod)
+    assert done.returncode != 0
+    assert "SPARK_DRIVER_URL" in done.stderr
+
+
+def test_pyspark_brings_what_an_executor_on_kubernetes_is_made_of() -> None:
+    assert len(list(spark_jars().glob("spark-kubernetes_*.jar"))) == 1
+
+
+def spark_jars() -> Path:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "jars"
