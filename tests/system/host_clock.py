@@ -26,11 +26,13 @@ IS_AVAILABLE = (sys.platform, platform.machine()) == ("linux", "x86_64")
 # Begins the clock, holds what its processes share, takes that away in the end, and tells the time when asked.
 _KEEPER = """
 import os, sys, time
-print(os.environ["FAKETIME_SHARED"], flush=True)
+print(os.environ.get("FAKETIME_SHARED", ""), flush=True)
 for _ in sys.stdin:
     print(time.time_ns(), flush=True)
 """
 
+
+_PIDS_TRIED = 3
 
 # Run by each Python of the job when it starts: binds librdkafka to the C library before anything preloaded.
 _REAL_CLOCK_FOR_LIBRDKAFKA = """
@@ -60,19 +62,27 @@ class HostClock:
         self.environment = {**preload, **follow, "PYTHONPATH": path}
         self._begun_s = int(time.time()) + 1
         self._show(0)
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KEEPER],
-            env={**os.environ, **self.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._keeper.stdout is not None
-        self.environment["FAKETIME_SHARED"] = self._keeper.stdout.readline().rstrip()
+        self._keeper, self.environment["FAKETIME_SHARED"] = self._begin()
         # A reading comes a little late, and so says a little more.
         self._ahead_ms = min(self._read_ms_ahead() for _ in range(5))
         # Each offset that it was set to, and the real times, epoch ms, just before and just after that.
         self._set: list[tuple[int, int, int]] = [(0, 0, 0)]
+
+    def _begin(self) -> tuple[subprocess.Popen[str], str]:
+        # What is shared has the name of the keeper's pid. Where a killed one left that, the library shares nothing.
+        for _ in range(_PIDS_TRIED):
+            keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _KEEPER],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert keeper.stdout is not None
+            if shared := keeper.stdout.readline().rstrip():
+                return keeper, shared
+            keeper.communicate()
+        raise RuntimeError("libfaketime shares no clock")
 
     def set_off(self, seconds: int) -> None:
         """Set the clock `seconds` off the time that it would show had it never been set."""
