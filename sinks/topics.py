@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
-from kafka.errors import (
-    KafkaConfigurationError,
-    KafkaError,
-    RetriableError,
-    TopicAlreadyExistsError,
-    for_code,
-)
+from kafka.errors import TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
-from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
-from conf.kafka_contact import check_contact
-from conf.kafka_options import kafka_python_options
+from conf.errors import TopicMismatch, TopicMissing
 from conf.settings import Settings
+from sinks.admin_client import REQUEST_TIMEOUT_MS, connected
 from sinks.topic_limits import dead_letter_limits
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_MS = 10_000
-_REQUEST_TIMEOUT_MS = 15_000
 # What a topic of any role is made with; None leaves it to the broker.
 BROKER_DEFAULT = -1
 _COMPACTED = {"cleanup.policy": "compact"}
@@ -185,35 +175,6 @@ def input_retentions(settings: Settings) -> dict[str, int]:
     }
 
 
-@contextmanager
-def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
-    """An admin client for `settings.kafka`, closed afterwards.
-
-    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
-    `check_contact` does.
-    """
-    options: dict[str, Any] = {
-        "client_id": settings.application_id,
-        "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-        **kafka_python_options(settings.kafka),
-        "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
-    }
-    servers = settings.kafka.bootstrap_servers
-    check_contact(settings.kafka)
-    try:
-        with KafkaAdminClient(**options) as admin:
-            yield admin
-    except KafkaConfigurationError as error:
-        raise SettingError(f"[kafka]: {error}") from error
-    except (RetriableError, OSError) as error:
-        raise BrokerUnreachable(
-            f"no broker answers at {servers} ({error}); is it running, and are kafka.bootstrap_servers and "
-            "kafka.security.protocol right?"
-        ) from error
-    except KafkaError as error:
-        raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error
-
-
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
     patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
     # A message sent to an input topic still has its delay header, and would go round for ever.
@@ -253,7 +214,7 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
             refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
     if refused:
         raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
-    admin.wait_for_topics(list(wanted), timeout_ms=_REQUEST_TIMEOUT_MS)
+    admin.wait_for_topics(list(wanted), timeout_ms=REQUEST_TIMEOUT_MS)
     return created
 
 

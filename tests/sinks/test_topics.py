@@ -175,7 +175,7 @@ def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
 
 
 def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.topics.CONNECT_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("sinks.admin_client.CONNECT_TIMEOUT_MS", 1_000)
     settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
     begun_s = time.monotonic()
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
