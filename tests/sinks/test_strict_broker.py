@@ -1,10 +1,11 @@
-"""A broker that grants little: what a login may not see."""
+"""A broker that grants little: what a login may not see, and transactions that are shorter than by default."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
@@ -18,12 +19,15 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from conf.birth import Birth
 from conf.errors import TopicMismatch
 from conf.kafka_options import librdkafka_options
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.newest_record import _last_value, newest_value
+from sinks.progress import announce_birth, read_progress
 from sinks.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
+from sinks.transactional_writer import fence_writers
 from sources.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 
@@ -34,6 +38,7 @@ _PROPERTIES = {
     "super.users": "User:ANONYMOUS",
     "sasl.enabled.mechanisms": "PLAIN",
     "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} user_guest="guest";',
+    "transaction.max.timeout.ms": "20000",
 }
 _LOGIN = [
     "kafka.security.protocol=SASL_PLAINTEXT",
@@ -61,8 +66,9 @@ def owner(strict: EmbeddedBroker) -> Settings:
     """Those of an application with its topics, whose user may do anything."""
     own = f"app-{uuid.uuid4().hex[:8]}"
     topics = [f"topics.{role}={own}-{role}" for role in ("input", "output", "dead_letter")]
+    short = ["delivery.transaction_timeout=15s", "lease.period=5s"]
     servers = f"kafka.bootstrap_servers={strict.bootstrap}"
-    settings = load_settings(None, [f"application_id={own}", servers, *topics], environ={})
+    settings = load_settings(None, [f"application_id={own}", servers, *topics, *short], environ={})
     ensure_topics(settings)
     return settings
 
@@ -156,3 +162,15 @@ def test_a_group_that_the_broker_refuses_in_between_does_no_harm() -> None:
             return next(told)
 
     assert _last_value(Reader(), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+
+
+def test_writers_are_fenced_and_a_birth_is_announced_where_only_short_transactions_are_allowed(owner: Settings) -> None:
+    birth = Birth("c", 1, owner.bucket.shards)
+    fence_writers(owner, birth.shards)
+    announce_birth(owner, birth)
+    options = librdkafka_options(owner.kafka)
+    for shard in range(birth.shards):
+        # What is committed can be read a moment later.
+        marker = assert_eventually(partial(read_progress, options, owner.progress_topic, shard))
+        assert marker is not None
+        assert marker.batch.birth == birth
