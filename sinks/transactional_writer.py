@@ -93,6 +93,8 @@ class ShardWriter:
                 "linger.ms": "5",
                 "queue.buffering.max.messages": "500000",
                 **plan.options,
+                # Java's, where librdkafka has another by default.
+                "partitioner": "murmur2_random",
                 # Only what is alone in its batch can then be too large for its topic.
                 "batch.size": str(largest_batch(plan.options, self.limits)),
                 "delivery.report.only.error": True,
