@@ -10,6 +10,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, RetriableError
 
 from conf.errors import BrokerUnreachable, SettingError
+from conf.kafka_clients import check_clients
 from conf.kafka_contact import check_contact
 from conf.kafka_options import kafka_python_options
 from conf.settings import Settings
@@ -23,7 +24,7 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
     """An admin client for `settings.kafka`, closed afterwards.
 
     Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
-    `check_contact` does.
+    `check_clients` and `check_contact` do.
     """
     options: dict[str, Any] = {
         "client_id": settings.application_id,
@@ -32,6 +33,7 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
         "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
     }
     servers = settings.kafka.bootstrap_servers
+    check_clients(settings)
     check_contact(settings.kafka)
     try:
         with KafkaAdminClient(**options) as admin:
