@@ -27,7 +27,7 @@ LIBRDKAFKA_ONLY = _names(
     fetch.wait.max.ms https.ca.location linger.ms log.connection.close log.thread.name log_level
     max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes message.max.bytes
     message.send.max.retries message.timeout.ms metadata.recovery.rebootstrap.trigger.ms
-    plugin.library.paths queue.buffering.backpressure.threshold queue.buffering.max.kbytes
+    plugin.library.paths queue.buffering.backpressure.threshold
     queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes queued.min.messages
     receive.message.max.bytes reconnect.backoff.jitter.ms sasl.kerberos.keytab sasl.kerberos.principal
     socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
@@ -37,6 +37,15 @@ LIBRDKAFKA_ONLY = _names(
     topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms
     topic.metadata.refresh.sparse
     """
+)
+# Each of two names for the same; of what it refuses librdkafka tells one of them, whichever it was given.
+ALIASES = (
+    ("compression.type", "compression.codec"),
+    ("delivery.timeout.ms", "message.timeout.ms"),
+    ("linger.ms", "queue.buffering.max.ms"),
+    ("max.in.flight.requests.per.connection", "max.in.flight"),
+    ("max.partition.fetch.bytes", "fetch.message.max.bytes"),
+    ("retries", "message.send.max.retries"),
 )
 JAVA_ONLY = _names(
     """
@@ -84,6 +93,8 @@ REFUSED = {
     "ssl.ca.pem": "give a file, as ssl.ca.location",
     "ssl.certificate.pem": "give a file, as ssl.certificate.location",
     "ssl.key.pem": "give a file, as ssl.key.location",
+    # The client says "queue full" of such a message for ever, with nothing in its queue.
+    "queue.buffering.max.kbytes": "a message above it could never be sent, and a transaction bounds what is queued",
     "ssl.cipher.suites": "the clients have different names for ciphers; limit them at the broker",
 } | dict.fromkeys(
     _names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable, TopicMissing
 
@@ -78,6 +78,7 @@ def _last_value(consumer: Consumer, position: TopicPartition, deadline: float) -
             last = message.value()
         elif error.name() == "_PARTITION_EOF":
             return last
-        elif not error.retriable():
+        # A login need not be allowed the group: it is neither joined nor written to.
+        elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
     raise BrokerUnreachable(f"no end of {position.topic}/{position.partition} within {_READ_TIMEOUT_S:g} s")

@@ -12,7 +12,9 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.birth import Birth
 from conf.errors import DeliveryFailed
+from conf.kafka_options import librdkafka_options
 from conf.progress import BatchSpan, Progress
+from conf.settings import Settings
 from sinks.newest_record import newest_value
 
 _WRITE_TIMEOUT_S = 60.0
@@ -23,12 +25,17 @@ def marker_key(shard: int) -> bytes:
     return f"shard-{shard}".encode()
 
 
-def announce_birth(options: Mapping[str, str], application_id: str, topic: str, birth: Birth) -> None:
+def announce_birth(settings: Settings, birth: Birth) -> None:
     """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed.
 
     From then on the markers say to which records the checkpoint began, whatever becomes of it.
     """
-    producer = Producer({**options, "transactional.id": f"{application_id}-birth"})
+    topic = settings.progress_topic
+    own = {
+        "transactional.id": f"{settings.application_id}-birth",
+        "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
+    }
+    producer = Producer({**librdkafka_options(settings.kafka), **own})
     marker = Progress(BatchSpan(birth)).to_bytes()
     try:
         producer.init_transactions(_WRITE_TIMEOUT_S)

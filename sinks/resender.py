@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from conf.errors import PublishFailed
+from conf.kafka_clients import make_client
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
 from sinks.size_check import largest_batch
@@ -39,7 +40,8 @@ class Resender:
         self._topic = settings.topics.dead_letter
         self._servers = settings.kafka.bootstrap_servers
         options = librdkafka_options(settings.kafka)
-        self._producer = Producer(
+        self._producer = make_client(
+            Producer,
             {
                 "log_level": "3",
                 # A record's limit is the topic's; the client must not have a lower one of its own.
@@ -51,7 +53,7 @@ class Resender:
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",
                 "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
-            }
+            },
         )
         try:
             self._insist(lambda: self._producer.init_transactions(self._timeout_s))

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
-from kafka.errors import (
-    KafkaConfigurationError,
-    KafkaError,
-    RetriableError,
-    TopicAlreadyExistsError,
-    for_code,
-)
+from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
-from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
-from conf.kafka_contact import check_contact
-from conf.kafka_options import kafka_python_options
+from conf.errors import TopicMismatch, TopicMissing
 from conf.settings import Settings
+from sinks.admin_client import REQUEST_TIMEOUT_MS, connected
 from sinks.topic_limits import dead_letter_limits
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_MS = 10_000
-_REQUEST_TIMEOUT_MS = 15_000
 # What a topic of any role is made with; None leaves it to the broker.
 BROKER_DEFAULT = -1
 _COMPACTED = {"cleanup.policy": "compact"}
@@ -169,13 +159,11 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
 def input_retentions(settings: Settings) -> dict[str, int]:
     """Return, for each input topic that deletes by the time that publishers stamp, after how many ms it does so.
 
-    Raises BrokerUnreachable.
+    Raises TopicMismatch for one that may not be described, BrokerUnreachable.
     """
-    asked = dict.fromkeys(("retention.ms", "cleanup.policy", "message.timestamp.type"))
-    resources = [ConfigResource("TOPIC", name, asked) for name in settings.topics.input]
+    asked = ("retention.ms", "cleanup.policy", "message.timestamp.type")
     with connected(settings) as admin:
-        described = admin.describe_configs(resources, config_filter="all")["topic"]
-    found = {name: {key: config["value"] for key, config in configs.items()} for name, configs in described.items()}
+        found = _configs(admin, settings.topics.input, asked)
     return {
         name: int(config["retention.ms"])
         for name, config in found.items()
@@ -183,35 +171,6 @@ def input_retentions(settings: Settings) -> dict[str, int]:
         and config["message.timestamp.type"] == "CreateTime"
         and int(config["retention.ms"]) >= 0
     }
-
-
-@contextmanager
-def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
-    """An admin client for `settings.kafka`, closed afterwards.
-
-    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
-    `check_contact` does.
-    """
-    options: dict[str, Any] = {
-        "client_id": settings.application_id,
-        "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-        **kafka_python_options(settings.kafka),
-        "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
-    }
-    servers = settings.kafka.bootstrap_servers
-    check_contact(settings.kafka)
-    try:
-        with KafkaAdminClient(**options) as admin:
-            yield admin
-    except KafkaConfigurationError as error:
-        raise SettingError(f"[kafka]: {error}") from error
-    except (RetriableError, OSError) as error:
-        raise BrokerUnreachable(
-            f"no broker answers at {servers} ({error}); is it running, and are kafka.bootstrap_servers and "
-            "kafka.security.protocol right?"
-        ) from error
-    except KafkaError as error:
-        raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error
 
 
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
@@ -228,6 +187,12 @@ def _names(admin: KafkaAdminClient) -> list[str]:
 def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
     # An empty list would be taken for "all".
     described = admin.describe_topics(list(topics)) if topics else []
+    problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
+    if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
+        raise TopicMismatch(
+            f"the broker does not tell whether there is {', '.join(hidden)}: the login of [kafka] needs the right "
+            "Describe there"
+        )
     return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
 
 
@@ -253,7 +218,7 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
             refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
     if refused:
         raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
-    admin.wait_for_topics(list(wanted), timeout_ms=_REQUEST_TIMEOUT_MS)
+    admin.wait_for_topics(list(wanted), timeout_ms=REQUEST_TIMEOUT_MS)
     return created
 
 
@@ -279,10 +244,22 @@ def _check_dead_letter(settings: Settings) -> None:
 
 
 def _check_policy(admin: KafkaAdminClient, name: str) -> None:
-    resource = ConfigResource("TOPIC", name, {"cleanup.policy": None})
-    policy = admin.describe_configs([resource], config_filter="all")["topic"][name]["cleanup.policy"]["value"]
+    policy = _configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
     if policy != "compact":
         raise TopicMismatch(
             f"topic {name} has cleanup.policy={policy}, and would forget what is delivered, or who delivers: "
             "set it to compact"
         )
+
+
+def _configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the values of `keys` for each of `topics`, which exist. Raises TopicMismatch if the broker hides them."""
+    resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
+    described = admin.describe_configs(resources, config_filter="all")["topic"]
+    # kafka-python shows a topic that the broker refuses to describe as one without any configuration.
+    if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
+        raise TopicMismatch(
+            f"the broker does not tell {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
+            "DescribeConfigs there"
+        )
+    return {name: {key: described[name][key]["value"] for key in keys} for name in topics}

@@ -93,6 +93,8 @@ class ShardWriter:
                 "linger.ms": "5",
                 "queue.buffering.max.messages": "500000",
                 **plan.options,
+                # Java's, where librdkafka has another by default.
+                "partitioner": "murmur2_random",
                 # Only what is alone in its batch can then be too large for its topic.
                 "batch.size": str(largest_batch(plan.options, self.limits)),
                 "delivery.report.only.error": True,
@@ -221,9 +223,12 @@ def fence_writers(settings: Settings, shards: int) -> None:
     timeout_s = settings.delivery.transaction_timeout / 1000
 
     def fence(shard: int) -> None:
-        name = transactional_id(settings.application_id, shard)
+        own = {
+            "transactional.id": transactional_id(settings.application_id, shard),
+            "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
+        }
         try:
-            Producer({**librdkafka_options(settings.kafka), "transactional.id": name}).init_transactions(timeout_s)
+            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(timeout_s)
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 

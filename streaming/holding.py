@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import SparkSession
 
+from conf.kafka_clients import check_clients
 from conf.settings import Settings
 from sinks.lease import HeldLease
 from streaming.session import open_session
@@ -19,8 +20,10 @@ def holding(
 ) -> Iterator[tuple[SparkSession, HeldLease]]:
     """Start Spark and claim the lease, at the same time, since after a crash either takes seconds; give both up after.
 
-    `options` are Spark's, over all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable.
+    `options` are Spark's, over all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable,
+    and what `check_clients` does.
     """
+    check_clients(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
         claiming = claimer.submit(HeldLease, settings, command)
         # Last: nobody else may begin while a batch of this one still runs.

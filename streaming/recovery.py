@@ -131,7 +131,7 @@ def _begin(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, stor
         born = checkpoint.birth
     checkpoint.be_born(born)
     if _generation(markers) < born.generation:
-        announce_birth(librdkafka_options(settings.kafka), settings.application_id, settings.progress_topic, born)
+        announce_birth(settings, born)
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:

@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.birth import Birth
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from conf.kafka_options import librdkafka_options
 from conf.rules import BatchRules
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
@@ -72,7 +71,7 @@ def put_in_place(
     successor.remove()
     successor.be_born(birth)
     lease.check_now()
-    announce_birth(librdkafka_options(settings.kafka), settings.application_id, settings.progress_topic, birth)
+    announce_birth(settings, birth)
     failpoint("successor-born")
     if aside is not None:
         lease.check_now()

@@ -285,6 +285,11 @@ def test_what_delayline_decides_itself_is_refused(name: str) -> None:
     assert f"kafka.{name}: not allowed here" in refused({name: "x"})
 
 
+def test_a_bound_of_the_queue_that_a_message_may_be_above_is_refused() -> None:
+    name = "queue.buffering.max.kbytes"
+    assert f"kafka.{name}: not allowed here: a message above it" in refused({name: 512})
+
+
 def test_unknown_options_are_all_named_with_the_nearest_known_one() -> None:
     text = refused({"clientid": "x", "qqqqqq": "y"})
     assert "kafka.clientid: no such setting; the nearest is kafka.client.id" in text

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -21,6 +22,7 @@ from sinks.shard_delivery import deliver
 from sinks.topic_limits import read_limits
 from sinks.transactional_writer import DeliveryPlan
 from sources.broker import EmbeddedBroker
+from sources.partitioner import partitions_for
 from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
 from tests.messages import headers, messages
@@ -113,6 +115,17 @@ def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
         for n, value in enumerate(values)
     ]
     return messages(rows)
+
+
+def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(
+    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]]
+) -> None:
+    keys = [b"%d" % n for n in range(20)]
+    large = {"deliver_at_ms": 1, "output_topic": small, "value": b"x" * 6_000}
+    assert deliver(plan, 0, iter([messages({**large, "offset": n, "key": key} for n, key in enumerate(keys))]))[0] == 20
+    landed = {message.key(): message.partition() for message in read(plan.dead_letter)}
+    expected = partitions_for(pa.array(keys, pa.binary()), np.zeros(20, np.int64), np.full(20, 2))
+    assert [landed[key] for key in keys] == expected.tolist()
 
 
 def _values(found: list[Message]) -> list[bytes]:

@@ -7,7 +7,7 @@ import time
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.topic_limits import dead_letter_limits
@@ -174,8 +174,14 @@ def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
     assert input_retentions(settings) == {default: 7 * 86_400_000, short: 5_000}
 
 
+def test_an_option_that_a_later_client_would_refuse_is_told_before_a_broker_is_asked() -> None:
+    settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", "kafka.linger.ms=abc"], environ={})
+    with pytest.raises(SettingError, match=r'"linger\.ms"'):
+        show_topics(settings)
+
+
 def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.topics.CONNECT_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("sinks.admin_client.CONNECT_TIMEOUT_MS", 1_000)
     settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
     begun_s = time.monotonic()
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):

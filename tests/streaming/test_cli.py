@@ -228,7 +228,7 @@ def test_ctrl_c_is_exit_code_130_without_a_trace(prepared: Settings) -> None:
 
 
 def test_an_unreachable_broker_is_exit_code_1_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sinks.topics", "sources.publisher"):
+    for module in ("sinks.admin_client", "sources.publisher"):
         monkeypatch.setattr(f"{module}.CONNECT_TIMEOUT_MS", 500)
     monkeypatch.setattr("sources.subscriber.CONNECT_TIMEOUT_S", 0.5)
     for command in (["topics", "show"], ["publish", "x"], ["subscribe"]):

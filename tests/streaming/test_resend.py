@@ -212,6 +212,16 @@ def test_records_that_are_no_letters_of_this_job_are_left_alone(desk: Desk) -> N
     assert len(desk.inputs(1)) == 1
 
 
+def test_options_that_its_producer_cannot_have_are_wrong_settings(desk: Desk) -> None:
+    for wrong, names in (("90000", "lease.period"), ("10000", "delivery.transaction_timeout")):
+        told = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "delivery.transaction_timeout=5s")
+        assert told.exit_code == 2
+        line = told.stderr.splitlines()[-1]
+        assert line.startswith("error: bad-setting: [kafka]: ")
+        assert "`socket.timeout.ms` must be set" in line
+        assert names in line
+
+
 def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streaming.resend.MAX_CHUNK_LETTERS", 7)
     ids = desk.add(*({"partition": number % 3, "code": "two-delays"} for number in range(100)))
