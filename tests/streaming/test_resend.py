@@ -192,11 +192,16 @@ def test_a_dry_run_tells_and_does_nothing(desk: Desk) -> None:
     assert desk.resent() == [identity]
 
 
-def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(desk: Desk) -> None:
-    (identity,) = desk.add({"timestamp_ms": HOUR_AGO_MS - 7 * 86_400_000})
+def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(
+    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+) -> None:
+    settings = make_settings(f"topics.input={make_topic(3, **{'retention.ms': '3600000'})}")
+    ensure_topics(settings, 3)
+    desk = Desk(settings, broker)
+    (identity,) = desk.add({})
     refused = desk.resend()
     assert refused.exit_code == 1
-    assert "keeps records for 1w (retention.ms)" in refused.stdout
+    assert "keeps records for 1h (retention.ms)" in refused.stdout
     assert desk.resent("--stamp", "now") == [identity]
     (record,) = desk.inputs(1)
     assert abs(record.timestamp_ms - record.received_ms) < 600_000
