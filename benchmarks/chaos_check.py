@@ -6,7 +6,7 @@ once a later record of its input partition has come out: a batch takes a partiti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,35 @@ class Published:
     count: int
     topic_of: Callable[[int], str]
     key_of: Callable[[int], bytes | None]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The time from a fault to the next delivery. `alone`: messages flowed before it, and no other struck into it."""
+
+    seconds: float
+    alone: bool
+
+
+def gaps_s(
+    outputs: Mapping[str, Received], faults: Sequence[tuple[float, float]], on_the_way_s: float
+) -> list[Gap | None]:
+    """Return the gap of each fault, given by its begin and end (epoch s), in order; None if nothing came behind it.
+
+    What is received within `on_the_way_s` of the fault was delivered before it.
+    """
+    times = np.sort(np.concatenate([output["received_us"] for output in outputs.values()])) / 1e6
+    gaps: list[Gap | None] = []
+    for number, (at_s, _) in enumerate(faults):
+        later = int(np.searchsorted(times, at_s + on_the_way_s))
+        if later == len(times):
+            gaps.append(None)
+            continue
+        before = int(np.searchsorted(times, at_s))
+        flowed = number == 0 or (before > 0 and times[before - 1] > faults[number - 1][1])
+        struck_into = number + 1 < len(faults) and faults[number + 1][0] < times[later]
+        gaps.append(Gap(float(times[later] - at_s), bool(flowed and not struck_into)))
+    return gaps
 
 
 def broken(found: Mapping[str, int], published: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.chaos_check import FAULTS, Published, broken, faults_of
+from benchmarks.chaos_check import FAULTS, Gap, Published, broken, faults_of, gaps_s
 from benchmarks.receiver import COLUMNS, Received
 
 _LOOKAHEAD_US = 2_000_000
@@ -108,3 +108,16 @@ def test_what_breaks_the_contract_is_told_and_so_is_an_order_that_was_hardly_che
     assert broken(found, 1000) == []
     assert broken(found | {"lost": 2, "misplaced": 1}, 1000) == ["lost: 2", "misplaced: 1"]
     assert broken(found | {"in_order": 99}, 1000) == ["order was checked for too few messages: 99 of 1,000"]
+
+
+def test_a_gap_is_that_of_a_fault_alone_if_messages_flowed_before_it_and_no_other_struck_into_it() -> None:
+    received = {"out": _received(*((number, at, at) for number, at in enumerate((1, 9, 30, 41, 90))))}
+    # Before the third nothing had flowed since the second ended, which the third struck into.
+    faults = [(9.5, 10), (35, 36), (40.5, 42), (45, 50), (95, 96)]
+    gaps = gaps_s(received, [(begin, end) for begin, end in faults], 1)
+    assert gaps == [Gap(20.5, True), Gap(6, False), Gap(49.5, False), Gap(45, False), None]
+
+
+def test_a_fault_that_strikes_where_messages_flow_again_is_alone() -> None:
+    received = {"out": _received((0, 1, 1), (1, 20, 20), (2, 31, 31), (3, 50, 50))}
+    assert gaps_s(received, [(5, 6), (30, 30), (40, 41)], 2) == [Gap(15, True), Gap(20, False), Gap(10, True)]
