@@ -45,7 +45,7 @@ ID_HEADER = "delayline-id"
 DELIVER_AT_HEADER = "delayline-deliver-at"
 ERROR_HEADER = "delayline-error"
 ERROR_TEXT_HEADER = "delayline-error-text"
-# On a dead letter whose record is not stamped with it: the input record's Kafka timestamp, epoch ms.
+# On a dead letter, which is stamped when it is written: the input record's Kafka timestamp, epoch ms.
 TIMESTAMP_HEADER = "delayline-timestamp"
 # On a dead letter that was resent: the message id it had at first.
 FIRST_ID_HEADER = "delayline-first-id"

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from conf.errors import Rejected
 from conf.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER, TIMESTAMP_HEADER
+from sinks.host_clock import now_ms
 
-# Due time in ms, topic, partition, key, value, headers.
+# Stamp (the due time) in epoch ms, topic, partition, key, value, headers.
 Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 # Lets the client choose by the key, as Kafka's own partitioner would.
@@ -26,7 +27,11 @@ _HEADER_LENGTHS_BYTES = 10
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Turn messages into output records: input headers first, then those of the service."""
+    """Turn messages into output records: input headers first, then those of the service.
+
+    A record is stamped with its due time, but a dead letter with the time of now: a topic may be about to delete what
+    was published long ago. So it says in a header when that was, from which its delay counts.
+    """
     # A message has a few microseconds in all, so that what can be made a column at a time is.
     dues = batch.column("deliver_at_ms")
     places = [batch.column("topic"), batch.column("partition").cast(pa.string())]
@@ -39,18 +44,27 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
         *(batch.column(name) for name in ("output_topic", "output_partition", "key", "value")),
         ids.cast(pa.binary()),
         dues.cast(pa.string()).cast(pa.binary()),
-        *(batch.column(name) for name in ("error_code", "error_text")),
+        *(batch.column(name) for name in ("error_code", "error_text", "timestamp_ms")),
     ]
-    for start, end, due, topic, partition, key, value, identity, due_text, code, text in zip(
+    for start, end, due, topic, partition, key, value, identity, due_text, code, text, published_ms in zip(
         ends, ends[1:], *map(_list, columns), strict=False
     ):
         own = inputs[start:end]
         own.append((ID_HEADER, identity))
         if code is None:
             own.append((DELIVER_AT_HEADER, due_text))
+            yield due, topic, partition, key, value, own
         else:
-            own += [(ERROR_HEADER, code.encode()), (ERROR_TEXT_HEADER, text.encode())]
-        yield due, topic, partition, key, value, own
+            own += _told(code, text, published_ms)
+            yield now_ms(), topic, partition, key, value, own
+
+
+def _told(code: str, text: str, published_ms: int) -> list[tuple[str, bytes | None]]:
+    return [
+        (ERROR_HEADER, code.encode()),
+        (ERROR_TEXT_HEADER, text.encode()),
+        (TIMESTAMP_HEADER, b"%d" % published_ms),
+    ]
 
 
 def _list(column: pa.Array) -> list[Any]:
@@ -67,14 +81,12 @@ def record_id(record: Record) -> bytes:
 def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejected) -> Record:
     """Readdress the record of a message that was to be delivered: to the dead-letter `topic`, with the error.
 
-    `timestamp_ms` (epoch ms) is the input record's. The dead letter is stamped with the due time, since a topic
-    may be about to delete what is stamped a long delay ago; so it says in a header from when its delay counts.
+    `timestamp_ms` (epoch ms) is the input record's.
     """
-    due, _, _, key, value, headers = record
+    _, _, _, key, value, headers = record
     # The due time is the last header; a dead letter has the error in its place.
-    told = [*headers[:-1], (ERROR_HEADER, error.code.encode()), (ERROR_TEXT_HEADER, str(error).encode())]
-    told.append((TIMESTAMP_HEADER, b"%d" % timestamp_ms))
-    return due, topic, ANY_PARTITION, key, value, told
+    told = [*headers[:-1], *_told(error.code, str(error), timestamp_ms)]
+    return now_ms(), topic, ANY_PARTITION, key, value, told
 
 
 def record_bytes(record: Record) -> int:

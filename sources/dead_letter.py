@@ -10,9 +10,8 @@ from sources.subscriber import Received
 
 Headers = list[tuple[str, bytes | None]]
 
-# What the job puts behind a dead letter's own headers, in this order (`sinks.records`); and behind it, where the
-# record's stamp does not say when it was published, a header that does.
-_SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER]
+# What the job puts behind a dead letter's own headers, in this order (`sinks.records`).
+_SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, TIMESTAMP_HEADER]
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class DeadLetter:
     """One record of the dead-letter topic, at `partition` and `offset` there.
 
     `topic`, `input_partition` and `input_offset` are its message id: where it was published. `headers` are those that
-    it had there. `timestamp_ms` (epoch ms) is the input record's, unless that was ahead of the job's clock.
+    it had there. `timestamp_ms` (epoch ms) is the input record's.
     """
 
     partition: int
@@ -49,21 +48,15 @@ class DeadLetter:
 
 def read_letter(record: Received) -> DeadLetter | None:
     """Return the dead letter that `record` is; None for one that no Delayline has written."""
-    headers, timestamp_ms = record.headers, record.timestamp_ms
-    if headers and headers[-1][0] == TIMESTAMP_HEADER:
-        stamp = headers[-1][1] or b""
-        if not stamp.isdigit():
-            return None
-        headers, timestamp_ms = headers[:-1], int(stamp)
-    own, service = headers[:-3], headers[-3:]
+    own, service = record.headers[:-4], record.headers[-4:]
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None
-    identity, code, text = ((value or b"").decode(errors="replace") for _, value in service)
+    identity, code, text, stamp = ((value or b"").decode(errors="replace") for _, value in service)
     topic, *place = identity.rsplit("/", 2)
-    if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in place):
+    if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in (*place, stamp)):
         return None
     return DeadLetter(
-        record.partition, record.offset, topic, int(place[0]), int(place[1]), timestamp_ms,
+        record.partition, record.offset, topic, int(place[0]), int(place[1]), int(stamp),
         record.key, record.value, own, code, text,
     )  # fmt: skip
 

@@ -57,15 +57,14 @@ class Desk:
             code = letter.get("code", "bad-deliver-after")
             service = [("delayline-id", identity.encode()), ("delayline-error", code.encode())]
             service.append(("delayline-error-text", f"{code}: why".encode()))
-            if published_ms := letter.get("published_ms"):
-                service.append(("delayline-timestamp", str(published_ms).encode()))
+            published_ms = letter.get("published_ms", HOUR_AGO_MS)
+            service.append(("delayline-timestamp", str(published_ms).encode()))
             self._producer.produce(
                 self.settings.topics.dead_letter,
                 letter.get("value", b"v"),
                 letter.get("key"),
                 letter.get("partition", 0),
                 headers=[*letter.get("headers", []), *service],
-                timestamp=letter.get("timestamp_ms", HOUR_AGO_MS),
             )
         assert self._producer.flush(30) == 0
         if commit:
@@ -110,7 +109,7 @@ def desk(make_settings: MakeSettings, broker: EmbeddedBroker) -> Desk:
 def test_a_letter_is_sent_again_as_it_was_published_but_for_the_changed_headers(desk: Desk) -> None:
     odd: Headers = [("a", None), ("deliver-after", b"ten"), ("a", b"\xff\x00"), ("", b""), ("drop", b"1")]
     (identity,) = desk.add({"headers": odd, "key": b"\xff", "value": b"\x00" * 1000, "input_partition": 2})
-    (other,) = desk.add({"value": None, "input_partition": 1, "timestamp_ms": HOUR_AGO_MS + 7})
+    (other,) = desk.add({"value": None, "input_partition": 1, "published_ms": HOUR_AGO_MS + 7})
     shown = desk.resend("--set-header", "deliver-after=10s", "--drop-header", "drop", "--drop-header", "absent")
     assert (shown.exit_code, shown.stderr) == (0, "2 resent, 0 refused\n")
     assert f"{identity}  bad-deliver-after  {desk.input}/2/0" in shown.stdout.splitlines()
@@ -138,7 +137,7 @@ def test_nothing_is_resent_twice_unless_it_is_asked_for(desk: Desk) -> None:
 
 def test_what_was_not_chosen_waits_for_its_turn(desk: Desk) -> None:
     codes = ["bad-deliver-at", "topic-not-allowed", "bad-deliver-at", "two-delays", "topic-not-allowed"]
-    ids = desk.add(*({"code": code, "timestamp_ms": HOUR_AGO_MS + at} for at, code in enumerate(codes)))
+    ids = desk.add(*({"code": code, "published_ms": HOUR_AGO_MS + at} for at, code in enumerate(codes)))
     assert desk.resent("--code", "topic-not-allowed") == [ids[1], ids[4]]
     assert desk.resent("--code", "topic-not-allowed", "--code", "two-delays") == [ids[3]]
     # Offset 5 is the end of the transaction.
@@ -173,7 +172,7 @@ def test_what_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None
     assert len(desk.inputs(2)) == 2
 
 
-def test_the_delay_of_a_letter_that_came_when_it_was_due_counts_from_when_it_was_published(desk: Desk) -> None:
+def test_the_delay_of_a_letter_counts_from_when_it_was_published(desk: Desk) -> None:
     published_ms = HOUR_AGO_MS - 60_000
     desk.add({"published_ms": published_ms, "headers": [("deliver-after", b"30m")], "code": "message-too-large"})
     assert len(desk.resent()) == 1
