@@ -105,9 +105,11 @@ class Outcome:
 
 def provenance(scale: float) -> dict[str, Any]:
     """Say when, by which command and on what a measurement was made."""
+    started = sys.modules["__main__"].__spec__
+    module = "benchmarks" if started is None else started.name.removesuffix(".__main__")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": " ".join(["python -m", module, *sys.argv[1:]]),
         "scale": scale,
         "machine": machine(),
     }
