@@ -38,7 +38,8 @@ class Aim:
     @property
     def met(self) -> bool:
         """Whether the target is reached."""
-        return self.value >= self.target if self.at_least else self.value <= self.target
+        # A value of numpy's compares to a bool of numpy's, which JSON does not know.
+        return bool(self.value >= self.target if self.at_least else self.value <= self.target)
 
     def as_json(self) -> dict[str, Any]:
         """The aim as it stands in a result file."""
