@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
@@ -100,10 +100,20 @@ class Desk:
 
 
 @pytest.fixture
-def desk(make_settings: MakeSettings, broker: EmbeddedBroker) -> Desk:
-    settings = make_settings()
-    ensure_topics(settings, 3)
-    return Desk(settings, broker)
+def desk_of(make_settings: MakeSettings, broker: EmbeddedBroker) -> Callable[..., Desk]:
+    """A function that makes the desk of an application with these settings over the others."""
+
+    def make(*overrides: str) -> Desk:
+        settings = make_settings(*overrides)
+        ensure_topics(settings, 3)
+        return Desk(settings, broker)
+
+    return make
+
+
+@pytest.fixture
+def desk(desk_of: Callable[..., Desk]) -> Desk:
+    return desk_of()
 
 
 def test_a_letter_is_sent_again_as_it_was_published_but_for_the_changed_headers(desk: Desk) -> None:
@@ -192,11 +202,9 @@ def test_a_dry_run_tells_and_does_nothing(desk: Desk) -> None:
 
 
 def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(
-    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
-    settings = make_settings(f"topics.input={make_topic(3, **{'retention.ms': '3600000'})}")
-    ensure_topics(settings, 3)
-    desk = Desk(settings, broker)
+    desk = desk_of(f"topics.input={make_topic(3, **{'retention.ms': '3600000'})}")
     (identity,) = desk.add({})
     refused = desk.resend()
     assert refused.exit_code == 1
@@ -236,11 +244,9 @@ def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: 
 
 
 def test_what_its_topic_does_not_take_stays_a_dead_letter_and_many_small_ones_are_not_taken_for_one_large(
-    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
-    settings = make_settings(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
-    ensure_topics(settings, 3)
-    desk = Desk(settings, broker)
+    desk = desk_of(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
     *small, large = desk.add(*({"value": b"v" * 200} for _ in range(20)), {"value": random.randbytes(2_000)})
     refused = desk.resend()
     assert (refused.exit_code, refused.stderr) == (1, "20 resent, 1 refused\n")
@@ -252,13 +258,11 @@ def test_what_its_topic_does_not_take_stays_a_dead_letter_and_many_small_ones_ar
 
 
 def test_a_record_that_the_broker_refuses_keeps_all_of_its_transaction_back(
-    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
     # Compressed it might be small enough: only the broker can tell.
     topic = make_topic(3, **{"max.message.bytes": "1000"})
-    settings = make_settings(f"topics.input={topic}")
-    ensure_topics(settings, 3)
-    desk = Desk(settings, broker)
+    desk = desk_of(f"topics.input={topic}")
     small, _ = desk.add({}, {"value": random.randbytes(2_000)})
     failed = desk.resend("--set", "kafka.compression.type=gzip")
     assert (failed.exit_code, failed.stdout) == (1, "")
