@@ -87,8 +87,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
+    markers = read_markers(settings)
     if planned is None:
-        _begin(spark, settings, checkpoint, store, fresh)
+        _begin(spark, settings, checkpoint, store, markers, fresh)
     if checkpoint.is_retired():
         raise CheckpointMismatch(
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
@@ -98,7 +99,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     store.check_log()
     birth, committed = checkpoint.birth, checkpoint.last_committed()
     _refuse_lost_plan(checkpoint, store, planned)
-    _refuse_older(settings, checkpoint, store, planned)
+    _refuse_older(checkpoint, store, markers, planned)
     cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
@@ -116,14 +117,20 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     return Recovered(checkpoint, newest, rules, store, catalog, partitions, cutoff_ms, overdue)
 
 
-def _begin(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, store: BucketStore, fresh: bool) -> None:
+def _begin(
+    spark: SparkSession,
+    settings: Settings,
+    checkpoint: Checkpoint,
+    store: BucketStore,
+    markers: list[Progress | None],
+    fresh: bool,
+) -> None:
     """Let a checkpoint be born, unless it is already and only its first batch is still to come."""
     if Checkpoint(spark, next_checkpoint_path(settings)).is_born() and not checkpoint.is_born():
         raise CheckpointMismatch(
             f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
             "(`delayline rescale` or `delayline rebuild`) again"
         )
-    markers = read_markers(settings)
     if not checkpoint.is_born():
         _refuse_second_birth(checkpoint, store, markers, fresh)
         born = Birth(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
@@ -171,9 +178,11 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int |
         )
 
 
-def _refuse_older(settings: Settings, checkpoint: Checkpoint, store: BucketStore, planned: int | None) -> None:
+def _refuse_older(
+    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], planned: int | None
+) -> None:
     """Here and not only by the writer of a shard: that of another, which had delivered less, would begin already."""
-    for marker in read_markers(settings):
+    for marker in markers:
         if marker is not None:
             refuse_older(marker, checkpoint.birth, -1 if planned is None else planned)
     if rest_bucket(store, checkpoint.birth.checkpoint) is not None:
