@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -95,8 +96,9 @@ def _service(folder: Path, section: dict[str, str], overrides: list[str]) -> Ser
 
 def _leaks(*folders: Path) -> list[str]:
     found = []
-    for file in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
-        # The job tidies up meanwhile.
+    # The job tidies up meanwhile: `os.walk` goes past a folder that is gone, where `rglob` fails.
+    places = (place for folder in folders for place in os.walk(folder))
+    for file in (Path(path, name) for path, _, names in places for name in names):
         with suppress(FileNotFoundError):
             content = file.read_bytes()
             found += [f"{secret!r} in {file}" for secret in _SECRETS if secret in content]
