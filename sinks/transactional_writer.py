@@ -228,7 +228,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
             "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
         }
         try:
-            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(timeout_s)
+            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(max(timeout_s, _OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 
