@@ -33,9 +33,10 @@ from state.reseal import LEFT_SCHEMA, left_rows
 from state.stored import STORED_SCHEMA
 from streaming.checkpoint import Checkpoint
 from streaming.holding import holding
-from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path, read_markers
+from streaming.recovery import read_markers
 from streaming.storage_check import check_storage
 from streaming.storage_failures import storage_told
+from streaming.storage_paths import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.succession import put_in_place, rest_bucket, seal_rest
 from streaming.waiting_index import index_of
 

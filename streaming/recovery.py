@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -28,6 +27,7 @@ from state.stored import STORED_SCHEMA, described_segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint_logs import NEW_ONE
 from streaming.query import shard_keys
+from streaming.storage_paths import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.succession import rest_bucket
 
 log = logging.getLogger(__name__)
@@ -53,27 +53,6 @@ class Recovered:
     partitions: set[str]
     delivered_before_ms: int
     overdue: list[Segment]
-
-
-def storage_path(settings: Settings) -> str:
-    """Return `storage.path`; a local one absolute, since the JVM runs in a folder of its own."""
-    path = settings.storage.path
-    return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
-
-
-def checkpoint_path(settings: Settings) -> str:
-    """Return where the query's checkpoint lies."""
-    return f"{storage_path(settings)}/checkpoint"
-
-
-def next_checkpoint_path(settings: Settings) -> str:
-    """Return where a checkpoint is made that is to take the place of another."""
-    return f"{storage_path(settings)}/checkpoint-next"
-
-
-def buckets_path(settings: Settings) -> str:
-    """Return where the table of sealed buckets lies."""
-    return f"{storage_path(settings)}/buckets"
 
 
 def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:

@@ -20,9 +20,10 @@ from sinks.transactional_writer import fence_writers
 from state.delivered import newest_checkpoint
 from streaming.bucket_damage import PASS_OVER_DAMAGE, Damage, Ids, find_damage, lost_ids, mended
 from streaming.holding import holding
-from streaming.recovery import buckets_path, read_markers
+from streaming.recovery import read_markers
 from streaming.storage_check import check_storage
 from streaming.storage_failures import storage_told
+from streaming.storage_paths import buckets_path
 
 
 @dataclass(frozen=True)

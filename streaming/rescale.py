@@ -22,10 +22,10 @@ from sinks.transactional_writer import fence_writers
 from state.reseal import LEFT_SCHEMA, left_in_state
 from streaming.checkpoint import Checkpoint
 from streaming.holding import holding
-from streaming.recovery import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.service import finish_planned
 from streaming.storage_check import check_storage
 from streaming.storage_failures import storage_told
+from streaming.storage_paths import buckets_path, checkpoint_path, next_checkpoint_path
 from streaming.succession import put_in_place, seal_rest
 
 

@@ -36,9 +36,10 @@ from streaming.expired import check_expired
 from streaming.holding import holding
 from streaming.outage_watch import OutageWatch
 from streaming.query import held_messages, start_query
-from streaming.recovery import checkpoint_path, input_starts, recover, storage_path
+from streaming.recovery import input_starts, recover
 from streaming.storage_check import check_storage
 from streaming.storage_failures import storage_failure, storage_told, text_of_query
+from streaming.storage_paths import checkpoint_path, storage_path
 
 log = logging.getLogger(__name__)
 

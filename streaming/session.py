@@ -17,6 +17,7 @@ from conf.failpoints import ROOT_VARIABLE
 from conf.jars import spark_jars
 from conf.settings import SECRET_PATTERN, Settings, is_secret
 from streaming.startup_noise import startup_noise_dropped
+from streaming.storage_paths import local_folder, storage_path
 
 _LOG_CONFIG = Path(__file__).parent.parent / "conf" / "log4j2.properties"
 
@@ -61,7 +62,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
         "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {archive_options()}'.strip(),
-        **_local_files(),
+        **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         # Where Spark shows options (its web pages, event logs, plans): Spark's own pattern knows fewer names.
         "spark.redaction.regex": SECRET_PATTERN,
@@ -70,20 +71,23 @@ def spark_options(settings: Settings) -> dict[str, str]:
     } | settings.spark.options
 
 
-def _local_files() -> dict[str, str]:
-    """Let Spark and its checkpoint handle local files inside the JVM; other file systems are not touched.
+def _file_systems(settings: Settings) -> dict[str, str]:
+    """Let Spark handle local files inside the JVM, and a checkpoint that is local too.
 
     Hadoop's own class starts a `chmod` or `stat` process for each file where libhadoop is not installed: 80 a batch
-    and more than half of an idle one's time.
+    and more than half of an idle one's time. Elsewhere Spark's own choice of a manager for checkpoints stands, since
+    on HDFS that one renames a file in the place of another at once.
     """
-    return {
+    options = {
         # The class is needed before Spark has read `spark.jars`. Of the others, those here are in the class archive.
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_jars()),
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-        ),
     }
+    if local_folder(storage_path(settings)) is not None:
+        options["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+        )
+    return options
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:

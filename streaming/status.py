@@ -24,8 +24,8 @@ from state.segments import Segment
 from streaming.checkpoint import Checkpoint, PlannedBatch
 from streaming.due_histogram import DueHistogram
 from streaming.input_lag import PartitionLag, input_lag
-from streaming.recovery import buckets_path, checkpoint_path
 from streaming.session import open_session
+from streaming.storage_paths import buckets_path, checkpoint_path
 from streaming.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 
 # What a user thinks in; the name says what lies below it, and the first is what is due already.

@@ -6,11 +6,10 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from conf.errors import StorageFailed
 from conf.settings import Settings
-from streaming.recovery import buckets_path, checkpoint_path
+from streaming.storage_paths import buckets_path, checkpoint_path, local_folder
 
 # More than a batch writes into its logs, and less than anyone would miss.
 _PROBE_BYTES = 64 * 1024
@@ -29,13 +28,6 @@ def check_storage(settings: Settings) -> None:
     for folder in (checkpoint.parent, checkpoint, *logs, buckets, buckets / "_delta_log"):
         if folder == checkpoint.parent or folder.exists():
             _check(folder)
-
-
-def local_folder(path: str) -> Path | None:
-    """Return the folder that `path` names on this machine's file system, or None if it is a URI of another."""
-    if path.startswith("file:"):
-        return Path(unquote(urlparse(path).path))
-    return None if "://" in path else Path(path)
 
 
 def free_space(path: str) -> str:

@@ -15,8 +15,8 @@ from pyspark.sql.streaming import StreamingQuery
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
 from conf.settings import Settings
 from streaming.checkpoint_logs import NEW_ONE
-from streaming.recovery import storage_path
 from streaming.storage_check import free_space
+from streaming.storage_paths import storage_path
 
 log = logging.getLogger(__name__)
 

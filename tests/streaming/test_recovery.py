@@ -20,7 +20,8 @@ from sinks.bucket_store import BucketStore
 from sinks.lease import HeldLease
 from sinks.progress import marker_key
 from sinks.topics import ensure_topics
-from streaming.recovery import buckets_path, recover
+from streaming.recovery import recover
+from streaming.storage_paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.messages import some_rules
 from tests.streaming.sealed import sealed_rows
