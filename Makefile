@@ -2,9 +2,9 @@
 # make demo    the whole service on this machine: broker, job, a crash in the middle, the count at the end
 # make test    lint, types, tests            make bench   the benchmarks            make clean
 
-# The first that runs and is new enough: a version manager may have a python3.12 on the path that does not.
-PYTHON ?= $(shell for python in python3.12 python3.11 python3; do \
-	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+# The first that runs and that pyarrow has a wheel for: a version manager may have a python3.12 on the path that does not.
+PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
@@ -15,7 +15,7 @@ STAMP := $(VENV)/.set-up
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard conf/jars/*.xml)
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/delayline jars
