@@ -30,7 +30,9 @@ METADATA_COLUMNS = (
 )  # fmt: skip
 CHUNK_KEY = ("deliver_at_ms", "topic", "partition", "offset")
 _CHUNKS_ARE_COMPRESSED = "none"
+# Something was sealed meanwhile; the same batch was.
 _CONFLICT = "io.delta.exceptions.ConcurrentAppendException"
+_SEALED_TOO = "io.delta.exceptions.ConcurrentTransactionException"
 _TRIES = 3
 _METADATA = "part = 'metadata'"
 
@@ -89,7 +91,9 @@ class BucketStore:
 
     def newest_version(self) -> int:
         """Return the version of the table that is the newest now, whoever made it."""
-        return int(DeltaTable.forPath(self.spark, self.path).history(1).select("version").first()[0])
+        jvm: Any = self.spark.sparkContext._jvm
+        nothing = jvm.scala.Option.empty()
+        return int(self._log.update(False, nothing, nothing).version())
 
     @cached_property
     def _log(self) -> Any:
@@ -99,13 +103,22 @@ class BucketStore:
     def append(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
         """Store the rows of the bucket that batch `batch_id` of `writer_id` sealed, in one commit.
 
-        Idempotent: a second append of the same writer and batch writes nothing.
+        Idempotent: a second append of the same writer and batch writes nothing, and neither does the later of two at
+        the same time.
         """
         self._before_append()
         ordered = rows.sortWithinPartitions("part", *CHUNK_KEY)
         writer = ordered.write.format("delta").mode("append").option("compression", _CHUNKS_ARE_COMPRESSED)
+        writer = writer.option("txnAppId", writer_id).option("txnVersion", batch_id)
         with self._sealing:
-            writer.option("txnAppId", writer_id).option("txnVersion", batch_id).save(self.path)
+            try:
+                writer.save(self.path)
+            except Py4JJavaError as problem:
+                if _class_of(problem) != _SEALED_TOO:
+                    raise
+                # By a holder of the lease that slept through a takeover between its check and its commit. A batch seals
+                # the same whoever runs it, and Delta finds it there now.
+                writer.save(self.path)
 
     def newest_of(self, writer_id: str) -> int | None:
         """Return the newest `batch_id` that `writer_id` has appended, or None."""
@@ -222,7 +235,7 @@ class BucketStore:
             try:
                 return self._overwrite_once(rows, condition)
             except Py4JJavaError as problem:
-                if problem.java_exception.getClass().getName() != _CONFLICT:
+                if _class_of(problem) != _CONFLICT:
                     raise
         with self._sealing:
             return self._overwrite_once(rows, condition)
@@ -235,3 +248,7 @@ class BucketStore:
     def _table(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+
+def _class_of(problem: Py4JJavaError) -> str:
+    return str(problem.java_exception.getClass().getName())

@@ -178,6 +178,31 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
     assert dues(store.chunks(0, 1000, labels(store))) == [10 * number for number in numbers]
 
 
+def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
+    spark: SparkSession, store: BucketStore, tmp_path: Path
+) -> None:
+    begun, sealed = tmp_path / "begun", tmp_path / "sealed"
+
+    def late(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        deadline_s = time.monotonic() + 60
+        while not sealed.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        yield from rows
+
+    rows = bucket(spark, 5, 10, 20)
+    with ThreadPoolExecutor(1) as beside:
+        later = beside.submit(store.append, rows.mapInArrow(late, rows.schema), "checkpoint", 5)
+        assert_eventually(begun.exists, 60, "the later seal")
+        BucketStore(spark, store.path).append(rows, "checkpoint", 5)
+        sealed.touch()
+        later.result()
+    assert [(row["bucket"], row["count"]) for row in store.metadata()] == [(5, 2)]
+    assert dues(store.chunks(0, 100, labels(store))) == [10, 20]
+    assert store.newest_of("checkpoint") == 5
+    assert commits(store) == 2
+
+
 def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSession, store: BucketStore) -> None:
     store.append(bucket(spark, 1, 10, 20, 30, bits=4, segment_max_messages=2), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25, bits=3), "checkpoint", 2)
