@@ -125,22 +125,23 @@ def _insist(read: Callable[[], T], path: str) -> T:
 
 
 def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
-    checkpoint = Checkpoint(spark, checkpoint_path(settings))
-    last_planned, last_committed = checkpoint.last_planned(), checkpoint.last_committed()
+    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketStore(spark, buckets_path(settings))
+    last_committed, version = _at_one_time(checkpoint, store)
+    last_planned = checkpoint.last_planned()
     committed = None if last_committed is None else checkpoint.planned(last_committed)
     in_flight = last_planned is not None and (last_committed is None or last_planned > last_committed)
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
     # Here and not at the end: the counts are those of this moment, however long they take to make.
     now_ms = clock_ms()
     lag, holder, broker_problem = _from_broker(settings, committed)
-    store = BucketStore(spark, buckets_path(settings))
     mutable: list[MutableBucket] = []
     sealed = SealedBuckets(store, None, [])
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
         last_bucket = checkpoint.birth.first_bucket + batch_id
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
-        sealed = sealed_buckets(store, last_bucket, cutoff_ms)
+        if version is not None:
+            sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
     segments, histogram = sealed.segments, _histogram(mutable, sealed, now_ms)
     return Status(
@@ -159,6 +160,22 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         holder=holder,
         broker_problem=broker_problem,
     )
+
+
+def _at_one_time(checkpoint: Checkpoint, store: BucketStore) -> tuple[int | None, int | None]:
+    """Return the last committed batch, and the version that the table had while it was the last; None for neither yet.
+
+    An earlier version may lack a bucket of that batch. In a later one it may be merged with buckets of later batches.
+    """
+    if not store.exists():
+        return checkpoint.last_committed(), None
+    # Opening the table takes seconds, and looking again no time.
+    store.newest_version()
+    while True:
+        before = checkpoint.last_committed()
+        version = store.newest_version()
+        if checkpoint.last_committed() == before:
+            return before, version
 
 
 def _from_broker(

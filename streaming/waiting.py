@@ -79,15 +79,13 @@ def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: 
     return buckets
 
 
-def sealed_buckets(store: BucketStore, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
-    """Return what waits of the buckets up to `last_bucket`; all below `cutoff_ms` is delivered.
+def sealed_buckets(store: BucketStore, version: int, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
+    """Return what waits of the buckets up to `last_bucket` in a `version` of the table; all below `cutoff_ms` is
+    delivered.
 
     That is the one of the last committed batch: until a batch is committed its messages still count in the state.
+    A merge may replace buckets between two readings, of their metadata or of their chunks: hence of one version.
     """
-    if not store.exists():
-        return SealedBuckets(store, None, [])
-    # A merge may replace buckets between two readings, of their metadata or of their chunks.
-    version = store.newest_version()
     known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
     live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]

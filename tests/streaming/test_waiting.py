@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from conf.errors import BucketUnreadable
 from sinks.bucket_store import BucketStore
@@ -45,16 +43,10 @@ def histogram_of(buckets: SealedBuckets) -> DueHistogram:
     return histogram
 
 
-def test_without_a_table_nothing_waits(spark: SparkSession, tmp_path: Path) -> None:
-    buckets = sealed_buckets(BucketStore(spark, str(tmp_path / "none")), 1, 0)
-    assert buckets.segments == []
-    assert not any(histogram_of(buckets).counts)
-
-
 def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketStore) -> None:
     seal_all(store, 10, 10)
     for cutoff_ms in (0, 12_345, 30_000, LAST_MS):
-        segments = sealed_buckets(store, 2, cutoff_ms).segments
+        segments = sealed_buckets(store, store.version(), 2, cutoff_ms).segments
         waiting = waiting_from(cutoff_ms)
         assert sum(segment.count for segment in segments) == len(waiting)
         assert min((segment.min_deliver_at_ms for segment in segments), default=None) == min(waiting, default=None)
@@ -63,7 +55,7 @@ def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: B
 
 def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketStore) -> None:
     seal_all(store, 10, 10)
-    buckets = sealed_buckets(store, 1, 0)
+    buckets = sealed_buckets(store, store.version(), 1, 0)
     assert {segment.bucket for segment in buckets.segments} == {1}
     assert sum(segment.count for segment in buckets.segments) == sum(histogram_of(buckets).counts) == len(DUES[1])
 
@@ -75,7 +67,7 @@ def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision
     seal_all(store, *precisions)
     for cutoff_ms in (0, 12_500, 30_000):
         waiting = waiting_from(cutoff_ms)
-        histogram = histogram_of(sealed_buckets(store, 2, cutoff_ms))
+        histogram = histogram_of(sealed_buckets(store, store.version(), 2, cutoff_ms))
         assert sum(histogram.counts) == len(waiting)
         assert histogram.estimated == any(precisions)
         for edge, below in zip(EDGES, accumulate(histogram.counts), strict=False):
@@ -93,7 +85,7 @@ def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision
 
 def test_a_histogram_is_that_of_its_own_version_of_the_table_after_later_upkeep(store: BucketStore) -> None:
     seal_all(store, 10, 10)
-    buckets = sealed_buckets(store, 2, 0)
+    buckets = sealed_buckets(store, store.version(), 2, 0)
     before = histogram_of(buckets).counts
     store.compact_metadata(0, 2, deleted={segment.time_partition for segment in buckets.segments})
     assert store.metadata() == []
