@@ -1,4 +1,4 @@
-"""Input records that were deleted before they were read: which those are, and when the job may go on without them."""
+"""Input records that are gone before they were read, or with their topic: which those are, and when the job goes on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.birth import Offsets
-from conf.errors import BrokerUnreachable, RecordsExpired
+from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.progress import BatchSpan
 from conf.settings import Settings
 from sinks.bucket_store import BucketStore
@@ -50,14 +50,33 @@ def gone(bounds: Bounds, read: Offsets, until: Offsets | None = None) -> list[Go
     return found
 
 
+def shortened(bounds: Bounds, read: Offsets) -> list[str]:
+    """Say of each input partition that ends before the offset up to which it was `read`, or that is gone."""
+    found = []
+    for topic, offsets in sorted(read.items()):
+        for number, offset in sorted(offsets.items(), key=lambda item: int(item[0])):
+            _, last = bounds.get((topic, int(number)), (0, None))
+            if last is None:
+                found.append(f"{topic}/{number} is gone, of which records up to offset {offset} were read")
+            elif offset > last:
+                found.append(f"{topic}/{number} ends at offset {last}, and records up to offset {offset} were read")
+    return found
+
+
 def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore) -> None:
     """Raise RecordsExpired if records are gone that the next batch needs, unless the job may go on without them.
 
-    Raises BrokerUnreachable.
+    Raises CheckpointMismatch if an input topic ends before what was read of it, unless the job may go on from its end;
+    BrokerUnreachable.
     """
     committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
     read = checkpoint.first_offsets() if committed is None else checkpoint.planned(committed).offsets
     bounds = input_bounds(settings)
+    if (anew := shortened(bounds, read)) and not settings.topics.skip_expired:
+        raise CheckpointMismatch(
+            f"{'; '.join(anew)}: it is not the topic that was read, or has lost its newest records. What was accepted "
+            "of it waits as before. To go on with what comes behind its present end start with topics.skip_expired=true"
+        )
     ranges = gone(bounds, read)
     if ranges and not settings.topics.skip_expired:
         raise expired(ranges)
@@ -88,7 +107,17 @@ def expired(ranges: Iterable[Gone]) -> RecordsExpired:
 
 
 def warn_of_expired(settings: Settings, batch: BatchSpan) -> None:
-    """Log what is gone of the records of a batch that has read what there was of them."""
+    """Log what is gone of the records of a batch that has read what there was of them.
+
+    And where it goes back in a partition, which was made anew then.
+    """
+    for topic, offsets in batch.ends.items():
+        for number, end in offsets.items():
+            if end < (start := batch.starts.get(topic, {}).get(number, 0)):
+                log.warning(
+                    "batch %d: %s/%s ends at offset %d, and records up to %d were read of the topic before: it goes on "
+                    "from there, and reads nothing below", batch.batch_id, topic, number, end, start,
+                )  # fmt: skip
     if batch.starts != batch.ends and (ranges := gone(_bounds(settings, batch), batch.starts, batch.ends)):
         log.warning("batch %d goes on without records: %s deleted before they were read", batch.batch_id, _told(ranges))
 

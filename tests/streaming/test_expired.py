@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import RecordsExpired
-from streaming.expired import Gone, check_replay, expired, gone
+from streaming.expired import Gone, check_replay, expired, gone, shortened
 
 BOUNDS = {("in", 0): (250, 300), ("in", 1): (0, 10), ("in", 2): (7, 7)}
 
@@ -15,6 +15,16 @@ def test_gone_is_what_lies_between_the_next_offset_and_the_first_that_is_left() 
 
 def test_of_a_partition_that_was_added_all_is_unread() -> None:
     assert gone(BOUNDS, {"in": {"0": 250, "1": 0}}) == [Gone("in", 2, 0, 7)]
+
+
+def test_a_topic_that_was_made_anew_ends_before_what_was_read_of_it() -> None:
+    assert shortened(BOUNDS, {"in": {"0": 300, "1": 10, "2": 7}}) == []
+    assert shortened(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
+        "in/0 ends at offset 300, and records up to offset 301 were read",
+        "in/2 ends at offset 7, and records up to offset 8 were read",
+        "in/10 is gone, of which records up to offset 4 were read",
+    ]
+    assert shortened(BOUNDS, {}) == []
 
 
 def test_a_job_that_never_read_misses_nothing() -> None:
