@@ -63,7 +63,10 @@ def partition_counts(settings: Settings, topics: Collection[str] | None = None) 
     BrokerUnreachable.
     """
     with connected(settings) as admin:
-        return _counts(admin, _writable(settings, _names(admin)) if topics is None else topics)
+        if topics is None:
+            # Beside what is listed, those that are named: a name may begin as Kafka's own do.
+            topics = _writable(settings, sorted({*_names(admin), *needed_topics(settings)}))
+        return _counts(admin, topics)
 
 
 def show_topics(settings: Settings) -> list[TopicReport]:

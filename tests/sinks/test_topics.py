@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 import pytest
 from kafka.admin import KafkaAdminClient
@@ -187,3 +188,10 @@ def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
         list_topics(settings)
     assert time.monotonic() - begun_s < 10
+
+
+def test_a_named_topic_is_counted_though_its_name_begins_as_kafkas_own_do(make_settings: MakeSettings) -> None:
+    letters = f"__{uuid.uuid4().hex}"
+    settings = make_settings(f"topics.dead_letter={letters}", f"topics.allowed_outputs={letters}-audit")
+    ensure_topics(settings, partitions=2)
+    assert partition_counts(settings) == {settings.topics.output: 2, letters: 2, f"{letters}-audit": 2}
