@@ -38,7 +38,7 @@ from streaming.outage_watch import OutageWatch
 from streaming.query import held_messages, start_query
 from streaming.recovery import input_starts, recover
 from streaming.storage_check import check_storage
-from streaming.storage_failures import storage_failure, storage_told, text_of_query
+from streaming.storage_failures import innermost_cause, storage_failure, storage_told, text_of_query
 from streaming.storage_paths import checkpoint_path, storage_path
 
 log = logging.getLogger(__name__)
@@ -249,5 +249,4 @@ def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
         return kind(sentence)
     if failure := storage_failure(text, storage_path(settings)):
         return failure
-    causes = re.findall(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception)\b.*)$", text, re.MULTILINE)
-    return QueryFailed(str(causes[-1]) if causes else text.splitlines()[0])
+    return QueryFailed(innermost_cause(text))

@@ -45,7 +45,8 @@ _STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
 _READ_FILE = re.compile(r"FAILED_READ_FILE[\w.]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
 _LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FILE\w*|TRUNCATED\w*|MISSING\w*))\] (.+)")
 _LOG_FILE = re.compile(r"(?:file:/*(?=/))?(\S+/_delta_log/[\w.-]+\.(?:json|parquet))")
-_CAUSE = re.compile(r"^(?:Caused by: )?[\w.$]+(?:Error|Exception): (.+)$", re.MULTILINE)
+# Py4J puts a colon before the Java exception that it tells of.
+_CAUSE = re.compile(r"^(?:Caused by: |: )?([\w.$]+(?:Error|Exception)\b.*)$", re.MULTILINE)
 _CAUSE_CHARS = 200
 # A cause that is its own would have no end.
 _MOST_CAUSES = 20
@@ -122,5 +123,11 @@ def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
 
 def cause_of(text: str) -> str:
     """Return what the innermost cause says."""
+    kind, _, message = innermost_cause(text).partition(": ")
+    return (message if message and _CAUSE.match(kind) else innermost_cause(text))[:_CAUSE_CHARS]
+
+
+def innermost_cause(text: str) -> str:
+    """Return the last exception that `text`, all that Spark tells of a failure, has: `class: what it says`."""
     causes = _CAUSE.findall(text)
-    return str(causes[-1] if causes else text.splitlines()[0])[:_CAUSE_CHARS]
+    return str(causes[-1] if causes else text.splitlines()[0])

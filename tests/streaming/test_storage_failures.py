@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
-from streaming.storage_failures import storage_failure
+from streaming.storage_failures import innermost_cause, storage_failure
 
 STORAGE = "/srv/delayline"
 PARQUET = f"{STORAGE}/buckets/part=001-002/part-00000-6d5e-c000.parquet"
@@ -104,3 +104,11 @@ def test_a_damaged_log_of_the_table_is_told_apart_from_its_data(text: str, named
 
 def test_other_failures_are_not_the_storages() -> None:
     assert storage_failure("org.apache.kafka.common.errors.TimeoutException: Call(...) timed out", STORAGE) is None
+
+
+def test_the_innermost_cause_is_javas_and_not_pythons_word_for_it() -> None:
+    java = "io.delta.exceptions.ConcurrentTransactionException: [DELTA_CONCURRENT_TRANSACTION] twice"
+    python = "py4j.protocol.Py4JJavaError: An error occurred while calling o416.save."
+    assert innermost_cause(f"Traceback\n{python}\n: {java}\n\tat org.apache") == java
+    assert innermost_cause(f"{python}\n: {java}\nCaused by: java.io.EOFException\n\tat x") == "java.io.EOFException"
+    assert innermost_cause("no exception\nat all") == "no exception"
