@@ -182,7 +182,8 @@ class BatchRunner:
 
     def _seal(self, held: DataFrame, batch_id: int) -> None:
         as_stored = stored_rows(self._rules.at(batch_id).index_precision_bits)
-        rows = held.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
+        with worker_pool(held.sparkSession):
+            rows = held.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
         failpoint("sealing")
         self._store.append(rows, self._birth.checkpoint, batch_id)
         failpoint("sealed")

@@ -18,6 +18,7 @@ from sinks.bucket_store import CHUNK_KEY, METADATA_COLUMNS, BucketStore
 from state.bucket_merge import MergeSlice, merged_rows, slices
 from state.segments import Segment
 from state.stored import METADATA_PART, STORED_SCHEMA, described_segment
+from streaming.session import worker_pool
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def merge_buckets(
 
 def _piece(chunks: DataFrame, number: int, within: MergeSlice, rules: BatchRules) -> DataFrame:
     rows = chunks.coalesce(1).sortWithinPartitions("part", *CHUNK_KEY)
-    made = rows.mapInArrow(merged_rows(number, within, rules), from_arrow_schema(STORED_SCHEMA))
+    with worker_pool(chunks.sparkSession):
+        made = rows.mapInArrow(merged_rows(number, within, rules), from_arrow_schema(STORED_SCHEMA))
     return made.persist(StorageLevel.DISK_ONLY)
 
 

@@ -20,6 +20,7 @@ from sinks.bucket_store import CHUNK_KEY, BucketStore
 from state.catalog import SegmentCatalog
 from state.segments import Segment
 from state.window import WINDOW_SCHEMA, window_rows
+from streaming.session import worker_pool
 from streaming.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
@@ -35,10 +36,11 @@ class _Piece:
 
 
 class DueWindow:
-    """Loads ahead up to `ahead_ms` past the cutoff, or about `max_messages`, whichever is less.
+    """Loads ahead up to `ahead_ms` past the cutoff, at most about `max_messages` in one piece.
 
-    Used by one thread, the query's; loading ahead runs in a thread of its own. `start_ms` is the cutoff up to which
-    everything has been delivered, but for the `overdue` segments.
+    Where more than that is due within a quarter of `ahead_ms`, several pieces are loaded; Spark puts on disk what its
+    memory does not hold. Used by one thread, the query's; loading ahead runs in a thread of its own. `start_ms` is the
+    cutoff up to which everything has been delivered, but for the `overdue` segments.
     """
 
     def __init__(
@@ -138,7 +140,8 @@ class DueWindow:
     def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
         """Read and cache. Raises BucketUnreadable, which names the file and what waits in it, if one is damaged."""
         in_window = window_rows(start_ms, end_ms, self._shards)
-        loaded = chunks.sortWithinPartitions(*CHUNK_KEY).mapInArrow(in_window, WINDOW_SCHEMA).persist()
+        with worker_pool(self._store.spark):
+            loaded = chunks.sortWithinPartitions(*CHUNK_KEY).mapInArrow(in_window, WINDOW_SCHEMA).persist()
         try:
             count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
         except (Py4JJavaError, PySparkException) as problem:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +21,21 @@ from streaming.startup_noise import startup_noise_dropped
 from streaming.storage_paths import local_folder, storage_path
 
 _LOG_CONFIG = Path(__file__).parent.parent / "conf" / "log4j2.properties"
+
+_POOL = "DELAYLINE_WORKER_POOL"
+_environment_lock = threading.Lock()
+
+# Java's second compiler takes most of two cores just when a job starts or comes back. It gets what has run twenty times
+# as often as by default: what every batch does again.
+_LATE_C2 = " ".join(
+    f"-XX:Tier4{name}={20 * default}"
+    for name, default in {
+        "InvocationThreshold": 5_000,
+        "MinInvocationThreshold": 600,
+        "CompileThreshold": 15_000,
+        "BackEdgeThreshold": 40_000,
+    }.items()
+)
 
 # Java's own options, and what is fetched before there is a connection to it.
 _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
@@ -61,7 +77,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
-        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {archive_options()}'.strip(),
+        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {_LATE_C2} {archive_options()}',
+        "spark.executor.defaultJavaOptions": _LATE_C2,
         **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         # Where Spark shows options (its web pages, event logs, plans): Spark's own pattern knows fewer names.
@@ -133,15 +150,18 @@ def _launch_java(options: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def worker_pool(spark: SparkSession, name: str) -> Iterator[None]:
+def worker_pool(spark: SparkSession, name: str | None = None) -> Iterator[None]:
     """Let the Python functions that are given to Spark inside run in worker processes that no others use.
 
     Spark keeps its idle Python workers by the environment they were started with, and hands out the one that
-    has been idle longest.
+    has been idle longest. Without a `name` they run in those that all share. That is to be said as well where another
+    thread may be inside: pyspark reads one environment for all, and must not find it changing.
     """
     environment = spark.sparkContext.environment
-    environment["DELAYLINE_WORKER_POOL"] = name
-    try:
-        yield
-    finally:
-        del environment["DELAYLINE_WORKER_POOL"]
+    with _environment_lock:
+        if name is not None:
+            environment[_POOL] = name
+        try:
+            yield
+        finally:
+            environment.pop(_POOL, None)
