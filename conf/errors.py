@@ -87,6 +87,12 @@ class RecordsExpired(DelaylineError):
     code = "records-expired"
 
 
+class RecordUnreadable(DelaylineError):
+    """An input record has a timestamp that Spark cannot read. Says which: topic, partition, offset, timestamp."""
+
+    code = "record-unreadable"
+
+
 class DeadLetterRefused(DelaylineError):
     """A message is too large for its output topic and for the dead-letter topic as well. Says which one."""
 

@@ -22,6 +22,7 @@ from conf.errors import (
     DelaylineError,
     LateRowsDropped,
     QueryFailed,
+    RecordUnreadable,
     ServiceStopping,
 )
 from conf.failpoints import failpoint
@@ -29,6 +30,7 @@ from conf.settings import Settings
 from sinks.lease import HeldLease
 from sinks.topics import check_topics
 from sinks.transactional_writer import fence_writers
+from sources.stamp_check import LAST_MS, unreadable_records
 from streaming.batch import BatchRunner
 from streaming.checkpoint import Checkpoint
 from streaming.clock_watch import ClockWatch
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.5
 # How Spark's Kafka source begins the error for records that are not there any more.
 _DATA_LOSS = "Some data may have been lost"
+# By what it fails on a timestamp of which there are too many microseconds.
+_OVERFLOW = "ArithmeticException: long overflow"
 
 
 class Gate:
@@ -119,7 +123,24 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                 if _DATA_LOSS in str(query.exception()):
                     # Spark names no range, or only one of them.
                     check_expired(settings, state.checkpoint, state.store)
+                if _OVERFLOW in str(query.exception()):
+                    _check_stamps(settings, state.checkpoint)
                 raise
+
+
+def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Raise RecordUnreadable if the batch that failed has records whose timestamps Spark cannot read."""
+    committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
+    if planned is None:
+        return
+    starts = checkpoint.first_offsets() if committed is None else checkpoint.planned(committed).offsets
+    if found := unreadable_records(settings, starts, checkpoint.planned(planned).offsets):
+        raise RecordUnreadable(
+            f"{'; '.join(map(str, found))}: Spark reads none later than {LAST_MS} (was it stamped in microseconds or "
+            "nanoseconds?). Publish again what lies unread before it, delete the partition's records up to it "
+            "(kafka-delete-records.sh), and start with topics.skip_expired=true. With message.timestamp.after.max.ms "
+            "the broker refuses such a record"
+        )
 
 
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
