@@ -15,6 +15,10 @@ from conf.settings import Settings, is_secret
 
 Client = TypeVar("Client")
 
+# How long at the least a producer is given for its transactional id, however short its transactions are: a broker's
+# first takes seconds.
+OPEN_TIMEOUT_S = 10.0
+
 
 def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, Any], because: str = "") -> Client:
     """Return a client of `kind`. Raises SettingError, in librdkafka's words and `because`, for options it refuses."""

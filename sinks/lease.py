@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaException, Producer
 
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
+from conf.kafka_clients import OPEN_TIMEOUT_S
 from conf.kafka_options import librdkafka_options
 from conf.lease import Lease, claim_after
 from conf.settings import Settings
@@ -159,7 +160,7 @@ class HeldLease:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
         producer = Producer({**self._options, **own})
-        producer.init_transactions(self._period_s)
+        producer.init_transactions(max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 
     def _check_claim(self) -> None:

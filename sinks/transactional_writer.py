@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed
 from conf.failpoints import failpoint
+from conf.kafka_clients import OPEN_TIMEOUT_S
 from conf.kafka_options import librdkafka_options
 from conf.progress import BatchSpan, Progress
 from conf.settings import Settings
@@ -30,8 +31,6 @@ from sinks.size_check import Refusal, SizeCheck, compresses, largest_batch, smal
 from sinks.topic_limits import missing_topics, read_limits
 from sinks.transactions import Transaction
 
-# How long at the least a producer is given for its id, however short its transactions are.
-_OPEN_TIMEOUT_S = 10.0
 # An error ends a transaction, but a flush goes on until what is queued has timed out: so it is looked for in between.
 _FLUSH_PIECE_S = 0.1
 # The client waits for a topic that is gone as if its broker were away. After so long without an answer, ask which.
@@ -103,7 +102,7 @@ class ShardWriter:
                 "transaction.timeout.ms": str(plan.transaction_timeout_ms),
             }
         )
-        self._producer.init_transactions(max(self._timeout_s, _OPEN_TIMEOUT_S))
+        self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
         # Again: it may have been taken before the last line shut the earlier writers out.
         refuse_others(plan.options, plan.lease_topic, plan.lease_number)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
@@ -228,7 +227,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
             "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
         }
         try:
-            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(max(timeout_s, _OPEN_TIMEOUT_S))
+            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(max(timeout_s, OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 
