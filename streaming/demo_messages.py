@@ -17,7 +17,8 @@ from conf.settings import Settings
 
 Headers = list[tuple[str, bytes | None]]
 
-SHORTEST_MS, LONGEST_MS = 1_000, 25_000
+# A message that is due within the lookahead when it is read may follow a later one.
+SHORTEST_MS, LONGEST_MS = 2_000, 25_000
 _FLUSH_S = 30.0
 # One header, or two, that cannot be scheduled, and the error code that the dead letter must carry.
 _BAD: list[tuple[str, Headers]] = [
