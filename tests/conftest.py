@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
 
@@ -15,6 +17,10 @@ from conf.settings import Settings
 from sources.broker import EmbeddedBroker
 from streaming.session import open_session
 from tests.small_disk import CannotMount, SmallDisk
+
+# How long an example takes, or its making, is the machine's affair.
+hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("any machine")
 
 MakeTopic = Callable[..., str]
 MakeSettings = Callable[..., Settings]

@@ -44,7 +44,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @given(CHUNKS, st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_all_comes_out_once_in_order_and_as_soon_as_it_can(chunks: list[list[Any]], without_key: int) -> None:
     pieces = list(merge(keyed(chunks, without_key)))
     assert all(piece.num_rows for piece in pieces)

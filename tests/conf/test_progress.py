@@ -27,13 +27,13 @@ MARKER = Progress(BatchSpan(BIRTH, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}
 
 
 @given(MARKERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_marker_is_read_as_it_was_written(marker: Progress) -> None:
     assert Progress.from_bytes(marker.to_bytes()) == marker
 
 
 @given(BIRTHS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_birth_is_read_as_it_was_written(birth: Birth) -> None:
     assert Birth.from_json(birth.to_json()) == birth
 

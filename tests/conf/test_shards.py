@@ -13,7 +13,7 @@ from tests.messages import MESSAGE, messages
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 20)), min_size=1, max_size=20),
     st.integers(1, 8),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_output_partition_has_one_shard_whatever_travels_with_it(
     outputs: list[tuple[str, int]], shards: int
 ) -> None:

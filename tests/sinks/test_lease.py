@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -22,12 +23,12 @@ from sinks.topics import ensure_topics
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 
-_PERIOD_S = 2
+_PERIOD_S = 4
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
-    """Those of an application with its topics, and the shortest lease there is."""
+    """Those of an application with its topics, and a short lease."""
     settings = make_settings(f"lease.period={_PERIOD_S}s")
     ensure_topics(settings)
     return settings
@@ -53,12 +54,18 @@ class Holder:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_hold, args=(settings, other))
         self._process.start()
+        # Or nobody would see that the other end is gone with its process.
+        other.close()
         self.pid = self._process.pid or 0
-        self.number = self._pipe.recv()
+        self.number = self._answer()
 
     def ask(self) -> str:
         self._pipe.send("?")
-        return str(self._pipe.recv())
+        return str(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._pipe.poll(60), "no answer"
+        return self._pipe.recv()
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -153,7 +160,12 @@ def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Setting
         lease.check_now()
 
 
-def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life_is(settings: Settings) -> None:
+def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life_is(
+    make_settings: MakeSettings,
+) -> None:
+    # So long that no sign of life comes between.
+    settings = make_settings("lease.period=1m")
+    ensure_topics(settings)
     with closing(HeldLease(settings, "run")) as lease:
         producer = Producer(options := librdkafka_options(settings.kafka))
         taken = replace(_newest(settings), number=lease.number + 1, host="elsewhere")

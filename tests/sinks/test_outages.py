@@ -205,11 +205,13 @@ def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing
     frail.start()
     assert running.result(60)[0] == 10
     # And now for longer than it is waited for.
-    delivery.plan = replace(delivery.plan, outage_limit_ms=1_000)
+    patient = delivery.plan
+    delivery.plan = replace(patient, outage_limit_ms=1_000)
     running = killed_at("transaction-committed")
     with pytest.raises(BrokerUnreachable, match=r"shard 0, batch 4: no broker answered for 1 s .*kafka\.outage_limit"):
         running.result(60)
     frail.start()
+    delivery.plan = patient
     assert delivery.begin(attempt=1).result(60)[0] == 5
     assert delivery.committed() == delivery.expected()
 
@@ -236,14 +238,16 @@ def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
 def test_a_transaction_that_the_broker_has_ended_for_its_age_is_delivered_by_the_next_attempt(
     frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase]
 ) -> None:
+    # Long enough to be seen open.
+    delivery.plan = replace(delivery.plan, transaction_timeout_ms=10_000)
+    reader = _consumer(frail)
     stopped = phase("transaction-open")
     running = delivery.begin()
     assert stopped.reached.wait(60)
-    reader = _consumer(frail)
     place = TopicPartition(delivery.topic, 0)
     # For a reader of committed records the topic ends before a transaction that is open.
     assert reader.get_watermark_offsets(place, 10)[1] == 0
-    assert_eventually(lambda: reader.get_watermark_offsets(place, 10)[1] > 0, 30, "the end of the transaction")
+    assert_eventually(lambda: reader.get_watermark_offsets(place, 10)[1] > 0, 60, "the end of the transaction")
     reader.close()
     stopped.released.set()
     with pytest.raises(DeliveryFailed, match="shard 0, batch 1"):

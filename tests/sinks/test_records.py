@@ -44,7 +44,7 @@ def expected(row: dict[str, Any]) -> Record:
 
 
 @given(ROWS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_slice_of_messages_becomes_its_own_records_in_order(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.message import Key
@@ -25,7 +25,6 @@ def _cut(*tables: pa.Table, most_messages: int = 100) -> list[Transaction]:
     return list(transactions(iter(tables), 5, 100, most_messages, 1_000))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 7))
 def test_all_messages_are_in_one_transaction_each_in_order_and_none_is_over_the_count(
     sizes: list[int], most_messages: int

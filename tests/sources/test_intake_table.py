@@ -47,14 +47,14 @@ ROWS = st.lists(ROW, max_size=20)
 
 
 @given(ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_table_is_accepted_as_its_records_one_by_one(rows: list[dict[str, Any]]) -> None:
     whole = accept(records(rows), RULES, CLOCK_MS)
     assert whole.to_pylist() == [accept(records([row]), RULES, CLOCK_MS).to_pylist()[0] for row in rows]
 
 
 @given(ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[str, Any]]) -> None:
     accepted = accept(records(rows), RULES, CLOCK_MS)
     came_in = ["key", "value", "headers", "topic", "partition", "offset"]
@@ -63,7 +63,7 @@ def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[
 
 
 @given(ROWS, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_slices_and_chunks_of_a_table_are_accepted_as_what_they_show(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -28,13 +28,13 @@ def test_hashes_are_those_of_kafkas_own_tests() -> None:
 
 
 @given(KEYS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_column_of_any_keys_is_hashed_as_the_client_hashes_each(keys: list[bytes]) -> None:
     assert murmur2(pa.array(keys, pa.binary())).tolist() == [kafka_murmur2(key) for key in keys]
 
 
 @given(KEYS, st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_slice_is_hashed_as_what_it_shows(keys: list[bytes], data: st.DataObject) -> None:
     start, length = data.draw(st.integers(0, len(keys))), data.draw(st.integers(0, len(keys)))
     shown = pa.array(keys, pa.binary()).slice(start, length)
@@ -54,7 +54,7 @@ def test_keys_that_go_through_in_parts_are_hashed_the_same(monkeypatch: pytest.M
         max_size=30,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_key_chooses_the_partition_and_without_one_the_input_partition_does(
     rows: list[tuple[bytes | None, int, int]],
 ) -> None:

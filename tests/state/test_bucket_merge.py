@@ -96,7 +96,7 @@ def chunks_of(table: pa.Table) -> pa.Table:
     st.lists(st.integers(1, 99), max_size=3),
     st.integers(1, 3),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     held: list[Any], start_ms: int, cuts: list[int], shards: int
 ) -> None:

@@ -47,7 +47,7 @@ def in_start_order(segments: Any) -> list[tuple[int, int, int]]:
 
 
 @given(STEPS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str, Any]]) -> None:
     catalog, model = SegmentCatalog(), list[Segment]()
     for action, subject in steps:

@@ -145,7 +145,7 @@ SEEDS = st.integers(0, 10**9)
 
 
 @given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_markers_tell_exactly_what_is_delivered(
     seed: int, before: int, after: int, shards: int, finished: bool
 ) -> None:
@@ -172,7 +172,7 @@ def test_the_markers_tell_exactly_what_is_delivered(
 
 
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
     seed: int, lives: list[tuple[int, int, bool]]
 ) -> None:

@@ -33,7 +33,7 @@ def instants(dues_ms: list[int]) -> np.ndarray:
 
 
 @given(STEPS, INSTANT, INSTANT, st.sampled_from([0, 4096]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_counts_and_bounds_are_those_of_the_due_times(
     steps: list[tuple[str, Any]], start_ms: int, end_ms: int, most_unordered: int
 ) -> None:

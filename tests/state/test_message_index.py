@@ -76,7 +76,7 @@ def tick_of(due_ms: int) -> Tick:
 
 
 @given(STEPS, LIMITS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_over_any_steps_the_index_answers_as_a_dict_does(
     steps: list[tuple[str | int, Any]], most: tuple[int, int, int]
 ) -> None:
@@ -124,7 +124,7 @@ def assert_same(index: MessageIndex, model: dict[Id, int], seen: set[Id]) -> Non
 
 
 @given(ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_entries_name_every_id_once_by_tick_and_source(rows: list[tuple[str, int, int, int]]) -> None:
     rows = distinct(rows)
     entries: list[Any] = entries_of(rows)

@@ -59,7 +59,7 @@ def _position(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @given(RULES, BATCHES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_over_any_batches_the_bucket_does_what_a_sorted_list_does(rules: Any, batches: list[Any]) -> None:
     model, kept, cutoff_ms = Model(), empty_bucket(), 0
     for further_ms, chunks in batches:

@@ -40,7 +40,7 @@ def cut_all(sealed: pa.Table, rules: Any) -> list[tuple[Segment, pa.Table]]:
 
 
 @given(SEALED, RULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, rules: Any) -> None:
     segments = cut_all(sealed, rules)
     assert [row for _, rows in segments for row in rows.to_pylist()] == sealed.to_pylist()
@@ -50,7 +50,7 @@ def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, rules:
 
 
 @given(SEALED, RULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_segment_passes_a_limit(sealed: pa.Table, rules: Any) -> None:
     for segment, rows in cut_all(sealed, rules):
         due = rows.column("deliver_at_ms").to_pylist()
@@ -62,7 +62,7 @@ def test_no_segment_passes_a_limit(sealed: pa.Table, rules: Any) -> None:
 
 
 @given(SEALED, RULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_metadata_is_what_the_messages_are(sealed: pa.Table, rules: Any) -> None:
     for segment, rows in cut_all(sealed, rules):
         due = rows.column("deliver_at_ms").to_pylist()
@@ -95,7 +95,7 @@ def test_nothing_sealed_is_no_segment() -> None:
 
 
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.integers(60_000, 10**10))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_time_partition_holds_its_message_and_says_when_it_ends(
     cutoff_ms: int, ahead_ms: int, length_ms: int
 ) -> None:

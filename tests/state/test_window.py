@@ -32,7 +32,7 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
 
 
 @given(st.lists(BUCKET, min_size=1, max_size=5), st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
     buckets: list[Any], one: int, other: int, shards: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import BucketUnreadable
@@ -125,7 +125,6 @@ def sealed(rows: list[tuple[int, str]], bits: int) -> tuple[list[int], list[int]
 
 
 @given(ROWS, BITS, st.integers(0, 2_000))
-@settings(deadline=None)
 def test_of_a_segment_delivered_in_part_the_ticks_count_what_waits(
     rows: list[tuple[int, str]], bits: int, cutoff_ms: int
 ) -> None:

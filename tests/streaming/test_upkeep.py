@@ -31,7 +31,8 @@ class Table:
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         jvm: Any = spark.sparkContext._jvm
-        self.now_ms = time.time_ns() // 1_000_000 // _HOUR_MS * _HOUR_MS
+        # The next full hour: none of the files that are written meanwhile is younger than the clock says.
+        self.now_ms = (time.time_ns() // 1_000_000 // _HOUR_MS + 1) * _HOUR_MS
         self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
         self.path = path
         folder = jvm.org.apache.hadoop.fs.Path(str(path))

@@ -64,9 +64,12 @@ class Ledger:
     got: list[Got] = field(default_factory=list)
     # What the clock of the job's host had shown by an instant of this process' clock, both in epoch ms.
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
+    # Raises when waiting has become pointless: the job that is to deliver has ended.
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
+        self._problem: Exception | None = None
         self._producer = Producer(
             {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "message.max.bytes": 10_000_000}
         )
@@ -117,6 +120,8 @@ class Ledger:
         """Wait for a condition on what was received; returns at the deadline too: `verify` says what is wrong."""
         deadline = time.monotonic() + timeout_s
         while not condition() and time.monotonic() < deadline:
+            self.check()
+            assert self._problem is None, self._problem
             time.sleep(0.02)
 
     def verify_after_outage(self, timeout_s: float) -> None:
@@ -131,6 +136,13 @@ class Ledger:
         self._reader.join(10)
 
     def _read(self) -> None:
+        try:
+            self._read_on()
+        except Exception as problem:
+            # To be told by the thread that waits.
+            self._problem = problem
+
+    def _read_on(self) -> None:
         consumer = Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": "ledger", "isolation.level": "read_committed",
              "fetch.wait.max.ms": 20}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,9 +60,13 @@ class Service:
         with (self.folder / f"run-{self._runs}.log").open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
-    def _running_or_failed(self) -> bool:
+    def check(self) -> None:
+        """Fail, with its log, if the job has ended."""
         assert self._process is not None
         assert self._process.poll() is None, f"the job ended with {self._process.returncode}:\n{self.log[-4000:]}"
+
+    def _running_or_failed(self) -> bool:
+        self.check()
         return "\nrunning\n" in "\n" + self.log
 
     def is_running(self) -> bool:
@@ -92,14 +97,17 @@ class Service:
         # A process can start another between the look and the stop, but not after it.
         while new := {driver, *driver.children(recursive=True)} - family:
             for process in new:
-                process.suspend()
+                # One that was at its end may be gone.
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
             family |= new
 
     def resume(self) -> None:
         """SIGCONT to them all."""
         driver = psutil.Process(self.pid)
         for process in (*driver.children(recursive=True), driver):
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def kill(self) -> None:
         """SIGKILL to the driver and all that it started."""

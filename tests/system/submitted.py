@@ -58,7 +58,7 @@ def _built_wheel(folder: Path) -> Path:
         shutil.copytree(_ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(_ROOT / name, source)
-    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     (wheel,) = folder.glob("delayline-*.whl")
     return wheel
 

@@ -34,6 +34,8 @@ def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_i
     grown = [NewPartitions(application.input, 4), NewPartitions(application.output, 4)]
     for done in admin.create_partitions(grown).values():
         done.result()
+    for topic in (application.input, application.output):
+        assert_eventually(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == 4)  # noqa: B023
     grown_ledger = _reading_all(application, ledger)
     try:
         for number in range(40):

@@ -50,6 +50,14 @@ def _publish_far(ledger: Ledger, application: Application, count: int) -> None:
     ledger.flush()
 
 
+def _until_still(ledger: Ledger) -> None:
+    """Wait until the ledger has all that was committed: nothing came for two seconds."""
+    seen = -1
+    while seen != len(ledger.got):
+        seen = len(ledger.got)
+        time.sleep(2)
+
+
 def test_before_the_first_batch_it_says_so_and_counts_what_is_not_read(
     application: Application, make_service: MakeService
 ) -> None:
@@ -84,7 +92,7 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_it_is_down(
     publish_mixed(ledger, application, 300, seed=3, longest_ms=60_000)
     ledger.wait_for(lambda: len(ledger.got) >= before + 100, 60)
     assert service.stop() == 0, service.log[-3000:]
-    time.sleep(1)
+    _until_still(ledger)
     out = {record.id for record in ledger.got}
     left = [sent.deliver_at_ms for identity, sent in ledger.sent.items() if identity not in out]
     publish_mixed(ledger, application, 9, seed=2)

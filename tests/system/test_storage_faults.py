@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.system.service import Service
 pytestmark = pytest.mark.system
 
 # Not due before the last of the faults, where the machine is as slow as it may be.
-_FAR_MS = 90_000
+_FAR_MS = 150_000
 
 
 def _publish(ledger: Ledger, application: Application, count: int, delay_ms: int) -> None:
@@ -41,7 +42,8 @@ def _fill(service: Service, ledger: Ledger, application: Application, disk: Smal
     _publish(ledger, application, 300, _FAR_MS)
     told = _last_line(service)
     assert told.startswith(f"error: storage-failed: no space left: {what} could not be written in {disk.path}, "), told
-    assert "0 are free" in told
+    # A file that could not be written whole may be gone again.
+    assert int(re.search(r" bytes ([\d,]+) are free", told)[1].replace(",", "")) < 65_536, told  # type: ignore[index]
     disk.free()
 
 
@@ -77,7 +79,7 @@ def test_a_disk_that_runs_full_and_files_that_are_lost(
     assert service.command("rebuild", "--discard-checkpoint") == 0, service.log[-3000:]
     service.start()
     _publish(ledger, application, 50, 1_000)
-    ledger.verify_after_outage(120)
+    ledger.verify_after_outage(240)
     assert service.stop() == 0, service.log[-3000:]
 
 

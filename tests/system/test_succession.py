@@ -65,7 +65,6 @@ def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
         code = service.command("rebuild", failpoint=f"{point}=kill")
         assert code == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     assert service.command("rebuild") == 0, service.log[-3000:]
-    finish(service, ledger, application, seed=2)
     # Again, from a checkpoint that was rebuilt, by another number of shards, and with the checkpoint still there.
     kill_in_the_middle(service, ledger, application, seed=3)
     service.overrides.append("bucket.shards=1")

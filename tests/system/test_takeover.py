@@ -39,6 +39,7 @@ def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_sea
         publish_mixed(ledger, application, 300, seed=2, longest_ms=20_000)
         second.start()
         publish_mixed(ledger, application, 300, seed=3, longest_ms=20_000)
+        ledger.check = second.check
         delivered = len(ledger.got)
         assert_eventually(lambda: len(ledger.got) > delivered, 60, "a delivery by the second")
         first.resume()
