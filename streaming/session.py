@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -108,23 +109,43 @@ def _file_systems(settings: Settings) -> dict[str, str]:
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark. `options` go over all others but those that `spark-submit` was given, where it started the job."""
+    """Start Spark. `options` go over all others but those that `spark-submit` was given, where it started the job.
+
+    Ctrl-C stays with whoever handled it before.
+    """
     # Whatever Spark starts is of this process tree.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = {**spark_options(settings), **(options or {})}
-    builder = SparkSession.builder
     # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
     with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped():
         _launch_java(given)
-        submitted = _submitted()
-        for name, value in given.items():
-            if name not in submitted:
-                builder = builder.config(name, value)
-        spark = builder.getOrCreate()
+        spark = _build(given)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _build(options: Mapping[str, str]) -> SparkSession:
+    submitted = _submitted()
+    own = {name: value for name, value in options.items() if name not in submitted}
+    with _interrupt_handler_kept():
+        SparkContext.getOrCreate(SparkConf().setAll(list(own.items())))
+    return SparkSession.builder.config(map=dict(own)).getOrCreate()
+
+
+@contextlib.contextmanager
+def _interrupt_handler_kept() -> Iterator[None]:
+    """Put the handler of SIGINT back that a SparkContext replaces, as its last step, when the main thread makes it.
+
+    Its own cancels the running batch, and ends the process wherever that is.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _submitted() -> set[str]:

@@ -29,6 +29,9 @@ class Service:
         self.overrides = overrides
         # Goes over the test's own at each start.
         self.environment: dict[str, str] = {}
+        # As a terminal gives it to what it starts: Ctrl-C goes to all of the group. Otherwise that of the tests, with
+        # which it ends.
+        self.in_own_group = False
         self._runs = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +61,13 @@ class Service:
         for override in self.overrides:
             command += ["--set", override]
         with (self.folder / f"run-{self._runs}.log").open("wb") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                process_group=0 if self.in_own_group else None,
+            )
 
     def check(self) -> None:
         """Fail, with its log, if the job has ended."""
@@ -82,6 +91,12 @@ class Service:
         """SIGTERM, and the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def interrupt(self) -> int:
+        """Ctrl-C on its terminal, and the exit code."""
+        assert self.in_own_group, "the tests would be interrupted as well"
+        os.killpg(self.pid, signal.SIGINT)
         return self.wait()
 
     @property
