@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from conf.errors import SettingError
 from conf.kafka_names import ALIASES
 from conf.kafka_options import librdkafka_options
-from conf.settings import Settings, is_secret
+from conf.settings import Settings, without_secrets
 
 Client = TypeVar("Client")
 
@@ -50,9 +50,7 @@ def check_clients(settings: Settings) -> None:
 
 def _as_written(said: str, options: Mapping[str, Any]) -> str:
     """Return what librdkafka says with the names that the section has, and without its secrets."""
-    for name, value in options.items():
-        if value and is_secret(name, value):
-            said = said.replace(value, "******")
+    said = without_secrets(said, options)
     for names in ALIASES:
         for written, told in (names, reversed(names)):
             if written in options and told not in options:

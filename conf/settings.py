@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -55,6 +55,14 @@ def is_secret(key: str, value: object = "") -> bool:
         or bool(_SECRET_KEY.search(key))
         or (isinstance(value, str) and bool(_SECRET_VALUE.search(value)))
     )
+
+
+def without_secrets(text: str, options: Mapping[str, object]) -> str:
+    """Return `text`, which a client of `options` has written, with `******` for each value that `is_secret`."""
+    for name, value in options.items():
+        if value and is_secret(name, value):
+            text = text.replace(str(value), "******")
+    return text
 
 
 @dataclass(frozen=True)

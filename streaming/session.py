@@ -11,13 +11,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.class_archive import archive_options
 from conf.failpoints import ROOT_VARIABLE
 from conf.jars import spark_jars
 from conf.settings import SECRET_PATTERN, Settings, is_secret
+from streaming.start_failure import start_failure
 from streaming.startup_noise import startup_noise_dropped
 from streaming.storage_paths import local_folder, storage_path
 
@@ -111,17 +114,22 @@ def _file_systems(settings: Settings) -> dict[str, str]:
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark. `options` go over all others but those that `spark-submit` was given, where it started the job.
 
-    Ctrl-C stays with whoever handled it before.
+    Ctrl-C stays with whoever handled it before. Raises JavaMissing, and SettingError for options that Spark or Java
+    does not start with.
     """
     # Whatever Spark starts is of this process tree.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = {**spark_options(settings), **(options or {})}
-    # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
-    with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped():
-        _launch_java(given)
-        spark = _build(given)
+    try:
+        # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
+        with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as java_said:
+            _launch_java(given)
+            spark = _build(given)
+    except (Py4JError, PySparkException) as problem:
+        # Without its cause, which may have secrets of the options in its text.
+        raise start_failure(problem, given, java_said) from None
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -131,7 +139,10 @@ def _build(options: Mapping[str, str]) -> SparkSession:
     own = {name: value for name, value in options.items() if name not in submitted}
     with _interrupt_handler_kept():
         SparkContext.getOrCreate(SparkConf().setAll(list(own.items())))
-    return SparkSession.builder.config(map=dict(own)).getOrCreate()
+    spark = SparkSession.builder.config(map=dict(own)).getOrCreate()
+    # Makes the session's state, and that the options of Spark SQL are looked at.
+    _ = spark.conf.get("spark.sql.shuffle.partitions")
+    return spark
 
 
 @contextlib.contextmanager
