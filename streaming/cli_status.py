@@ -27,7 +27,8 @@ def status(
     JSON keys: checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms, age_ms, cutoff_ms; or
     null), waiting (total, mutable, sealed, mutable_bytes, sealed_bytes), next_due_ms, shards (shard, mutable,
     sealed, next_due_ms), sealed (buckets, segments), due (messages by span: overdue, 10s, 1m, 10m, 1h, 6h, 1d,
-    7d, 30d, later), due_is_estimated, input_lag (total, partitions; or null if Kafka cannot be asked).
+    7d, 30d, later), due_is_estimated, input_lag (total, partitions; or null if Kafka cannot be asked), holder
+    (of the lease: host, pid, command, since_ms; or null).
     """
     from streaming.status import read_status
     from streaming.status_formats import as_json, as_lines

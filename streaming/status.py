@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, CheckpointUnreadable, TopicMissing
+from conf.kafka_clients import check_clients
 from conf.kafka_options import librdkafka_options
 from conf.lease import Lease
 from conf.settings import Settings
@@ -67,13 +68,26 @@ class ShardStatus:
 
 
 @dataclass(frozen=True)
+class BrokerAnswer:
+    """What only the broker knows.
+
+    `lag` is None when it does not say, and `holder` then too if it said nothing at all; `problem` tells why. `holder`
+    is also None while nobody holds the lease, and when its topic holds something else, as `lease_problem` says then;
+    one that died without a word still counts as holding it, until another has it.
+    """
+
+    lag: list[PartitionLag] | None
+    holder: Lease | None = None
+    problem: str = ""
+    lease_problem: str = ""
+
+
+@dataclass(frozen=True)
 class Status:
     """A whole answer. Instants are epoch ms; `committed` is None while no batch has been.
 
     `planned` is the batch that runs, or that the next start will replay. `due` counts the waiting messages by
-    span (`SPANS_MS`, `LATER`). `lag` is None when the broker does not say, and `holder` then too if it said nothing at
-    all; `broker_problem` tells why. `holder` is also None while nobody holds the lease; one that died without a word
-    still counts as holding it, until another has it.
+    span (`SPANS_MS`, `LATER`).
     """
 
     checkpoint: str
@@ -87,9 +101,7 @@ class Status:
     segments: int
     due: dict[str, int]
     due_is_estimated: bool
-    lag: list[PartitionLag] | None
-    holder: Lease | None = None
-    broker_problem: str = ""
+    broker: BrokerAnswer
 
     @property
     def next_due_ms(self) -> int | None:
@@ -100,8 +112,10 @@ class Status:
 def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
     """Read the status with a Spark session of its own, which ends with it. `clock_ms` tells the time, epoch ms.
 
-    Raises BucketUnreadable if what the checkpoint or the tables hold cannot be read in a few tries.
+    Raises BucketUnreadable if what the checkpoint or the tables hold cannot be read in a few tries, and what
+    `check_clients` and `open_session` do.
     """
+    check_clients(settings)
     spark = open_session(settings, _SPARK)
     # What fails is told once, at the end, and in a sentence.
     spark.sparkContext.setLogLevel("OFF")
@@ -133,7 +147,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
     # Here and not at the end: the counts are those of this moment, however long they take to make.
     now_ms = clock_ms()
-    lag, holder, broker_problem = _from_broker(settings, committed)
+    broker = ask_broker(settings, committed)
     mutable: list[MutableBucket] = []
     sealed = SealedBuckets(store, None, [])
     if committed is not None:
@@ -156,9 +170,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         segments=len(segments),
         due=dict(zip([*SPANS_MS, LATER], histogram.counts, strict=True)),
         due_is_estimated=histogram.estimated,
-        lag=lag,
-        holder=holder,
-        broker_problem=broker_problem,
+        broker=broker,
     )
 
 
@@ -178,19 +190,21 @@ def _at_one_time(checkpoint: Checkpoint, store: BucketStore) -> tuple[int | None
             return before, version
 
 
-def _from_broker(
-    settings: Settings, committed: PlannedBatch | None
-) -> tuple[list[PartitionLag] | None, Lease | None, str]:
-    """Return the lag, who holds the lease, and what the broker cannot tell.
+def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnswer:
+    """Return what the broker tells. What it cannot tell is said and not raised.
 
     What waits is known without Kafka, and worth knowing just then.
     """
-    holder = None
+    holder, lease_problem = None, ""
     try:
-        holder = _holder(settings)
-        return input_lag(settings, committed.offsets if committed else {}), holder, ""
+        try:
+            holder = _holder(settings)
+        except CheckpointMismatch as no_lease:
+            lease_problem = str(no_lease)
+        lag = input_lag(settings, committed.offsets if committed else {})
+        return BrokerAnswer(lag, holder, lease_problem=lease_problem)
     except (BrokerUnreachable, TopicMissing) as problem:
-        return None, holder, str(problem)
+        return BrokerAnswer(None, holder, str(problem), lease_problem)
 
 
 def _holder(settings: Settings) -> Lease | None:

@@ -10,7 +10,7 @@ from typing import Any
 from conf.durations import format_duration
 from conf.lease import Lease
 from streaming.checkpoint import PlannedBatch
-from streaming.status import LATER, SPANS_MS, Status
+from streaming.status import LATER, SPANS_MS, BrokerAnswer, Status
 
 _BAR = 40
 
@@ -36,12 +36,12 @@ def as_json(status: Status) -> dict[str, Any]:
         "due": status.due,
         "due_is_estimated": status.due_is_estimated,
         "input_lag": None
-        if status.lag is None
+        if status.broker.lag is None
         else {
-            "total": sum(part.lag for part in status.lag),
-            "partitions": [asdict(part) | {"lag": part.lag} for part in status.lag],
+            "total": sum(part.lag for part in status.broker.lag),
+            "partitions": [asdict(part) | {"lag": part.lag} for part in status.broker.lag],
         },
-        "holder": _holder(status.holder),
+        "holder": _holder(status.broker.holder),
     }
 
 
@@ -60,10 +60,10 @@ def as_lines(status: Status) -> Iterator[str]:
     for name, count in status.due.items():
         bar = "#" * -(-count * _BAR // most)
         yield f"{_span(name):>8}{count:>14,}  {bar}".rstrip()
-    if status.lag and any(part.lag for part in status.lag):
+    if status.broker.lag and any(part.lag for part in status.broker.lag):
         yield ""
         yield f"{'lag':>8}  input partition"
-        for part in sorted(status.lag, key=lambda part: -part.lag):
+        for part in sorted(status.broker.lag, key=lambda part: -part.lag):
             yield f"{part.lag:>8,}  {part.topic}/{part.partition}, read up to {part.read_offset} of {part.end_offset}"
 
 
@@ -84,13 +84,19 @@ def _summary(status: Status) -> Iterator[str]:
             f"{status.buckets:,} sealed buckets ({status.segments:,} segments)"
         )
         yield f"next due     {_due(status, status.next_due_ms)}"
-    if status.lag is None:
-        yield f"input lag    not known: {status.broker_problem}"
+    yield from _of_broker(status.broker)
+
+
+def _of_broker(told: BrokerAnswer) -> Iterator[str]:
+    if told.lag is None:
+        yield f"input lag    not known: {told.problem}"
     else:
-        yield f"input lag    {sum(part.lag for part in status.lag):,} messages"
-    if status.holder is not None:
-        yield f"lease        {status.holder.holder}"
-    elif status.lag is not None:
+        yield f"input lag    {sum(part.lag for part in told.lag):,} messages"
+    if told.holder is not None:
+        yield f"lease        {told.holder.holder}"
+    elif told.lease_problem:
+        yield f"lease        not known: {told.lease_problem}"
+    elif told.lag is not None:
         yield "lease        held by nobody"
 
 
