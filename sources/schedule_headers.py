@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from conf.errors import TwoDelays
@@ -17,19 +18,19 @@ def schedule_headers(
     to: str | None = None,
     checked: bool = True,
 ) -> list[tuple[str, bytes]]:
-    """Return the headers that ask for this schedule, their values as they were written.
+    """Return the headers that ask for this schedule, their values in the bytes of the command line's arguments.
 
     Checked as the job would read them: raises TwoDelays, BadDeliverAfter, BadDeliverAt, BadDelayLevel or
     BadDeliverTo. What depends on the job's own settings (maximum delay, allow-list) the job alone can tell.
     """
     delays = {names.deliver_after: after, names.deliver_at: at, names.delay_level: level}
-    headers = [(name, text.encode()) for name, text in delays.items() if text is not None]
+    headers = [(name, os.fsencode(text)) for name, text in delays.items() if text is not None]
     if checked:
         _check(names, headers)
     if to is not None:
         if checked:
-            parse_deliver_to(to.encode())
-        headers.append((names.deliver_to, to.encode()))
+            parse_deliver_to(os.fsencode(to))
+        headers.append((names.deliver_to, os.fsencode(to)))
     return headers
 
 

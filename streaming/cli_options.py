@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from conf.errors import UsageError
 
 if TYPE_CHECKING:
     from conf.settings import Settings
@@ -38,3 +41,20 @@ def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Setting
     from conf.load import load_settings
 
     return load_settings(config, overrides or ())
+
+
+def utf8(option: str, text: str) -> str:
+    """Return `text`, the name of a topic or header that `option` was given. Raises UsageError unless it is UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{option} {text!r}: write UTF-8") from None
+    return text
+
+
+def header(option: str, text: str) -> tuple[str, bytes]:
+    """Return the name and value of the header that `option` was given as NAME=VALUE. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"{option} {text!r}: write NAME=VALUE")
+    return utf8(option, name), os.fsencode(value)

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from conf.errors import UsageError
-from streaming.cli_options import ConfigFile, Overrides, settings_of
+from streaming.cli_options import ConfigFile, Overrides, header, settings_of, utf8
 
 
 def publish(
@@ -26,14 +25,15 @@ def publish(
         typer.Option(metavar="INSTANT", help="Deliver at epoch ms, or ISO-8601 such as 2026-12-24T18:00:00Z."),
     ] = None,
     level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="Deliver after the delay of this level, 1 to 18.")
+        str | None,
+        typer.Option(metavar="LEVEL", help="Deliver after the delay of this level: 1, 2, ...; 0 is at once."),
     ] = None,
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Deliver to this topic; the job must allow it.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A further header. Repeatable.")
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A further header. Repeatable.")
     ] = None,
     topic: Annotated[
         str | None, typer.Option(help="Where to publish.", show_default="the first of topics.input")
@@ -55,19 +55,13 @@ def publish(
     from sources.schedule_headers import schedule_headers
 
     settings = settings_of(config, overrides)
-    headers = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
-    headers += [_header(text) for text in header or ()]
+    schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
+    further = [header("--header", text) for text in headers or ()]
+    where = utf8("--topic", topic) if topic else settings.topics.input[0]
     values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
-    with Publisher(settings, topic or settings.topics.input[0], partition) as publisher:
-        for message_id in publisher.publish(values, None if key is None else os.fsencode(key), headers):
+    with Publisher(settings, where, partition) as publisher:
+        for message_id in publisher.publish(values, None if key is None else os.fsencode(key), schedule + further):
             typer.echo(message_id)
-
-
-def _header(text: str) -> tuple[str, bytes]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise UsageError(f"--header {text!r}: write NAME=VALUE")
-    return name, os.fsencode(value)
 
 
 def _lines() -> Iterator[bytes]:

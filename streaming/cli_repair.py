@@ -43,7 +43,7 @@ def repair(
     for line in _lines(found):
         typer.echo(line)
     if found.taken_out:
-        typer.echo(f"taken out of the table; the ids are in {file}")
+        typer.echo(f"taken out of the table; the ids are in {typer.format_filename(file)}")
         if any(lost.accepted_again for lost in found.lost):
             typer.echo(
                 "before the job runs again, let `delayline rebuild --discard-checkpoint` accept again what it can"

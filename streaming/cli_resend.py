@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from conf.errors import BadDeliverAt, UsageError
-from streaming.cli_options import ConfigFile, Overrides, settings_of
+from streaming.cli_options import ConfigFile, Overrides, header, settings_of, utf8
 
 if TYPE_CHECKING:
     from sources.dead_letter import HeaderChanges
@@ -157,7 +157,7 @@ def _instant(option: str, text: str | None, now_ms: int) -> int | None:
         return None
     try:
         # A bare number is an instant, and no duration.
-        return parse_deliver_at(text.encode())
+        return parse_deliver_at(os.fsencode(text))
     except BadDeliverAt:
         try:
             return now_ms - parse_duration_ms(text)
@@ -169,12 +169,8 @@ def _instant(option: str, text: str | None, now_ms: int) -> int | None:
 def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:
     from sources.dead_letter import HeaderChanges
 
-    headers = []
-    for text in to_set:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--set-header {text!r}: write NAME=VALUE")
-        headers.append((name, os.fsencode(value)))
+    headers = [header("--set-header", text) for text in to_set]
+    to_drop = [utf8("--drop-header", name) for name in to_drop]
     names = [name for name, _ in headers]
     if own := [name for name in [*names, *to_drop] if name.startswith(_OWN)]:
         raise UsageError(f"{', '.join(own)}: headers that begin with {_OWN} are the service's own")

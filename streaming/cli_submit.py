@@ -19,4 +19,4 @@ def submit_files(
     from streaming.submit_files import write_submit_files
 
     for path in write_submit_files(folder):
-        typer.echo(str(path))
+        typer.echo(typer.format_filename(path))

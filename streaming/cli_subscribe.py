@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from conf.errors import UsageError
-from streaming.cli_options import ConfigFile, Overrides, settings_of
+from streaming.cli_options import ConfigFile, Overrides, settings_of, utf8
 
 
 def subscribe(
@@ -40,9 +40,10 @@ def subscribe(
     from streaming.record_formats import as_json, as_rows
 
     settings = settings_of(config, overrides)
+    watched = utf8("--topic", topic) if topic else settings.topics.output
     timeout_ms = None if timeout is None else _duration_ms(timeout)
     seen = 0
-    with Subscriber(settings, topic or settings.topics.output, start == "beginning") as subscriber:
+    with Subscriber(settings, watched, start == "beginning") as subscriber:
         typer.echo("subscribed", err=True)
         show = as_json() if output_format == "json" else as_rows()
         for record in subscriber.records(count, timeout_ms):

@@ -159,7 +159,11 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--level", "high"], "bad-delay-level"),
         (["--to", ""], "bad-deliver-to"),
         (["--after", "1s", "--level", "1"], "two-delays"),
+        (["--after", "\udcff"], "bad-deliver-after"),
+        (["--to", "\udcff"], "bad-deliver-to"),
         (["--header", "novalue"], "bad-usage"),
+        (["--header", "\udcff=1"], "bad-usage"),
+        (["--topic", "\udcff"], "bad-usage"),
         (["--partition", "9"], "bad-usage"),
         (["--set", "bucket.shards=0"], "bad-setting"),
     ],
@@ -174,7 +178,8 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(
 
 
 def test_a_bad_schedule_can_be_sent_on_purpose(prepared: Settings) -> None:
-    sent = run(prepared, "publish", "x", "--after", "soon", "--level", "1", "--unchecked")
+    # As Python reads an argument that is not UTF-8.
+    sent = run(prepared, "publish", "x", "--after", "\udcff", "--level", "1", "--unchecked")
     assert (sent.exit_code, sent.stdout.count("\n")) == (0, 1)
 
 
@@ -206,6 +211,7 @@ def test_a_count_that_is_not_reached_is_exit_code_1(prepared: Settings) -> None:
     assert (short.exit_code, short.stderr.splitlines()) == (1, ["subscribed", "0 of 1 messages after 100ms"])
     assert run(prepared, "subscribe", "--timeout", "100ms").exit_code == 0
     assert run(prepared, "subscribe", "--timeout", "soon").exit_code == 2
+    assert run(prepared, "subscribe", "--topic", "\udcff").exit_code == 2
 
 
 def test_a_subscriber_misses_nothing_after_it_said_subscribed(prepared: Settings) -> None:
