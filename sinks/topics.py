@@ -83,7 +83,7 @@ def show_topics(settings: Settings) -> list[TopicReport]:
 def check_topics(settings: Settings) -> dict[str, int]:
     """Return the partition count of every topic that the job needs. Warns of a dead-letter topic with too low a limit.
 
-    Raises TopicMissing (naming each), TopicMismatch for a progress topic of another form, BrokerUnreachable.
+    Raises TopicMissing (naming each), TopicMismatch for a progress or lease topic of another form, BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
@@ -104,9 +104,9 @@ def ensure_topics(
 ) -> list[TopicReport]:
     """Create those that are missing of the topics the job needs, and say of each whether it was there.
 
-    `partitions` is for all but the progress topic, which has one for each shard. The dead-letter topic is made to take
-    whatever the input topics take. Raises TopicMismatch when an
-    existing progress topic has another form or the broker refuses to create one, BrokerUnreachable.
+    `partitions` is for all but the progress topic, which has one for each shard, and the lease topic, which has one
+    alone. The dead-letter topic is made to take whatever the input topics take. Raises TopicMismatch when an existing
+    progress topic has another form or the broker refuses to create one, BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:

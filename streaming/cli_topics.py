@@ -36,8 +36,8 @@ def create(
 ) -> None:
     """Create the topics that are missing; those that exist are left as they are.
 
-    Input, output and dead-letter topics, the exact names on the allow-list, and the progress topic
-    (compacted, a partition for each shard).
+    Input, output and dead-letter topics, the exact names on the allow-list, and two of the job's own, both
+    compacted: the progress topic (a partition for each shard) and the lease topic (one partition).
     """
     from sinks.topics import BROKER_DEFAULT, ensure_topics
 
@@ -49,7 +49,8 @@ def create(
 def show(output_format: Format = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Show which of the needed topics there are, and how many partitions each has.
 
-    Exit code 1 when one is missing or the progress topic has another form than the job needs.
+    Exit code 1 when one is missing, the progress topic has fewer partitions than there are shards, or the progress
+    or the lease topic is not compacted (cleanup.policy=compact).
     """
     from sinks.topics import check_topics, show_topics
 

@@ -320,3 +320,16 @@ def test_jars_that_are_there_are_left_alone(settings: Settings) -> None:
     result = CliRunner().invoke(app, ["jars"])
     assert result.exit_code == 0
     assert result.stdout.count("complete") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["topics", "create"], ["the progress topic", "the lease topic", "one partition"]),
+        (["topics", "show"], ["cleanup.policy=compact"]),
+        (["publish"], ["1, 2, ...; 0 is at once"]),
+    ],
+)
+def test_help_says_what_is_checked_and_made(command: list[str], said: list[str]) -> None:
+    told = " ".join(CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert not [words for words in said if words not in told]
