@@ -27,7 +27,6 @@ from conf.errors import SettingError
 from conf.kafka_options import check_options
 from conf.settings import OptionTable, Settings, is_secret
 
-DEFAULT_FILE = Path(__file__).with_name("delayline.toml")
 CONFIG_VARIABLE = "DELAYLINE_CONFIG"
 """Names the settings file; read by the command line, not here."""
 

@@ -13,9 +13,9 @@ from conf.errors import PublishFailed
 from conf.kafka_clients import make_client
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
+from sinks.records import ANY_PARTITION
 from sinks.size_check import largest_batch
 
-_ANY_PARTITION = -1
 _RETRY_S = 0.2
 
 
@@ -91,7 +91,7 @@ class Resender:
                     record.topic,
                     record.value,
                     record.key,
-                    _ANY_PARTITION if record.partition is None else record.partition,
+                    ANY_PARTITION if record.partition is None else record.partition,
                     on_delivery=on_delivery,
                     # 0 would mean "now" to the client.
                     timestamp=record.timestamp_ms or 1,

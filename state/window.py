@@ -15,7 +15,6 @@ from conf.message import Key, decode_chunk, encode_chunk
 from conf.shards import by_shard
 from state.stored import ArrowFunction, first_key, split
 
-WINDOW_COLUMNS = ("shard", "deliver_at_ms", "topic", "partition", "offset", "max_deliver_at_ms", "count", "chunk")
 WINDOW_SCHEMA = (
     "shard int, deliver_at_ms long, topic string, partition int, offset long, max_deliver_at_ms long, "
     "count long, chunk binary"

@@ -31,9 +31,9 @@ def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
 
 
 def broker(
-    directory: Annotated[Path, typer.Option("--dir", help="Where it keeps data, configuration and log.")] = Path(
-        "data/broker"
-    ),
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where it keeps data, configuration and log.")
+    ] = _DEFAULT_FOLDER,
     host: Annotated[str, typer.Option(help="The address it listens on and tells clients.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 picks a free one.")] = 9092,
     config: ConfigFile = None,

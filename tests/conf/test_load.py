@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from conf.errors import SettingError
-from conf.load import DEFAULT_FILE, load_settings
+from conf.load import load_settings
 from conf.settings import OptionTable, Settings
 
 SECRET = "hunter2"
+DEFAULT_FILE = Path(__file__).parents[2] / "conf" / "delayline.toml"
 
 
 @pytest.fixture
