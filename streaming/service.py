@@ -240,8 +240,9 @@ class _DropWatch:
             if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
                 self._query.stop()
                 raise LateRowsDropped(
-                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark; "
-                    "please report this with the checkpoint"
+                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark; before the "
+                    "job runs again, let `delayline rebuild --discard-checkpoint` accept again those that are not due "
+                    "yet, and please report this with the checkpoint"
                 )
         self._checked = newest
 
