@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -117,6 +118,7 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
     Ctrl-C stays with whoever handled it before. Raises JavaMissing, and SettingError for options that Spark or Java
     does not start with.
     """
+    logging.getLogger().addFilter(_is_no_interruption)
     # Whatever Spark starts is of this process tree.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -157,6 +159,11 @@ def _interrupt_handler_kept() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    # py4j logs a trace, to the root logger, of a call that Ctrl-C cuts off, before it passes the interruption on.
+    return record.msg != "KeyboardInterrupt while sending command."
 
 
 def _submitted() -> set[str]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from conf.load import load_settings
@@ -23,3 +28,31 @@ def test_options_of_a_deployment_go_over_those_of_delayline() -> None:
     settings = load_settings(None, ["spark.spark.driver.memory=5g", "bucket.shards=3"], environ={})
     options = spark_options(settings)
     assert (options["spark.driver.memory"], options["spark.sql.shuffle.partitions"]) == ("5g", "3")
+
+
+_INTERRUPTED = """
+import sys
+from conf.settings import Settings
+from streaming.session import open_session
+
+spark = open_session(Settings())
+try:
+    print("asking", flush=True)
+    spark.range(10**12).selectExpr("sum(hash(id))").collect()
+except KeyboardInterrupt:
+    spark.stop()
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_in_a_call_of_java_comes_out_as_an_interruption_without_a_trace() -> None:
+    program = [sys.executable, "-c", _INTERRUPTED]
+    # A group of its own, as a terminal gives it: Java, and what it starts, get the signal too.
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "asking\n"
+        os.killpg(asking.pid, signal.SIGINT)
+        _, told = asking.communicate(timeout=60)
+    assert (asking.returncode, told) == (130, "")
