@@ -34,6 +34,8 @@ _PREFIX = "DELAYLINE_"
 _NOT_SETTINGS = (CONFIG_VARIABLE, "DELAYLINE_FAILPOINT")
 
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
+# What Python reads for bytes of an argument or a variable that are not UTF-8. No client takes it.
+_NO_TEXT = re.compile(r"[\udc80-\udcff]")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -147,6 +149,9 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
             known = [_PREFIX + key.upper().replace(".", "__") for key in _KEYS]
             problems.append(f"{name}: no such setting{_nearest(name, known)}")
             continue
+        if _NO_TEXT.search(environ[name]):
+            problems.append(f"{name}: allowed is UTF-8 text")
+            continue
         section, dot, rest = key.partition(".")
         variables[f"{_PREFIX.lower()}{section}{'__' if dot else ''}{rest}"] = environ[name]
         origins[key] = f"environment variable {name}"
@@ -179,6 +184,8 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:
             # Only what can be nothing but a key is repeated: the rest may be a secret.
             start = _KEY.match(override)
             problems.append(f"--set {start[0] if start else ''}…: allowed is --set section.key=value")
+        elif _NO_TEXT.search(value):
+            problems.append(f"--set {key}: allowed is UTF-8 text")
         elif dot and section in _SECTIONS:
             table.setdefault(section, {})[rest] = value
         elif key in _KEYS:

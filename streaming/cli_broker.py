@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from streaming.cli_options import ConfigFile, Overrides, settings_of
+from streaming.cli_options import ConfigFile, Overrides, settings_of, utf8
 
 _WATCH_S = 0.2
 _DEFAULT_FOLDER = Path("data/broker")
@@ -46,7 +46,7 @@ def broker(
     from sources.broker import EmbeddedBroker
 
     settings_of(config, overrides)
-    node = EmbeddedBroker(directory, port, host)
+    node = EmbeddedBroker(directory, port, utf8("--host", host))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     try:

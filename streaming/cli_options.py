@@ -44,7 +44,7 @@ def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Setting
 
 
 def utf8(option: str, text: str) -> str:
-    """Return `text`, the name of a topic or header that `option` was given. Raises UsageError unless it is UTF-8."""
+    """Return `text`, a name that `option` was given. Raises UsageError unless it is UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

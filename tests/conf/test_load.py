@@ -170,6 +170,14 @@ def test_a_wrong_value_names_key_value_allowed_and_origin(override: str, allowed
     assert any(repr(part) in text for part in (value, *value.split(","))) or value == ""
 
 
+def test_what_is_not_utf_8_is_refused_by_its_key_alone() -> None:
+    # As Python reads such an argument or variable.
+    value = f"{SECRET}\udcff"
+    assert failure(f"kafka.sasl.password={value}") == "bad-setting: --set kafka.sasl.password: allowed is UTF-8 text"
+    told = failure(environ={"DELAYLINE_STORAGE__PATH": value})
+    assert told == "bad-setting: DELAYLINE_STORAGE__PATH: allowed is UTF-8 text"
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [

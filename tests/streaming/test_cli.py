@@ -296,6 +296,11 @@ def test_a_broker_that_cannot_be_as_asked_is_an_error_in_a_sentence(
     _in_a_sentence(CliRunner().invoke(app, ["broker", option, value]), 1, "broker-failed", said)
 
 
+def test_a_host_that_is_not_utf_8_is_called_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    _in_a_sentence(CliRunner().invoke(app, ["broker", "--host", "\udcff"]), 2, "bad-usage", "--host")
+
+
 @pytest.mark.parametrize("keep", ["a-file", "a-file/below", "full"])
 def test_a_demo_wants_a_folder_that_is_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
     monkeypatch.chdir(tmp_path)
