@@ -76,7 +76,7 @@ class TopicMissing(DelaylineError):
 
 
 class TopicMismatch(DelaylineError):
-    """A topic exists in a form the job cannot work with (partition count, cleanup policy)."""
+    """A topic exists in a form the job cannot work with (partition count, cleanup policy, a right that it lacks)."""
 
     code = "topic-mismatch"
 
@@ -94,7 +94,7 @@ class RecordUnreadable(DelaylineError):
 
 
 class DeadLetterRefused(DelaylineError):
-    """A message is too large for its output topic and for the dead-letter topic as well. Says which one."""
+    """A message is refused by its output topic and by the dead-letter topic as well. Says which one."""
 
     code = "dead-letter-refused"
 
@@ -190,7 +190,7 @@ class InjectedFailure(DelaylineError):
 
 
 class Rejected(DelaylineError):
-    """A message that cannot be scheduled: it goes to the dead-letter topic under this error's code."""
+    """A message that cannot be scheduled, or delivered: it goes to the dead-letter topic under this error's code."""
 
     code = "rejected"
 
@@ -235,6 +235,12 @@ class MessageTooLarge(Rejected):
     """Key, value and headers are above `limits.max_message_bytes`, or the record is over its topic's own limit."""
 
     code = "message-too-large"
+
+
+class RecordRefused(Rejected):
+    """The output topic does not take the record as it is: for want of a key, or for its timestamp."""
+
+    code = "record-refused"
 
 
 class TopicNotAllowed(Rejected):

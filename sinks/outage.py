@@ -44,7 +44,9 @@ class Outage:
         Raises BrokerUnreachable when the limit is over, and DeliveryFailed at once for a problem that is no outage.
         """
         if isinstance(problem, KafkaException) and not _is_absence(problem.args[0]):
-            raise DeliveryFailed(f"{self._who}: {problem}") from problem
+            raise DeliveryFailed(
+                f"{self._who}: {problem}. Nothing is lost: mend what the broker says, and start the job again"
+            ) from problem
         now_s = time.monotonic()
         self._began_s = self._began_s or now_s
         left_s = self._limit_s - (now_s - self._began_s)

@@ -13,8 +13,8 @@ from conf.errors import PublishFailed
 from conf.kafka_clients import make_client
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
+from sinks.record_check import largest_batch
 from sinks.records import ANY_PARTITION
-from sinks.size_check import largest_batch
 
 _RETRY_S = 0.2
 

@@ -7,17 +7,20 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
+from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed, Rejected
 from conf.progress import Progress, committed_messages
 from sinks.delivery_reports import Refused
+from sinks.host_clock import wait_until
 from sinks.outage import Outage
 from sinks.pace import Pace
-from sinks.size_check import Refusal
+from sinks.records import record_id, records
 from sinks.transactional_writer import DeliveryPlan, ShardWriter
 from sinks.transactions import Transaction, behind, transactions
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
+# Into so many a transaction is cut that a topic refused. The more, the fewer are refused until one message is left.
+_PIECES = 16
 # One batch begins where the one before ended.
 _paces: dict[tuple[str, int, float], Pace] = {}
 
@@ -65,37 +68,64 @@ def _behind(plan: DeliveryPlan, shard: int, done: Progress | None, messages: Ite
 
 
 def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, attempt: int) -> ShardWriter:
-    """Commit `transaction`, and return the writer that did, or that found it committed after an outage."""
+    """Commit `transaction`, and return the writer that did, or that found it committed after an outage.
+
+    If a topic refuses it, it is committed in pieces, with a dead letter for each message that is to blame.
+    """
     outage = _outage(plan, writer.shard)
-    progress = Progress(plan.batch, transaction.end, transaction.last)
-    refused: set[Refusal] = set()
-    while True:
-        known = writer.limits, len(refused)
+    refused: dict[tuple[str, bytes], Rejected] = {}
+    pieces = [transaction]
+    while pieces:
+        piece = pieces.pop()
         try:
-            writer.write(transaction, progress, attempt, refused)
-            return writer
-        except (Refused, KafkaException) as problem:
+            writer.write(piece, Progress(plan.batch, piece.end, piece.last), attempt, refused)
+            continue
+        except KafkaException as problem:
             writer.drop()
-            failure = problem
+            failure: Refused | KafkaException = problem
+        except Refused as refusal:
+            # Or the next writer would wait until the broker has done so.
+            _abort(writer)
+            failure = refusal
         except BaseException:
             _abort(writer)
             raise
+        known = writer.limits
         if isinstance(failure, KafkaException):
             outage.wait(failure)
         writer = _opened(plan, writer.shard, outage, transaction.topics)
-        if isinstance(failure, Refused):
-            refused |= failure.refusals
-            if known == (writer.limits, len(refused)):
-                raise DeliveryFailed(
-                    f"{_who(plan, writer.shard)}: the broker took records for too large that are not, as far as the "
-                    f"job knows: {failure}. Let it describe the topic (DescribeConfigs), and compare max.message.bytes "
-                    "with segment.bytes"
-                )
         done = committed_messages(writer.progress, plan.batch)
-        if done == transaction.end:
-            return writer
-        if done != transaction.start:
+        if done == piece.end:
+            continue
+        if done != piece.start:
             raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has delivered {done} messages meanwhile")
+        if isinstance(failure, Refused) and known == writer.limits:
+            pieces += reversed(_find_fault(plan, piece, failure, refused))
+            # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
+            wait_until(transaction.last[0], plan.transaction_timeout_ms // 2)
+        else:
+            pieces.append(piece)
+    return writer
+
+
+def _find_fault(
+    plan: DeliveryPlan, piece: Transaction, refusal: Refused, refused: dict[tuple[str, bytes], Rejected]
+) -> list[Transaction]:
+    """Add to `refused` the message that is to blame for the refusal, and return what to write now.
+
+    The client does not name it for certain. So it is looked for in smaller transactions: one of a single message has
+    no other to blame.
+    """
+    if refusal.topic == plan.progress_topic:
+        raise DeliveryFailed(f"the progress of the delivery cannot be kept: {refusal}. Nothing is lost")
+    refused.update(refusal.refusals)
+    if refusal.refusals:
+        return [piece]
+    if piece.count > 1:
+        return piece.cut(_PIECES)
+    (record,) = records(piece.parts[0])
+    refused[refusal.topic, record_id(record)] = refusal.error
+    return [piece]
 
 
 def _opened(plan: DeliveryPlan, shard: int, outage: Outage, topics: Collection[str] = ()) -> ShardWriter:

@@ -1,22 +1,24 @@
-"""How large a record each topic takes, as the brokers say it now."""
+"""What the topics take, as the brokers say it now: which records, and whether any of this login."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
 
 from conf.errors import BrokerUnreachable
 from conf.kafka_options import librdkafka_options
 from conf.settings import Settings
 
 NO_LIMIT = 2**31 - 1
+# Kafka's own word for it.
+ANY_AGE = 2**63 - 1
 # What a dead letter may take more than the record that came in: its id, the error's code and sentence, a topic in each.
 _DEAD_LETTER_BYTES = 4_096
 _TIMEOUT_S = 10.0
-_SETTING = "max.message.bytes"
 # What says something of one topic. Any other error says that no broker answers.
 _OF_TOPIC = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -25,16 +27,36 @@ _OF_TOPIC = {
 }
 
 
-def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, int]:
-    """Return max.message.bytes of each of `topics`, in bytes of a record batch.
+@dataclass(frozen=True)
+class TopicLimits:
+    """What a topic takes: so many bytes of a record batch, records without a key, and timestamps so long past."""
 
-    NO_LIMIT for one that does not exist, or that may not be described. Raises KafkaException if no broker answers.
+    max_bytes: int = NO_LIMIT
+    needs_key: bool = False
+    max_age_ms: int = ANY_AGE
+
+
+def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
+    """Return what each of `topics` takes.
+
+    Anything for one that does not exist, or that may not be described. Raises KafkaException if no broker answers.
     """
     described = _describe(options, topics)
     return {
-        topic: NO_LIMIT if isinstance(configs, KafkaError) else int(configs[_SETTING].value)
+        topic: TopicLimits() if isinstance(configs, KafkaError) else _limits(configs)
         for topic, configs in described.items()
     }
+
+
+def _limits(configs: Mapping[str, Any]) -> TopicLimits:
+    is_stamped_by_sender = configs["message.timestamp.type"].value == "CreateTime"
+    # Kafka has it since 3.6.
+    oldest = configs.get("message.timestamp.before.max.ms")
+    return TopicLimits(
+        max_bytes=int(configs["max.message.bytes"].value),
+        needs_key="compact" in configs["cleanup.policy"].value,
+        max_age_ms=int(oldest.value) if oldest and is_stamped_by_sender else ANY_AGE,
+    )
 
 
 def dead_letter_limits(settings: Settings) -> tuple[int, int]:
@@ -44,20 +66,26 @@ def dead_letter_limits(settings: Settings) -> tuple[int, int]:
     """
     dead_letter = settings.topics.dead_letter
     limits = _known_limits(settings, [*settings.topics.input, dead_letter])
-    known = [limits[topic] for topic in settings.topics.input if limits[topic] != NO_LIMIT]
-    return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
+    known = [limits[topic].max_bytes for topic in settings.topics.input if limits[topic].max_bytes != NO_LIMIT]
+    return limits[dead_letter].max_bytes, max(known) + _DEAD_LETTER_BYTES if known else 0
+
+
+def dead_letter_needs_key(settings: Settings) -> bool:
+    """Say whether the dead-letter topic is known to take no record without a key. Raises BrokerUnreachable."""
+    topic = settings.topics.dead_letter
+    return _known_limits(settings, [topic])[topic].needs_key
 
 
 def input_limits(settings: Settings) -> dict[str, int]:
     """Return max.message.bytes of each input topic, NO_LIMIT where it cannot be told. Raises BrokerUnreachable."""
-    return _known_limits(settings, settings.topics.input)
+    return {topic: limits.max_bytes for topic, limits in _known_limits(settings, settings.topics.input).items()}
 
 
-def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, int]:
+def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, TopicLimits]:
     try:
         return read_limits(librdkafka_options(settings.kafka), topics)
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the topics' max.message.bytes cannot be read: {problem}") from problem
+        raise BrokerUnreachable(f"the topics' configuration cannot be read: {problem}") from problem
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
@@ -67,6 +95,26 @@ def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[
         for topic, configs in _describe(options, topics).items()
         if isinstance(configs, KafkaError) and configs.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     ]
+
+
+def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
+    """Return those of `topics` that the login sees, and has no right to write to. Raises KafkaException."""
+    client = AdminClient(dict(options))
+    asked = TopicCollection(sorted(topics))
+    barred = []
+    for topic, answer in client.describe_topics(
+        asked, include_authorized_operations=True, request_timeout=_TIMEOUT_S
+    ).items():
+        try:
+            allowed = answer.result().authorized_operations
+        except KafkaException as problem:
+            if problem.args[0].code() not in _OF_TOPIC:
+                raise
+            continue
+        # None from a broker before Kafka 2.3, which does not say.
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            barred.append(topic)
+    return barred
 
 
 def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, Any]:

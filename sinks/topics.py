@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from conf.errors import TopicMismatch, TopicMissing
 from conf.settings import Settings
 from sinks.admin_client import REQUEST_TIMEOUT_MS, connected
-from sinks.topic_limits import dead_letter_limits
+from sinks.topic_limits import dead_letter_limits, dead_letter_needs_key
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def show_topics(settings: Settings) -> list[TopicReport]:
 
 
 def check_topics(settings: Settings) -> dict[str, int]:
-    """Return the partition count of every topic that the job needs. Warns of a dead-letter topic with too low a limit.
+    """Return the partition count of every topic that the job needs. Warns of a dead-letter topic that may refuse.
 
     Raises TopicMissing (naming each), TopicMismatch for a progress or lease topic of another form, BrokerUnreachable.
     """
@@ -244,6 +244,12 @@ def _check_dead_letter(settings: Settings) -> None:
             "stop the job if it had to go there. Set it to %d or more",
             settings.topics.dead_letter, limit, needed,
         )  # fmt: skip
+    if dead_letter_needs_key(settings):
+        log.warning(
+            "dead-letter topic %s is compacted: it forgets dead letters, and one without a key would stop the job. "
+            "Set its cleanup.policy to delete",
+            settings.topics.dead_letter,
+        )
 
 
 def _check_policy(admin: KafkaAdminClient, name: str) -> None:

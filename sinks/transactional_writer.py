@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,19 +22,23 @@ from conf.kafka_clients import OPEN_TIMEOUT_S
 from conf.kafka_options import librdkafka_options
 from conf.progress import BatchSpan, Progress
 from conf.settings import Settings
-from sinks.delivery_reports import DeliveryReports, topic_gone
+from sinks.delivery_reports import DeliveryReports, topic_barred, topic_gone
 from sinks.host_clock import wait_until
 from sinks.lease import refuse_others
 from sinks.progress import marker_key, read_progress
+from sinks.record_check import RecordCheck, Refusals, compresses, largest_batch, sizes
 from sinks.records import Record, records
-from sinks.size_check import Refusal, SizeCheck, compresses, largest_batch, smallest
-from sinks.topic_limits import missing_topics, read_limits
+from sinks.topic_limits import barred_topics, missing_topics, read_limits
 from sinks.transactions import Transaction
 
 # An error ends a transaction, but a flush goes on until what is queued has timed out: so it is looked for in between.
 _FLUSH_PIECE_S = 0.1
 # The client waits for a topic that is gone as if its broker were away. After so long without an answer, ask which.
 _SLOW_S = 5.0
+# How the client tells that a topic is gone or barred, or that the transaction has failed by that: not by which.
+_OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
+# Kafka's own word for a record without a timestamp, which it holds to no limit.
+_NO_TIMESTAMP = -1
 _FENCED_AT_A_TIME = 16
 
 
@@ -95,7 +99,7 @@ class ShardWriter:
                 # Java's, where librdkafka has another by default.
                 "partitioner": "murmur2_random",
                 # Only what is alone in its batch can then be too large for its topic.
-                "batch.size": str(largest_batch(plan.options, self.limits)),
+                "batch.size": str(largest_batch(plan.options, sizes(self.limits))),
                 "delivery.report.only.error": True,
                 "on_delivery": self._reports.failed,
                 "transactional.id": transactional_id(plan.application_id, shard),
@@ -111,38 +115,30 @@ class ShardWriter:
         """Open a transaction."""
         self._producer.begin_transaction()
 
-    def write(self, transaction: Transaction, progress: Progress, attempt: int, refused: Set[Refusal]) -> None:
+    def write(self, transaction: Transaction, progress: Progress, attempt: int, refused: Refusals) -> None:
         """Write the messages and the marker `progress`, wait until the last one is due, and commit.
 
-        What is too large for its topic is written to the dead-letter topic. Raises Refused if a topic did not take what
-        was held for small enough, or is `refused` before; TopicMissing, TopicMismatch for a topic that was deleted;
-        DeadLetterRefused; DeliveryFailed if the clock was set back since, so that the transaction would time out;
-        KafkaException for the rest.
+        What its topic does not take, or has `refused` before, is written to the dead-letter topic. Raises Refused if a
+        topic does not take what it was held to take; TopicMissing, TopicMismatch for one that was deleted, or may not
+        be written to; DeadLetterRefused; DeliveryFailed if the clock was set back since, so that the transaction would
+        time out; KafkaException for the rest.
         """
-        self._learn_limits(transaction)
-        topics = {*transaction.topics, self._plan.progress_topic}
+        check = self._learn_limits(transaction, refused)
+        topics = {*transaction.topics, self._plan.progress_topic, self._plan.dead_letter}
         self.begin()
         if attempt:
             # It may be what the attempt before ended by, after a long wait.
             self._look_for(topics)
-        check = SizeCheck(self.limits, self._plan.dead_letter, compresses(self._plan.options), refused)
-        for part, largest in zip(transaction.parts, transaction.largest_bytes, strict=True):
-            if largest <= smallest(self.limits):
-                self._produce(records(part))
-            else:
-                self._produce_checked(part, check)
-        not_before_ms = transaction.last[0]
-        # Stamped like its last message. The host's clock may be an hour ahead, and the broker would refuse that.
-        marker = (marker_key(self.shard), progress.to_bytes())
-        self._produce([(not_before_ms, self._plan.progress_topic, self.shard, *marker, [])])
-        self._flush(topics)
-        failpoint("transaction-open", attempt)
-        if not wait_until(not_before_ms, self._plan.transaction_timeout_ms // 2):
-            raise DeliveryFailed(
-                f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
-                "transaction was open. It is given up, and opened again when its messages are nearly due"
-            )
-        self._commit(topics)
+        try:
+            self._fill(transaction, progress, check)
+            self._flush(topics)
+            failpoint("transaction-open", attempt)
+            self._wait_until_due(transaction, progress)
+            self._producer.commit_transaction(self._timeout_s)
+        except KafkaException as problem:
+            if problem.args[0].code() in _OF_SOME_TOPIC:
+                self._look_for(topics)
+            raise
         self.progress = progress
         failpoint("transaction-committed", attempt)
 
@@ -155,16 +151,39 @@ class ShardWriter:
         """Forget what is queued, so that nothing is waited for when the writer is let go."""
         self._producer.purge()
 
-    def _learn_limits(self, transaction: Transaction) -> None:
+    def _learn_limits(self, transaction: Transaction, refused: Refusals) -> RecordCheck:
         """Read limits that are not known, and before a record is turned away all of them: they may have been raised."""
         topics = transaction.topics | self.limits.keys()
-        if max(transaction.largest_bytes) > smallest(self.limits):
-            self.limits = read_limits(self._plan.options, topics)
-        elif unknown := topics - self.limits.keys():
+        if unknown := topics - self.limits.keys():
             self.limits = self.limits | read_limits(self._plan.options, unknown)
+        check = self._check(refused)
+        if all(map(check.admits_all, transaction.parts, transaction.largest_bytes)):
+            return check
+        self.limits = read_limits(self._plan.options, topics)
+        return self._check(refused)
 
-    def _produce_checked(self, batch: pa.RecordBatch, check: SizeCheck) -> None:
-        for record in map(check.fitted, records(batch), batch.column("timestamp_ms").to_pylist()):
+    def _check(self, refused: Refusals) -> RecordCheck:
+        return RecordCheck(self.limits, self._plan.dead_letter, compresses(self._plan.options), refused)
+
+    def _fill(self, transaction: Transaction, progress: Progress, check: RecordCheck) -> None:
+        for part, largest in zip(transaction.parts, transaction.largest_bytes, strict=True):
+            if check.admits_all(part, largest):
+                self._produce(records(part))
+            else:
+                self._produce_checked(part, check)
+        # Its due time may be older than the broker admits, and now later: the host's clock may be an hour ahead.
+        marker = (marker_key(self.shard), progress.to_bytes())
+        self._produce([(_NO_TIMESTAMP, self._plan.progress_topic, self.shard, *marker, [])])
+
+    def _wait_until_due(self, transaction: Transaction, progress: Progress) -> None:
+        if not wait_until(transaction.last[0], self._plan.transaction_timeout_ms // 2):
+            raise DeliveryFailed(
+                f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
+                "transaction was open. It is given up, and opened again when its messages are nearly due"
+            )
+
+    def _produce_checked(self, batch: pa.RecordBatch, check: RecordCheck) -> None:
+        for record in map(check.admitted, records(batch), batch.column("timestamp_ms").to_pylist()):
             self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
@@ -200,18 +219,11 @@ class ShardWriter:
                 self._look_for(topics)
         self._reports.check()
 
-    def _commit(self, topics: Collection[str]) -> None:
-        try:
-            self._producer.commit_transaction(self._timeout_s)
-        except KafkaException as problem:
-            if problem.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                # The client does not say which.
-                self._look_for(topics)
-            raise
-
     def _look_for(self, topics: Collection[str]) -> None:
         for topic in missing_topics(self._plan.options, topics):
             raise topic_gone(topic)
+        for topic in barred_topics(self._plan.options, topics):
+            raise topic_barred(topic)
 
 
 def fence_writers(settings: Settings, shards: int) -> None:

@@ -45,6 +45,19 @@ class Transaction:
         due, topic, partition, offset = (row.column(name)[0].as_py() for name, _ in ORDER)
         return due, topic, partition, offset
 
+    def cut(self, most_pieces: int) -> list[Transaction]:
+        """Return it as several transactions, in order; one of a single message as it is."""
+        messages = pa.Table.from_batches(self.parts)
+        count = -(-self.count // most_pieces)
+        pieces = []
+        for at in range(0, self.count, count):
+            parts = messages.slice(at, count).to_batches()
+            each = [bytes_at_most(part) for part in parts]
+            largest = [int(sizes.max()) for sizes in each]
+            rows, total = sum(map(len, each)), int(sum(sizes.sum() for sizes in each))
+            pieces.append(Transaction(self.start + at, self.slice_end_ms, parts, largest, rows, total))
+        return pieces
+
     @property
     def topics(self) -> set[str]:
         """Where its messages go."""

@@ -16,9 +16,9 @@ from conf.kafka_options import librdkafka_options
 from conf.message import HEADERS
 from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
+from sinks.record_check import compresses
 from sinks.records import record_bytes
 from sinks.resender import Outgoing, Resender
-from sinks.size_check import compresses
 from sinks.topic_limits import input_limits
 from sinks.topics import check_topics, input_retentions, partition_counts
 from sources.dead_letter import Choice, DeadLetter, HeaderChanges, read_letter

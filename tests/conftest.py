@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from kafka.admin import KafkaAdminClient
@@ -16,6 +17,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sources.broker import EmbeddedBroker
 from streaming.session import open_session
+from tests.eventually import assert_eventually
 from tests.small_disk import CannotMount, SmallDisk
 
 # How long an example takes, or its making, is the machine's affair.
@@ -23,6 +25,7 @@ hypothesis_settings.register_profile("any machine", deadline=None, suppress_heal
 hypothesis_settings.load_profile("any machine")
 
 MakeTopic = Callable[..., str]
+Configure = Callable[..., None]
 MakeSettings = Callable[..., Settings]
 MakeDisk = Callable[[Path], SmallDisk]
 
@@ -52,6 +55,26 @@ def make_topic(admin: KafkaAdminClient) -> MakeTopic:
         return name
 
     return make
+
+
+@pytest.fixture
+def configure(broker: EmbeddedBroker) -> Configure:
+    """A function that changes a topic's configuration: `configure(topic, **{"max.message.bytes": "5000"})`."""
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+
+    def change(topic: str, **configs: str) -> None:
+        entries = [ConfigEntry(*config, incremental_operation=AlterConfigOpType.SET) for config in configs.items()]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for done in client.incremental_alter_configs([resource]).values():
+            done.result()
+
+        def shown() -> bool:
+            (described,) = client.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+            return all(described.result()[name].value == value for name, value in configs.items())
+
+        assert_eventually(shown)
+
+    return change
 
 
 @pytest.fixture(scope="session")

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka import Message
 
-from conf.birth import Birth
 from conf.errors import DeadLetterRefused
-from conf.progress import BatchSpan
 from sinks import shard_delivery
 from sinks.host_clock import now_ms
 from sinks.records import bytes_at_most, record_bytes, records
 from sinks.shard_delivery import deliver
-from sinks.topic_limits import read_limits
 from sinks.transactional_writer import DeliveryPlan
-from sources.broker import EmbeddedBroker
 from sources.partitioner import partitions_for
-from tests.conftest import MakeTopic
-from tests.eventually import assert_eventually
+from tests.conftest import Configure, MakeTopic
 from tests.messages import headers, messages
+from tests.sinks.conftest import Read
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +29,9 @@ def _no_open_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
-    """A batch of an application of its own; its dead letters take 20 kB."""
-    return DeliveryPlan(
-        application_id=f"app-{uuid.uuid4().hex[:8]}",
-        batch=BatchSpan(Birth("c", 1, 1), 1),
-        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
-        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
-        lease_number=1,
-        dead_letter=make_topic(2, **{"max.message.bytes": "20000"}),
-        topics=(),
-        slice_ms=100,
-        messages_per_second=0,
-        transaction_messages=2_000,
-        transaction_timeout_ms=10_000,
-        outage_limit_ms=60_000,
-        lacks_expired=False,
-        options={"bootstrap.servers": broker.bootstrap},
-    )
+def plan(plan: DeliveryPlan, make_topic: MakeTopic) -> DeliveryPlan:
+    """A batch whose dead letters take 20 kB."""
+    return replace(plan, dead_letter=make_topic(2, **{"max.message.bytes": "20000"}))
 
 
 @pytest.fixture
@@ -62,45 +41,9 @@ def small(make_topic: MakeTopic) -> str:
 
 
 @pytest.fixture
-def limit(broker: EmbeddedBroker) -> Callable[[str, int], None]:
+def limit(configure: Configure) -> Callable[[str, int], None]:
     """A function that changes a topic's limit."""
-    options = {"bootstrap.servers": broker.bootstrap}
-    client = AdminClient(options)
-
-    def change(topic: str, most: int) -> None:
-        entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        for done in client.incremental_alter_configs([resource]).values():
-            done.result()
-        assert_eventually(lambda: read_limits(options, [topic])[topic] == most)
-
-    return change
-
-
-@pytest.fixture
-def read(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
-    """A function that returns what is committed in a topic of one or two partitions."""
-
-    def committed(topic: str) -> list[Message]:
-        consumer = Consumer(
-            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": "read_committed",
-             "enable.partition.eof": True}
-        )  # fmt: skip
-        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-        found: list[Message] = []
-        ends = 0
-        while ends < len(numbers):
-            message = consumer.poll(10)
-            assert message is not None
-            if message.error() is None:
-                found.append(message)
-            else:
-                ends += 1
-        consumer.close()
-        return found
-
-    return committed
+    return lambda topic, most: configure(topic, **{"max.message.bytes": str(most)})
 
 
 def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
@@ -119,7 +62,7 @@ def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
 
 
 def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(
-    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]]
+    plan: DeliveryPlan, small: str, read: Read
 ) -> None:
     keys = [b"%d" % n for n in range(20)]
     large = {"deliver_at_ms": 1, "output_topic": small, "value": b"x" * 6_000}
@@ -138,7 +81,7 @@ def _ids(found: list[Message]) -> set[str]:
 
 
 def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatever_the_limit_becomes(
-    plan: DeliveryPlan, topic: str, limit: Callable[[str, int], None], read: Callable[[str], list[Message]]
+    plan: DeliveryPlan, topic: str, limit: Callable[[str, int], None], read: Read
 ) -> None:
     def go(batch_id: int, due: pa.Table) -> None:
         nonlocal plan
@@ -172,7 +115,7 @@ def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatev
 
 
 def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(
-    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]]
+    plan: DeliveryPlan, small: str, read: Read
 ) -> None:
     plan = replace(plan, options={**plan.options, "compression.type": "lz4"})
     fits, noise = b"0" * 15_000, os.urandom(6_000)
@@ -182,10 +125,12 @@ def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(
 
 
 def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_and_is_not_lost(
-    plan: DeliveryPlan, small: str, limit: Callable[[str, int], None], read: Callable[[str], list[Message]]
+    plan: DeliveryPlan, small: str, limit: Callable[[str, int], None], read: Read
 ) -> None:
     due = _batch(small, b"a", b"x" * 30_000, b"b")
-    with pytest.raises(DeadLetterRefused, match=rf"delayline-in/0/1 takes 30\d+ bytes.*of {plan.dead_letter} is 20000"):
+    with pytest.raises(
+        DeadLetterRefused, match=rf"delayline-in/0/1 .* takes 30\d+ bytes.*of {plan.dead_letter} is 20000"
+    ):
         deliver(plan, 0, iter([due]))
     assert read(small) == read(plan.dead_letter) == []
     limit(plan.dead_letter, 40_000)
@@ -194,9 +139,7 @@ def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_
 
 
 @pytest.mark.parametrize("over", [0, 1])
-def test_a_record_of_exactly_the_limit_is_delivered(
-    plan: DeliveryPlan, small: str, read: Callable[[str], list[Message]], over: int
-) -> None:
+def test_a_record_of_exactly_the_limit_is_delivered(plan: DeliveryPlan, small: str, read: Read, over: int) -> None:
     def due(size: int) -> pa.Table:
         pairs = [("a", None), ("ö" * 80, b"1"), ("", b"")]
         rows = [{"deliver_at_ms": 1, "output_topic": small, "value": b"x" * size, "headers": headers(*pairs)}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -24,12 +25,15 @@ from conf.errors import TopicMismatch
 from conf.kafka_options import librdkafka_options
 from conf.load import load_settings
 from conf.settings import Settings
+from sinks import shard_delivery
 from sinks.newest_record import _last_value, newest_value
 from sinks.progress import announce_birth, read_progress
+from sinks.shard_delivery import deliver
 from sinks.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
-from sinks.transactional_writer import fence_writers
+from sinks.transactional_writer import DeliveryPlan, fence_writers, transactional_id
 from sources.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.messages import messages
 
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _PROPERTIES = {
@@ -47,9 +51,10 @@ _LOGIN = [
     "kafka.sasl.password=guest",
 ]
 _ANY_OF_GUEST = AclBindingFilter(
-    ResourceType.TOPIC, None, ResourcePatternType.ANY, "User:guest", None, AclOperation.ANY, AclPermissionType.ANY
+    ResourceType.ANY, None, ResourcePatternType.ANY, "User:guest", None, AclOperation.ANY, AclPermissionType.ANY
 )
 Allow = Callable[..., None]
+_SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
 # All that may be done to a topic but to see its configuration.
 _USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
 
@@ -83,14 +88,14 @@ def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
 
 @pytest.fixture
 def allow(strict: EmbeddedBroker) -> Allow:
-    """A function that lets the guest do things to topics: `allow([topic], AclOperation.READ)`."""
+    """A function that lets the guest do things to topics, or others: `allow([topic], AclOperation.READ)`."""
     client = AdminClient({"bootstrap.servers": strict.bootstrap})
 
-    def let(topics: list[str], *operations: AclOperation) -> None:
+    def let(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
         who = (ResourcePatternType.LITERAL, "User:guest", "*")
         bindings = [
-            AclBinding(ResourceType.TOPIC, topic, *who, operation, AclPermissionType.ALLOW)
-            for topic in topics
+            AclBinding(kind, name, *who, operation, AclPermissionType.ALLOW)
+            for name in names
             for operation in operations
         ]
         for done in client.create_acls(bindings).values():
@@ -162,6 +167,36 @@ def test_a_group_that_the_broker_refuses_in_between_does_no_harm() -> None:
             return next(told)
 
     assert _last_value(Reader(), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+
+
+@pytest.mark.parametrize("barred", ["output", "dead_letter", "progress"])
+def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_comes_out_when_it_may_be(
+    owner: Settings, guest: Settings, allow: Allow, plan: DeliveryPlan, monkeypatch: pytest.MonkeyPatch, barred: str
+) -> None:
+    monkeypatch.setattr(shard_delivery, "_open_writers", {})
+    topics = {role: getattr(owner.topics, role) for role in ("output", "dead_letter")}
+    topics["progress"] = owner.progress_topic
+    allow([*topics.values(), owner.lease_topic], *_SEE)
+    allow([topic for role, topic in topics.items() if role != barred], AclOperation.WRITE)
+    allow([transactional_id(owner.application_id, 0)], AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
+    own = {
+        "progress_topic": owner.progress_topic,
+        "lease_topic": owner.lease_topic,
+        "dead_letter": topics["dead_letter"],
+    }
+    plan = replace(plan, **own, application_id=owner.application_id, options=librdkafka_options(guest.kafka))
+    rows = [
+        {"output_topic": topics["output"]},
+        {"output_topic": topics["dead_letter"], "error_code": "bad", "offset": 1},
+    ]
+    due = messages({"error_text": "bad", **row} for row in rows)
+    for attempt in range(2):
+        with pytest.raises(
+            TopicMismatch, match=rf"not let the job write to {topics[barred]}\b.* the right Write there"
+        ):
+            deliver(plan, 0, iter([due]), attempt)
+    allow([topics[barred]], AclOperation.WRITE)
+    assert deliver(plan, 0, iter([due]), attempt=2)[0] == 2
 
 
 def test_writers_are_fenced_and_a_birth_is_announced_where_only_short_transactions_are_allowed(owner: Settings) -> None:

@@ -124,6 +124,15 @@ def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that
     assert "Set it to 3004096 or more" in caplog.text
 
 
+def test_a_dead_letter_topic_that_demands_keys_is_warned_of(
+    make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(f"topics.dead_letter={make_topic(**{'cleanup.policy': 'compact'})}")
+    ensure_topics(settings)
+    check_topics(settings)
+    assert f"{settings.topics.dead_letter} is compacted: it forgets dead letters" in caplog.text
+
+
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_progress_topic_that_forgets_is_refused(
     make_settings: MakeSettings, make_topic: MakeTopic, policy: str

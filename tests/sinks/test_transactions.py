@@ -49,6 +49,19 @@ def test_a_transaction_is_cut_by_bytes_and_takes_one_message_however_large(monke
     assert [max(each.largest_bytes) > 50_000 for each in cut] == [False, False, True, False]
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(2, 16))
+def test_the_pieces_of_a_transaction_are_all_of_it_in_order_and_smaller(sizes: list[int], most_pieces: int) -> None:
+    (whole,) = _cut(*(_due(*range(100 * n, 100 * n + size)) for n, size in enumerate(sizes)), most_messages=200)
+    pieces = whole.cut(most_pieces)
+    assert [due for piece in pieces for due in _dues(piece)] == _dues(whole)
+    assert [piece.start for piece in pieces] == [whole.start, *(piece.end for piece in pieces[:-1])]
+    assert (pieces[-1].end, pieces[-1].last) == (whole.end, whole.last)
+    assert len(pieces) <= most_pieces
+    assert whole.count == 1 or all(piece.count < whole.count for piece in pieces)
+    assert sum(piece.bytes for piece in pieces) == whole.bytes
+    assert all(len(piece.parts) == len(piece.largest_bytes) for piece in pieces)
+
+
 def test_the_last_message_gives_the_place_to_go_on_from() -> None:
     (cut,) = _cut(_due(1, 2), _due(7, 9))
     assert cut.last == (9, "delayline-in", 0, 1)

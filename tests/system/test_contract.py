@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from tests.conftest import Configure
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Got, Header, Ledger
 from tests.system.service import Service
@@ -62,6 +63,47 @@ def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_to
     ledger.wait_for(lambda: len(_resent(ledger)) >= len(ids), 60)
     assert sorted(record.last("delayline-first-id") or "" for record in _resent(ledger)) == sorted(ids)
     assert {record.topic for record in _resent(ledger)} == {application.output}
+    assert service.stop() == 0, service.log[-3000:]
+
+
+def test_what_an_output_topic_does_not_take_is_a_dead_letter_and_all_else_goes_on(
+    application: Application, make_service: MakeService, configure: Configure
+) -> None:
+    service, ledger = make_service()
+    configure(application.other, **{"cleanup.policy": "compact"})
+    configure(application.output, **{"message.timestamp.before.max.ms": "604800000"})
+    other = ("deliver-to", application.other.encode())
+    # In seconds, where ms are meant.
+    past = ("deliver-at", b"1798135200")
+
+    def publish(value: bytes) -> None:
+        for number in range(30):
+            key = b"%d" % (number % 4)
+            ledger.publish(application.input, value, key=key, output=application.output)
+            ledger.publish(application.input, value, [other], key=key, output=application.other)
+            if not number % 10:
+                ledger.publish(application.input, b"past", [past], key=key, output=application.dead)
+                ledger.publish(application.input, b"keyless", [other], output=application.dead)
+
+    publish(b"waits for the job")
+    service.start()
+    ledger.wait_for_all(60)
+    publish(b"comes while it runs")
+    ledger.wait_for_all(60)
+    ledger.verify()
+    dead = [record for record in ledger.got if record.topic == application.dead]
+    assert {record.last("delayline-error") for record in dead} == {"record-refused"}
+    # Mended, one comes out. The other is as it was, and comes back.
+    resend = Service(application.folder / "resend", service.overrides)
+    resend.folder.mkdir()
+    assert resend.command("resend", "--code", "record-refused", "--drop-header", "deliver-at") == 0, resend.log
+    ledger.wait_for(lambda: len(_resent(ledger)) >= len(dead), 60)
+    came = {(record.value, record.topic, record.last("delayline-error")) for record in _resent(ledger)}
+    assert came == {
+        (b"past", application.output, None),
+        (b"keyless", application.dead, "record-refused"),
+    }
+    assert len(_resent(ledger)) == len(dead)
     assert service.stop() == 0, service.log[-3000:]
 
 

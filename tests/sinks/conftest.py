@@ -1,0 +1,75 @@
+"""What the tests of a shard's delivery share: a batch, and what is committed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from conf.birth import Birth
+from conf.progress import BatchSpan
+from sinks.transactional_writer import DeliveryPlan
+from sources.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.eventually import assert_eventually
+
+Read = Callable[[str], list[Message]]
+
+
+@pytest.fixture
+def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
+    """A batch of an application of its own."""
+    return DeliveryPlan(
+        application_id=f"app-{uuid.uuid4().hex[:8]}",
+        batch=BatchSpan(Birth("c", 1, 1), 1),
+        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_number=1,
+        dead_letter=make_topic(2),
+        topics=(),
+        slice_ms=100,
+        messages_per_second=0,
+        transaction_messages=2_000,
+        transaction_timeout_ms=10_000,
+        outage_limit_ms=60_000,
+        lacks_expired=False,
+        options={"bootstrap.servers": broker.bootstrap},
+    )
+
+
+@pytest.fixture
+def read(broker: EmbeddedBroker) -> Read:
+    """A function that returns what is committed in a topic, once no transaction is open there."""
+
+    def reader(isolation: str) -> Consumer:
+        return Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
+             "enable.partition.eof": True}
+        )  # fmt: skip
+
+    def committed(topic: str) -> list[Message]:
+        consumer, other = reader("read_committed"), reader("read_uncommitted")
+        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+        places = [TopicPartition(topic, number, 0) for number in numbers]
+
+        def bounds(of: Consumer) -> list[tuple[int, int]]:
+            return [of.get_watermark_offsets(place, 10) for place in places]
+
+        assert_eventually(lambda: bounds(consumer) == bounds(other))
+        consumer.assign(places)
+        found: list[Message] = []
+        ends = 0
+        while ends < len(numbers):
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error() is None:
+                found.append(message)
+            else:
+                ends += 1
+        consumer.close()
+        other.close()
+        return found
+
+    return committed
