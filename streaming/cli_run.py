@@ -35,8 +35,6 @@ def run(
     if level is None:
         raise UsageError(f"--log-level {log_level!r}: one of debug, info, warning, error")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    # The query's own error is told once, at the end.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for room in ("conf", "sources", "state", "sinks", "streaming"):
         logging.getLogger(room).setLevel(level)
     run_service(settings_of(config, overrides), fresh, on_started=lambda: typer.echo("running"))

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
     Ctrl-C stays with whoever handled it before. Raises JavaMissing, and SettingError for options that Spark or Java
     does not start with.
     """
-    logging.getLogger().addFilter(_is_no_interruption)
+    _silence_py4j()
     # Whatever Spark starts is of this process tree.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -161,8 +162,15 @@ def _interrupt_handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def _silence_py4j() -> None:
+    """Leave what it has to say to its exceptions, which are told once; Ctrl-C in a call it logs to the root logger."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_no_interruption)
+    # After an interruption Spark may not hear that it is to stop; Java ends with this process in any case.
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
+
+
 def _is_no_interruption(record: logging.LogRecord) -> bool:
-    # py4j logs a trace, to the root logger, of a call that Ctrl-C cuts off, before it passes the interruption on.
     return record.msg != "KeyboardInterrupt while sending command."
 
 

@@ -48,11 +48,12 @@ except KeyboardInterrupt:
 def test_ctrl_c_in_a_call_of_java_comes_out_as_an_interruption_without_a_trace() -> None:
     program = [sys.executable, "-c", _INTERRUPTED]
     # A group of its own, as a terminal gives it: Java, and what it starts, get the signal too.
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    ) as asking:
+    asking = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
         assert asking.stdout is not None
         assert asking.stdout.readline() == "asking\n"
         os.killpg(asking.pid, signal.SIGINT)
         _, told = asking.communicate(timeout=60)
+    finally:
+        asking.kill()
     assert (asking.returncode, told) == (130, "")
