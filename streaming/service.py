@@ -6,10 +6,10 @@ import json
 import logging
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from queue import Empty, SimpleQueue
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -95,9 +95,10 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     """
     check_storage(settings)
     check_topics(settings)
-    stop = threading.Event()
+    # Not an event: its lock may be held where the handler breaks in, and waited for by the same thread then.
+    stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: stop.put(number))
     with holding(settings, "run") as (spark, lease):
         if lease.after_a_crash:
             # What a holder that is not dead, but stopped, has open.
@@ -172,7 +173,7 @@ def _watch(
     query: StreamingQuery,
     settings: Settings,
     gate: Gate,
-    stop: threading.Event,
+    stop: SimpleQueue[int],
     lease: HeldLease,
     check_clock: Callable[[], None],
     is_outage: Callable[[], bool],
@@ -183,7 +184,7 @@ def _watch(
     until it shows the time of the next trigger.
     """
     drops = _DropWatch(query)
-    while not stop.wait(_POLL_S):
+    while not _asked(stop):
         _check(spark, query, gate, lease, check_clock)
         is_outage()
         drops.check()
@@ -202,6 +203,15 @@ def _watch(
     problem = query.exception()
     if problem is not None and ServiceStopping.code not in str(problem):
         raise _failure(query, settings)
+
+
+def _asked(stop: SimpleQueue[int]) -> bool:
+    """Wait for a moment, and say whether the end was asked for."""
+    try:
+        stop.get(timeout=_POLL_S)
+    except Empty:
+        return False
+    return True
 
 
 def _check(
