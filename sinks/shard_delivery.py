@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed, Rejected
 from conf.progress import Progress, committed_messages
 from sinks.delivery_reports import Refused
-from sinks.host_clock import wait_until
+from sinks.host_clock import now_ms, wait_until
 from sinks.outage import Outage
 from sinks.pace import Pace
 from sinks.records import record_id, records
@@ -77,6 +77,7 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
     pieces = [transaction]
     while pieces:
         piece = pieces.pop()
+        begun_ms = now_ms()
         try:
             writer.write(piece, Progress(plan.batch, piece.end, piece.last), attempt, refused)
             continue
@@ -99,12 +100,13 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
             continue
         if done != piece.start:
             raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has delivered {done} messages meanwhile")
-        if isinstance(failure, Refused) and known == writer.limits:
-            pieces += reversed(_find_fault(plan, piece, failure, refused))
-            # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
-            wait_until(transaction.last[0], plan.transaction_timeout_ms // 2)
-        else:
+        if isinstance(failure, KafkaException) or known != writer.limits:
             pieces.append(piece)
+        elif begun_ms < piece.last[0] and wait_until(piece.last[0], plan.transaction_timeout_ms // 2):
+            # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
+            pieces.append(piece)
+        else:
+            pieces += reversed(_find_fault(plan, piece, failure, refused))
     return writer
 
 

@@ -135,15 +135,16 @@ def test_what_lay_too_long_is_redirected_transaction_by_transaction_and_all_of_i
     assert sorted(_values(read(plan.dead_letter))) == [*range(6_000)]
 
 
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_record_that_is_too_early_for_its_topic_is_written_again_when_it_is_due(
-    plan_as_told: DeliveryPlan, make_topic: MakeTopic, read: Read
+    plan_as_told: DeliveryPlan, make_topic: MakeTopic, read: Read, count: int
 ) -> None:
     plan = plan_as_told
     topic = make_topic(**{"message.timestamp.after.max.ms": "0"})
     soon = now_ms() + 2_000
-    due = _due(topic, [{"deliver_at_ms": soon + n} for n in range(3)])
-    assert deliver(plan, 0, iter([due]))[0] == 3
-    assert [message.timestamp()[1] for message in read(topic)] == [soon, soon + 1, soon + 2]
+    due = _due(topic, [{"deliver_at_ms": soon + n} for n in range(count)])
+    assert deliver(plan, 0, iter([due]))[0] == count
+    assert [message.timestamp()[1] for message in read(topic)] == [soon + n for n in range(count)]
     assert read(plan.dead_letter) == []
 
 

@@ -12,10 +12,11 @@ import pytest
 from confluent_kafka import Message
 
 from conf.errors import DeadLetterRefused
-from sinks import shard_delivery
+from sinks import shard_delivery, transactional_writer
 from sinks.host_clock import now_ms
 from sinks.records import bytes_at_most, record_bytes, records
 from sinks.shard_delivery import deliver
+from sinks.topic_limits import TopicLimits
 from sinks.transactional_writer import DeliveryPlan
 from sources.partitioner import partitions_for
 from tests.conftest import Configure, MakeTopic
@@ -136,6 +137,17 @@ def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_
     limit(plan.dead_letter, 40_000)
     assert deliver(plan, 0, iter([due]), attempt=1)[0] == 3
     assert (_values(read(small)), len(read(plan.dead_letter))) == ([b"a", b"b"], 1)
+
+
+def test_what_is_too_large_for_a_limit_that_may_not_be_seen_is_found_and_the_rest_goes_on_in_order(
+    plan: DeliveryPlan, small: str, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_writer, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    # Together the small ones are too large as well, and none of them is to blame.
+    many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
+    assert deliver(plan, 0, iter([_batch(small, *many, large, b"z")]))[0] == 10
+    assert _values(read(small)) == [*many, b"z"]
+    assert _values(read(plan.dead_letter)) == [large]
 
 
 @pytest.mark.parametrize("over", [0, 1])
