@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ from tests.small_disk import CannotMount, SmallDisk
 # How long an example takes, or its making, is the machine's affair.
 hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("any machine")
+
+# As in a terminal: what a shell without job control starts in the background ignores Ctrl-C, and so does what that
+# starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeTopic = Callable[..., str]
 Configure = Callable[..., None]
