@@ -33,14 +33,20 @@ _environment_lock = threading.Lock()
 
 # Java's second compiler takes most of two cores just when a job starts or comes back. It gets what has run twenty times
 # as often as by default: what every batch does again.
-_LATE_C2 = " ".join(
-    f"-XX:Tier4{name}={20 * default}"
-    for name, default in {
-        "InvocationThreshold": 5_000,
-        "MinInvocationThreshold": 600,
-        "CompileThreshold": 15_000,
-        "BackEdgeThreshold": 40_000,
-    }.items()
+_TIMES_LATER = 20
+_TIER_4 = {
+    "InvocationThreshold": 5_000,
+    "MinInvocationThreshold": 600,
+    "CompileThreshold": 15_000,
+    "BackEdgeThreshold": 40_000,
+}
+# So more code of the first compiler stays, and for that there must be room: 60 MB of it are there after 80 s. Java's
+# own limit is 240 MB, and 48 where a deployment leaves the second compiler out; when it is full, Spark's threads end.
+_COMPILERS = " ".join(
+    [
+        *(f"-XX:Tier4{name}={_TIMES_LATER * default}" for name, default in _TIER_4.items()),
+        "-XX:ReservedCodeCacheSize=480m",
+    ]
 )
 
 # Java's own options, and what is fetched before there is a connection to it.
@@ -83,8 +89,10 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
-        "spark.driver.defaultJavaOptions": f'"-Dlog4j2.configurationFile={_LOG_CONFIG}" {_LATE_C2} {archive_options()}',
-        "spark.executor.defaultJavaOptions": _LATE_C2,
+        "spark.driver.defaultJavaOptions": " ".join(
+            [f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"', _COMPILERS, archive_options()]
+        ),
+        "spark.executor.defaultJavaOptions": _COMPILERS,
         **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         # Where Spark shows options (its web pages, event logs, plans): Spark's own pattern knows fewer names.

@@ -19,6 +19,7 @@ from conf.settings import Settings
 from sources.broker import EmbeddedBroker
 from streaming.session import open_session
 from tests.eventually import assert_eventually
+from tests.quick_java import QUICK_JAVA
 from tests.small_disk import CannotMount, SmallDisk
 
 # How long an example takes, or its making, is the machine's affair.
@@ -86,8 +87,7 @@ def configure(broker: EmbeddedBroker) -> Configure:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that the job runs in, at its defaults, for the tests of a part that needs one."""
-    # Java's second compiler pays off after minutes, and these take seconds.
-    session = open_session(Settings(), {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    session = open_session(Settings(), {"spark.driver.extraJavaOptions": QUICK_JAVA})
     yield session
     session.stop()
 

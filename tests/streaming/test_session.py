@@ -24,6 +24,12 @@ def test_only_a_local_checkpoint_is_written_past_sparks_own_choice(path: str, is
     assert (_MANAGER in options) == is_ours
 
 
+def test_compiled_code_has_room_on_the_driver_and_on_executors() -> None:
+    options = spark_options(load_settings(None, [], environ={}))
+    for role in ("driver", "executor"):
+        assert "-XX:ReservedCodeCacheSize=480m" in options[f"spark.{role}.defaultJavaOptions"]
+
+
 def test_options_of_a_deployment_go_over_those_of_delayline() -> None:
     settings = load_settings(None, ["spark.spark.driver.memory=5g", "bucket.shards=3"], environ={})
     options = spark_options(settings)

@@ -11,6 +11,7 @@ import pytest
 from conf.load import load_settings
 from sinks.topics import ensure_topics
 from sources.broker import EmbeddedBroker
+from tests.quick_java import QUICK_JAVA
 from tests.system.ledger import Ledger
 from tests.system.service import Service
 
@@ -45,8 +46,7 @@ class Application:
             "delivery.transaction_messages=40",
             # So long does the start after a kill wait for a sign of life.
             "lease.period=4s",
-            # Most of a short life goes into Java's second compiler, which pays off after minutes.
-            "spark.spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
+            f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}",
             *more,
         ]
 

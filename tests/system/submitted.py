@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 from benchmarks.cluster import LOOPBACK, SPARK, Cluster
 from conf.failpoints import kill_tree
 from conf.jars import jars_folder
+from tests.quick_java import QUICK_JAVA
 
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -104,14 +106,14 @@ class SubmittedJob:
             "spark.executor.cores=1",
             "spark.cores.max=2",
             "spark.executor.memory=700m",
-            "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1",
+            f"spark.executor.extraJavaOptions={QUICK_JAVA}",
         ):
             command += ["--conf", option]
         command += [f"{folder}/delayline_job.py", "run"]
         for override in overrides:
             command += ["--set", override]
         config = folder / "supervisord.conf"
-        config.write_text(_SUPERVISOR.format(folder=folder, command=" ".join(command)))
+        config.write_text(_SUPERVISOR.format(folder=folder, command=shlex.join(command)))
         self._command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
         self._process: subprocess.Popen[bytes] | None = None
 

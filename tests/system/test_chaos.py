@@ -9,14 +9,14 @@ import pytest
 from benchmarks.chaos import campaign
 from benchmarks.chaos_check import FAULTS
 from benchmarks.stand import Stand
+from tests.quick_java import QUICK_JAVA
 
 pytestmark = pytest.mark.system
 
 
 def test_random_faults_lose_double_hasten_misplace_and_disorder_nothing() -> None:
     seed = random.SystemRandom().randrange(10**6)
-    # A short life pays off no second compiler, on the driver or an executor.
-    quick = tuple(f"spark.spark.{role}.extraJavaOptions=-XX:TieredStopAtLevel=1" for role in ("driver", "executor"))
+    quick = tuple(f"spark.spark.{role}.extraJavaOptions={QUICK_JAVA}" for role in ("driver", "executor"))
     with Stand() as stand:
         outcome = campaign(stand, seed, 2, quick)
     found = outcome.figures["campaign"]
