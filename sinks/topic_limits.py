@@ -59,21 +59,15 @@ def _limits(configs: Mapping[str, Any]) -> TopicLimits:
     )
 
 
-def dead_letter_limits(settings: Settings) -> tuple[int, int]:
-    """Return max.message.bytes of the dead-letter topic, and what it takes to hold any record of the input topics.
+def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
+    """Return what the dead-letter topic takes, and the bytes that it takes to hold any record of the input topics.
 
     NO_LIMIT and 0 for what cannot be told. Raises BrokerUnreachable.
     """
     dead_letter = settings.topics.dead_letter
     limits = _known_limits(settings, [*settings.topics.input, dead_letter])
     known = [limits[topic].max_bytes for topic in settings.topics.input if limits[topic].max_bytes != NO_LIMIT]
-    return limits[dead_letter].max_bytes, max(known) + _DEAD_LETTER_BYTES if known else 0
-
-
-def dead_letter_needs_key(settings: Settings) -> bool:
-    """Say whether the dead-letter topic is known to take no record without a key. Raises BrokerUnreachable."""
-    topic = settings.topics.dead_letter
-    return _known_limits(settings, [topic])[topic].needs_key
+    return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
 
 
 def input_limits(settings: Settings) -> dict[str, int]:

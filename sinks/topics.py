@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from conf.errors import TopicMismatch, TopicMissing
 from conf.settings import Settings
 from sinks.admin_client import REQUEST_TIMEOUT_MS, connected
-from sinks.topic_limits import dead_letter_limits, dead_letter_needs_key
+from sinks.topic_limits import dead_letter_limits
 
 log = logging.getLogger(__name__)
 
@@ -237,14 +237,14 @@ def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int
 
 
 def _check_dead_letter(settings: Settings) -> None:
-    limit, needed = dead_letter_limits(settings)
-    if limit < needed:
+    limits, needed = dead_letter_limits(settings)
+    if limits.max_bytes < needed:
         log.warning(
             "dead-letter topic %s has max.message.bytes=%d: a message that is as large as an input topic allows would "
             "stop the job if it had to go there. Set it to %d or more",
-            settings.topics.dead_letter, limit, needed,
+            settings.topics.dead_letter, limits.max_bytes, needed,
         )  # fmt: skip
-    if dead_letter_needs_key(settings):
+    if limits.needs_key:
         log.warning(
             "dead-letter topic %s is compacted: it forgets dead letters, and one without a key would stop the job. "
             "Set its cleanup.policy to delete",

@@ -124,6 +124,11 @@ class Checkpoint:
         offsets: Offsets = json.loads(text[text.index("{") :])
         return offsets
 
+    def read_offsets(self) -> Offsets:
+        """Return up to where committed batches have read; where the first begins if none is committed."""
+        committed = self.last_committed()
+        return self.first_offsets() if committed is None else self.planned(committed).offsets
+
     def rules(self) -> RuleBook:
         """Return the rules by batch that earlier starts recorded; an empty book if none did.
 

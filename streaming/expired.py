@@ -69,9 +69,7 @@ def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore
     Raises CheckpointMismatch if an input topic ends before what was read of it, unless the job may go on from its end;
     BrokerUnreachable.
     """
-    committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
-    read = checkpoint.first_offsets() if committed is None else checkpoint.planned(committed).offsets
-    bounds = input_bounds(settings)
+    read, bounds = checkpoint.read_offsets(), input_bounds(settings)
     if (anew := shortened(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(
             f"{'; '.join(anew)}: it is not the topic that was read, or has lost its newest records. What was accepted "
@@ -80,7 +78,8 @@ def check_expired(settings: Settings, checkpoint: Checkpoint, store: BucketStore
     ranges = gone(bounds, read)
     if ranges and not settings.topics.skip_expired:
         raise expired(ranges)
-    if planned is not None and planned != committed:
+    planned = checkpoint.last_planned()
+    if planned is not None and planned != checkpoint.last_committed():
         sealed = store.newest_of(checkpoint.birth.checkpoint)
         check_replay(planned, gone(bounds, read, checkpoint.planned(planned).offsets), sealed)
 

@@ -131,11 +131,10 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
 
 def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
     """Raise RecordUnreadable if the batch that failed has records whose timestamps Spark cannot read."""
-    committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
+    planned = checkpoint.last_planned()
     if planned is None:
         return
-    starts = checkpoint.first_offsets() if committed is None else checkpoint.planned(committed).offsets
-    if found := unreadable_records(settings, starts, checkpoint.planned(planned).offsets):
+    if found := unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets):
         raise RecordUnreadable(
             f"{'; '.join(map(str, found))}: Spark reads none later than {LAST_MS} (was it stamped in microseconds or "
             "nanoseconds?). Publish again what lies unread before it, delete the partition's records up to it "

@@ -114,7 +114,8 @@ def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that
     large = make_topic(**{"max.message.bytes": "3000000"})
     settings = make_settings(f"topics.input={large},{make_topic()}")
     ensure_topics(settings)
-    assert dead_letter_limits(settings) == (3_004_096, 3_004_096)
+    limits, needed = dead_letter_limits(settings)
+    assert (limits.max_bytes, needed) == (3_004_096, 3_004_096)
     check_topics(settings)
     assert caplog.text == ""
     small = make_settings(f"topics.input={large}", f"topics.dead_letter={make_topic()}")
