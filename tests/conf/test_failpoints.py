@@ -11,6 +11,7 @@ from conf import failpoints
 from conf.errors import InjectedFailure, SettingError
 from conf.failpoints import POINTS, ROOT_VARIABLE, VARIABLE, failpoint, parse_failpoint
 from tests.eventually import assert_eventually
+from tests.processes import runs
 
 # A driver with two generations of children; the last generation passes the point, as a task would.
 CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('delivered')"
@@ -95,15 +96,8 @@ def test_kill_takes_the_driver_and_everything_it_started() -> None:
     try:
         driver.communicate("\n", timeout=20)
         assert driver.returncode == -9
-        assert_eventually(lambda: not any(_runs(process) for process in started), what="the end of the children")
+        assert_eventually(lambda: not any(runs(process) for process in started), what="the end of the children")
     finally:
         for process in started:
-            if _runs(process):
+            if runs(process):
                 process.kill()
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Producer
 
-from conf.birth import Birth
 from conf.errors import ApplicationHeld, CheckpointMismatch, DeliveryFailed
 from conf.lease import Lease
-from conf.progress import BatchSpan, Progress
+from conf.progress import Progress
 from sinks import host_clock, shard_delivery, transactions
 from sinks.shard_delivery import deliver
 from sinks.transactional_writer import DeliveryPlan, ShardWriter
-from sources.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.messages import messages
+from tests.sinks.conftest import Read
 
 _HOUR_MS = 3_600_000
 
@@ -66,45 +63,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.fixture
-def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
-    """A batch of an application of its own."""
-    return DeliveryPlan(
-        application_id=f"app-{uuid.uuid4().hex[:8]}",
-        batch=BatchSpan(Birth("c", 1, 1), 7),
-        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
-        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
-        lease_number=1,
-        dead_letter=make_topic(),
-        topics=(),
-        slice_ms=100,
-        messages_per_second=0,
-        transaction_messages=100,
-        transaction_timeout_ms=10_000,
-        outage_limit_ms=60_000,
-        lacks_expired=False,
-        options={"bootstrap.servers": broker.bootstrap},
-    )
-
-
-@pytest.fixture
-def committed(broker: EmbeddedBroker) -> Callable[[str], list[Message]]:
-    """A function that reads what is committed in a topic's one partition."""
-
-    def read(topic: str) -> list[Message]:
-        consumer = Consumer(
-            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": "read_committed",
-             "enable.partition.eof": True}
-        )  # fmt: skip
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        found = []
-        while (message := consumer.poll(10)) is not None and message.error() is None:
-            found.append(message)
-        consumer.close()
-        assert message is not None
-        assert message.error().name() == "_PARTITION_EOF"
-        return found
-
-    return read
+def plan(plan: DeliveryPlan) -> DeliveryPlan:
+    """A later batch, in small transactions."""
+    return replace(plan, batch=replace(plan.batch, batch_id=7), transaction_messages=100)
 
 
 def _due(topic: str, *deliver_at_ms: int) -> pa.Table:
@@ -124,7 +85,7 @@ def test_no_transaction_is_open_before_its_messages_are_nearly_due(plan: Deliver
 
 
 def test_a_marker_is_taken_whatever_the_hosts_clock_shows_and_however_old_its_messages_are(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]], make_topic: MakeTopic
+    plan: DeliveryPlan, topic: str, host: Host, read: Read, make_topic: MakeTopic
 ) -> None:
     # As a limit of the broker, for all topics without one of their own, would hold for this one.
     narrow = {"cleanup.policy": "compact", "message.timestamp.before.max.ms": str(_HOUR_MS)}
@@ -133,25 +94,25 @@ def test_a_marker_is_taken_whatever_the_hosts_clock_shows_and_however_old_its_me
     last = _real_ms() + 60_000
     assert deliver(plan, 0, iter([_due(topic, 1, 2)]))[0] == 2
     assert deliver(replace(plan, batch=replace(plan.batch, batch_id=8)), 0, iter([_due(topic, last - 5, last)]))[0] == 2
-    assert [message.timestamp()[1] for message in committed(topic)] == [1, 2, last - 5, last]
-    assert len(committed(plan.progress_topic)) == 2
+    assert [message.timestamp()[1] for message in read(topic)] == [1, 2, last - 5, last]
+    assert len(read(plan.progress_topic)) == 2
 
 
 def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_delivers_once(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+    plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     due = _due(topic, _real_ms() + 1_500, _real_ms() + 1_550)
     host.step_ms_in_transaction = -_HOUR_MS
     with pytest.raises(DeliveryFailed, match="shard 0, batch 7: this host's clock was set back"):
         deliver(plan, 0, iter([due]))
-    assert committed(topic) == []
+    assert read(topic) == []
     host.step_ms_in_transaction = host.off_ms = 0
     assert deliver(plan, 0, iter([due]), attempt=1)[0] == 2
-    assert len(committed(topic)) == 2
+    assert len(read(topic)) == 2
 
 
 def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_may(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+    plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     due = _due(topic, 1, 2, 3, 4)
     assert deliver(plan, 0, iter([due.slice(0, 3)]))[0] == 3
@@ -159,7 +120,7 @@ def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_
     with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are delivered, and the replay has 2"):
         deliver(plan, 0, iter([due.slice(1)]), attempt=1)
     assert deliver(replace(plan, lacks_expired=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
-    assert [message.timestamp()[1] for message in committed(topic)] == [1, 2, 3, 4]
+    assert [message.timestamp()[1] for message in read(topic)] == [1, 2, 3, 4]
 
 
 def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
@@ -173,7 +134,7 @@ def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
 
 
 def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nobody_out(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+    plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     successor = ShardWriter(plan, 0)
     lease = Lease(plan.lease_number + 1, "elsewhere", 4711, "run", 0, 10_000)
@@ -182,13 +143,13 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     producer.flush(10)
     with pytest.raises(ApplicationHeld, match="process 4711 on host elsewhere"):
         deliver(plan, 0, iter([_due(topic, 0)]))
-    assert committed(topic) == []
+    assert read(topic) == []
     (transaction,) = transactions.transactions(iter([_due(topic, 0)]), 0, 100, 100, 1_000)
     successor.write(transaction, Progress(plan.batch, 1, transaction.last), 0, {})
 
 
 def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
-    plan: DeliveryPlan, topic: str, host: Host, committed: Callable[[str], list[Message]]
+    plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     slow = replace(plan, messages_per_second=5)
     begun = time.monotonic()
@@ -197,4 +158,4 @@ def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
     seconds = time.monotonic() - begun
     # 24 messages, five at once: the last of them waits for the turn of those before it.
     assert seconds >= 4.0
-    assert [message.timestamp()[1] for message in committed(topic)] == [*range(1, 13)] * 2
+    assert [message.timestamp()[1] for message in read(topic)] == [*range(1, 13)] * 2

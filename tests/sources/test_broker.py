@@ -18,6 +18,7 @@ from conf.errors import BrokerFailed
 from sources.broker import EmbeddedBroker
 from sources.broker_properties import address, node_properties, properties_text
 from tests.eventually import assert_eventually
+from tests.processes import runs
 
 
 def produce(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
@@ -113,14 +114,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert node.is_running()
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
-    assert_eventually(lambda: not _runs(node), what="its death")
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert_eventually(lambda: not runs(node), what="its death")
 
 
 def test_properties_are_written_as_java_reads_them() -> None:
