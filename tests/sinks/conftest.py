@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -42,6 +43,11 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
 @pytest.fixture
 def read(broker: EmbeddedBroker) -> Read:
     """A function that returns what is committed in a topic, once no transaction is open there."""
+    return partial(committed, broker)
+
+
+def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
+    """Return what is committed in a topic of `broker`, once no transaction is open there."""
 
     def reader(isolation: str) -> Consumer:
         return Consumer(
@@ -49,27 +55,25 @@ def read(broker: EmbeddedBroker) -> Read:
              "enable.partition.eof": True}
         )  # fmt: skip
 
-    def committed(topic: str) -> list[Message]:
-        consumer, other = reader("read_committed"), reader("read_uncommitted")
-        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
-        places = [TopicPartition(topic, number, 0) for number in numbers]
+    consumer, other = reader("read_committed"), reader("read_uncommitted")
+    numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    places = [TopicPartition(topic, number, 0) for number in numbers]
 
-        def bounds(of: Consumer) -> list[tuple[int, int]]:
-            return [of.get_watermark_offsets(place, 10) for place in places]
+    def bounds(of: Consumer) -> list[tuple[int, int]]:
+        return [of.get_watermark_offsets(place, 10) for place in places]
 
-        assert_eventually(lambda: bounds(consumer) == bounds(other))
-        consumer.assign(places)
-        found: list[Message] = []
-        ends = 0
-        while ends < len(numbers):
-            message = consumer.poll(10)
-            assert message is not None
-            if message.error() is None:
-                found.append(message)
-            else:
-                ends += 1
-        consumer.close()
-        other.close()
-        return found
-
-    return committed
+    assert_eventually(lambda: bounds(consumer) == bounds(other))
+    consumer.assign(places)
+    found: list[Message] = []
+    ends = 0
+    while ends < len(numbers):
+        message = consumer.poll(20)
+        assert message is not None
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().name() == "_PARTITION_EOF"
+            ends += 1
+    consumer.close()
+    other.close()
+    return found

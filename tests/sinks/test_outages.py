@@ -25,6 +25,7 @@ from sinks.transactional_writer import DeliveryPlan
 from sources.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
+from tests.sinks.conftest import committed
 
 _QUICK = {
     "auto.create.topics.enable": "true",
@@ -112,8 +113,8 @@ class Delivery:
     def committed(self) -> list[int]:
         """The offsets, in the input, of what is committed, in the order of the output."""
         found = []
-        for message in _committed(self.broker, self.topic):
-            found.append(int(dict(message.headers())["delayline-id"].rsplit(b"/", 1)[1]))  # type: ignore[attr-defined]
+        for message in committed(self.broker, self.topic):
+            found.append(int(dict(message.headers())["delayline-id"].rsplit(b"/", 1)[1]))
         return found
 
     def expected(self) -> list[int]:
@@ -162,18 +163,6 @@ def _create(broker: EmbeddedBroker, *names: str) -> None:
     client = AdminClient({"bootstrap.servers": broker.bootstrap})
     for done in client.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         done.result()
-
-
-def _committed(broker: EmbeddedBroker, topic: str) -> list[object]:
-    consumer = _consumer(broker)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found = []
-    while (message := consumer.poll(20)) is not None and message.error() is None:
-        found.append(message)
-    consumer.close()
-    assert message is not None
-    assert message.error().name() == "_PARTITION_EOF"
-    return found
 
 
 def _consumer(broker: EmbeddedBroker) -> Consumer:
