@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.cluster import Cluster
-from sources.broker import EmbeddedBroker
+from streaming.local.broker import EmbeddedBroker
 
 # Seconds of quiet after a fault. A killed driver is given the time to come up; else nothing but restarts would be seen.
 _QUIET_S = (8.0, 22.0)

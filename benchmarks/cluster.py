@@ -72,7 +72,7 @@ class Cluster:
         """Whether a Python process of this worker's executors has a connection to the broker, as a writer has."""
         for process in self.process(name).children(recursive=True):
             try:
-                if "streaming.worker_daemon" in process.cmdline() and any(
+                if "streaming.spark.worker_daemon" in process.cmdline() and any(
                     connection.raddr and connection.raddr.port == broker_port
                     for connection in process.net_connections("tcp")
                 ):

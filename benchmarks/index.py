@@ -27,7 +27,7 @@ from benchmarks.index_case import (
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.waiting import say
-from state.message_index import MessageIndex, index_entries
+from state.index.message_index import MessageIndex, index_entries
 
 MESSAGES = 10_000_000
 # Messages due in each ms, bits trimmed, and the megabytes of the table.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.index_rivals import Heap, TimeBucket
-from state.message_index import MessageIndex
+from state.index.message_index import MessageIndex
 
 INDEX, TIME_BUCKET, PLAIN, HEAP = "index", "TimeBucket", "TimeBucket, no runs", "heap"
 CONSECUTIVE, SHUFFLED, PARTITIONS, SPARSE = "consecutive", "shuffled", "2 partitions", "1 in 100 waits"

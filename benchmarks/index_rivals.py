@@ -10,7 +10,7 @@ import numpy as np
 from pyroaring import BitMap64
 from sortedcontainers import SortedDict
 
-from state.due_counts import Bounds, DueCounts, Tick
+from state.index.due_counts import Bounds, DueCounts, Tick
 
 _Source = tuple[str, int]
 

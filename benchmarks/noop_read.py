@@ -20,9 +20,9 @@ def run(overrides: list[str]) -> list[int]:
 
 def main() -> None:
     """Read the topic `RUNS` + 1 times; print the rates as JSON."""
-    from conf.kafka_options import java_options
+    from conf.kafka.options import java_options
     from conf.load import load_settings
-    from streaming.session import open_session
+    from streaming.spark.session import open_session
 
     settings = load_settings(None, sys.argv[1:], environ={})
     spark = open_session(settings)

@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from conf.jars import broker_jars, java_command, java_version
+from conf.java.jars import broker_jars, java_command, java_version
 
 _ROOT = Path(__file__).parent.parent
 _ROOMS = ("conf", "sources", "state", "sinks", "streaming")

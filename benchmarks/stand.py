@@ -14,8 +14,8 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from benchmarks.job import Application, Job
-from sinks.topics import ensure_topics
-from sources.broker import EmbeddedBroker
+from sinks.topics.topics import ensure_topics
+from streaming.local.broker import EmbeddedBroker
 
 PARTITIONS = 2
 

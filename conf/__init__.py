@@ -1,4 +1,6 @@
-"""What every other room may lean on: settings, rules, the shape of a message, errors.
+"""What every other package may lean on: settings, durations, errors, failpoints. It imports no other package.
 
-Nothing here imports Spark or talks to Kafka, and nothing here imports another room.
+No Spark and no message in here. Only `conf.kafka` opens Kafka clients, and only `conf.java` starts Java.
+
+Read `settings`, then `load` (where values come from), then `errors` (the tree, with its codes).
 """

@@ -24,7 +24,7 @@ from pydantic_settings import (
 )
 
 from conf.errors import SettingError
-from conf.kafka_options import check_options
+from conf.kafka.options import check_options
 from conf.settings import OptionTable, Settings, is_secret
 
 CONFIG_VARIABLE = "DELAYLINE_CONFIG"

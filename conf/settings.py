@@ -198,14 +198,14 @@ class OptionTable(_Section):
 
 
 class KafkaSettings(OptionTable):
-    """How to reach the brokers. Further keys go to every Kafka client (`conf.kafka_options`)."""
+    """How to reach the brokers. Further keys go to every Kafka client (`conf.kafka.options`)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_servers)] = "127.0.0.1:9092"
     outage_limit: Annotated[int, _duration(_SECOND, _DAY)] = 5 * _MINUTE
 
 
 class SparkSettings(OptionTable):
-    """Spark options by their own names, over Delayline's defaults (`streaming.session`)."""
+    """Spark options by their own names, over Delayline's defaults (`streaming.spark.session`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -395,7 +395,7 @@ class Settings(BaseSettings):
             for key, topic in outputs.items()
             if topic in topics.input
         ]
-        # A pattern may match one of these by accident and `conf.rules` has to mind it; a name was meant.
+        # A pattern may match one of these by accident and the job has to mind it; a name was meant.
         wrong += [
             f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter, progress or lease topic"
             for topic in topics.allowed_outputs

@@ -10,11 +10,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from conf.errors import PublishFailed
-from conf.kafka_clients import make_client
-from conf.kafka_options import librdkafka_options
+from conf.kafka.clients import make_client
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.record_check import largest_batch
-from sinks.records import ANY_PARTITION
+from sinks.delivery.record_check import largest_batch
+from sinks.delivery.records import ANY_PARTITION
 
 _RETRY_S = 0.2
 

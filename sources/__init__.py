@@ -1,4 +1,7 @@
-"""Getting in: reading Kafka, the clock, and turning a record into a scheduled message.
+"""Getting in: records of Kafka become scheduled messages, and when and where each goes is decided once.
 
-It decides when and where a message goes, once, and holds nothing: what is waiting lives in `state`.
+Nothing waits here; what waits lives in `state`. This package does not know `sinks`.
+
+Read `intake` (the job's way in), then `dead_letters` (what could not be scheduled), `publisher` and `subscriber` (the
+command line's clients).
 """

@@ -13,8 +13,8 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, for_code
 
 from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
-from conf.kafka_contact import check_contact
-from conf.kafka_options import kafka_python_options
+from conf.kafka.contact import check_contact
+from conf.kafka.options import kafka_python_options
 from conf.settings import Settings
 
 CONNECT_TIMEOUT_MS = 10_000

@@ -16,10 +16,10 @@ from types import TracebackType
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMissing
-from conf.kafka_contact import check_contact
-from conf.kafka_options import librdkafka_options
-from conf.message import DELIVER_AT_HEADER, ID_HEADER
+from conf.kafka.contact import check_contact
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from state.message import DELIVER_AT_HEADER, ID_HEADER
 
 CONNECT_TIMEOUT_S = 10.0
 _POLL_S = 0.1

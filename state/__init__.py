@@ -1,5 +1,7 @@
-"""Holding: the mutable bucket of each shard, and how sealed buckets are cut and described.
+"""The domain: the message, its order, its shard, and what becomes of it while it waits. Plain values and Arrow, no I/O.
 
-The bucket and the segments are plain values on Arrow tables, without Spark, Kafka or a clock in them;
-`adapter` is the thin layer that Spark calls.
+No Spark session, no Kafka client and no clock in here; only the tasks' functions for Spark in `buckets` know Spark's
+row batches. `sources` make messages, `sinks` take them, and both know this package and not each other.
+
+Read `message`, `shards` and `chunk_merge`, then the packages `buckets`, `checkpoint` and `index`.
 """

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_settings
 from conf.settings import Settings
-from sources.broker import EmbeddedBroker
-from streaming.session import open_session
+from streaming.local.broker import EmbeddedBroker
+from streaming.spark.session import open_session
 from tests.eventually import assert_eventually
 from tests.quick_java import QUICK_JAVA
 from tests.small_disk import CannotMount, SmallDisk

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from conf.birth import Birth
-from conf.message import HEADERS, MESSAGE_SCHEMA, in_order
-from conf.rules import BatchRules, rules_from
 from conf.settings import Settings
+from state.checkpoint.batch_settings import BatchRules, rules_from
+from state.checkpoint.origin import Birth
+from state.message import HEADERS, MESSAGE_SCHEMA, in_order
 
-# Columns and types as `sources.kafka_reader` reads them through Spark.
+# Columns and types as `sources.intake.kafka_reader` reads them through Spark.
 RECORD_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from conf.errors import BrokerUnreachable, PublishFailed, TopicMissing, UsageError
 from conf.load import load_settings
 from conf.settings import Settings
-from sources.broker import EmbeddedBroker
 from sources.publisher import Publisher
+from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 
 

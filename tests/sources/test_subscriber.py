@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
-from sources.broker import EmbeddedBroker
 from sources.subscriber import Received, Subscriber
+from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 
 # More than a loaded machine needs; nothing waits for it unless the test fails.

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_store import BucketStore
-from state.stored import STORED_SCHEMA
+from sinks.bucket_table import BucketStore
+from state.buckets.table_rows import STORED_SCHEMA
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.message import encode_chunk, in_order
-from conf.rules import BatchRules
-from sinks.bucket_store import BucketStore
-from state.segments import Segment, cut
-from state.stored import STORED_SCHEMA, stored_rows
+from sinks.bucket_table import BucketStore
+from state.buckets.segments import Segment, cut
+from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.checkpoint.batch_settings import BatchRules
+from state.message import encode_chunk, in_order
 from tests.messages import messages
 
 

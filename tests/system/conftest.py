@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.load import load_settings
-from sinks.topics import ensure_topics
-from sources.broker import EmbeddedBroker
+from sinks.topics.topics import ensure_topics
+from streaming.local.broker import EmbeddedBroker
 from tests.quick_java import QUICK_JAVA
 from tests.system.ledger import Ledger
 from tests.system.service import Service

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.cluster import LOOPBACK, SPARK, Cluster
 from conf.failpoints import kill_tree
-from conf.jars import jars_folder
+from conf.java.jars import jars_folder
 from tests.quick_java import QUICK_JAVA
 
 _ROOT = Path(__file__).parent.parent.parent

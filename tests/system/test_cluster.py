@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cluster import Cluster
 from conf.load import load_settings
-from sinks.topics import ensure_topics
+from sinks.topics.topics import ensure_topics
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application
 from tests.system.ledger import Ledger

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sources.broker import EmbeddedBroker
+from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from sources.broker import EmbeddedBroker
+from streaming.local.broker import EmbeddedBroker
 from tests.certificates import STORE_PASSWORD, Authority
 from tests.system.conftest import Application
 from tests.system.service import Service

@@ -1,0 +1,171 @@
+"""The Java side: finding Java, and fetching the jars that pip does not bring.
+
+`delayline jars` fetches them once into the environment (`<sys.prefix>/share/delayline/jars`), with the Ivy
+that pyspark ships. Spark gets them by `spark.jars`: those of `spark.jars.packages` would be on the path of
+every Python worker too, and cost each task a directory scan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from conf.errors import JarsMissing, JavaMissing
+
+JAVA_FILES = Path(__file__).parent
+GROUPS = ("spark", "broker")
+OLDEST_JAVA = 17
+# Far above what a slow line needs for the 60 MB, but not for ever.
+FETCH_TIMEOUT_S = 1_800
+_MARKER = "complete"
+_HOW = "run `delayline jars`"
+
+
+def jars_folder(group: str) -> Path:
+    """Where the jars of `group` ("spark" or "broker") are kept: inside the Python environment."""
+    return Path(sys.prefix) / "share" / "delayline" / "jars" / group
+
+
+def spark_jars() -> list[Path]:
+    """Return the jars of Spark's Kafka connector and Delta, for `spark.jars`. Raises JarsMissing."""
+    return _fetched("spark")
+
+
+def broker_jars() -> list[Path]:
+    """Return the jars of the embedded broker. Raises JarsMissing."""
+    return _fetched("broker")
+
+
+def fetch_jars(progress: Callable[[str], None] = print) -> None:
+    """Fetch what is missing, and say so line by line through `progress`. What is complete is left alone.
+
+    Raises JarsMissing when a download fails, JavaMissing when there is no Java to run Ivy.
+    """
+    for group in GROUPS:
+        folder = jars_folder(group)
+        if _is_complete(group):
+            progress(f"{group}: complete in {folder}")
+            continue
+        progress(f"{group}: fetching into {folder}")
+        _fetch(group, folder, progress)
+        progress(f"{group}: {len(_jars_in(folder))} jars")
+
+
+def java_command() -> str:
+    """Return the path of a Java that is new enough: of JAVA_HOME if set (Spark takes no other), else of PATH.
+
+    Raises JavaMissing.
+    """
+    java = java_path()
+    version = java_version(java)
+    if version < OLDEST_JAVA:
+        raise JavaMissing(f"{java} is Java {version}; set JAVA_HOME to Java {OLDEST_JAVA} or newer")
+    return java
+
+
+def java_path() -> str:
+    """Return the path of the Java that Spark takes, without asking it for its version. Raises JavaMissing."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    where = f"JAVA_HOME ({home})" if home else "PATH"
+    if java is None:
+        raise JavaMissing(f"no java in {where}; install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
+    return java
+
+
+def java_version(java: str) -> int:
+    """Return the major version of the `java` at this path. Raises JavaMissing when it cannot tell."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JavaMissing(f"{java} -version failed: {error}") from error
+    # Up to Java 8 the version was written 1.8.
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    if match is None:
+        raise JavaMissing(f"{java} -version says {done.stderr[:200]!r}, which names no version")
+    return int(match[1])
+
+
+def _fetched(group: str) -> list[Path]:
+    if not _is_complete(group):
+        raise JarsMissing(f"the {group} jars are not in {jars_folder(group)}, or of another version; {_HOW}")
+    return _jars_in(jars_folder(group))
+
+
+def _jars_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.jar"))
+
+
+def _is_complete(group: str) -> bool:
+    marker = jars_folder(group) / _MARKER
+    return marker.is_file() and marker.read_text() == _fingerprint(group)
+
+
+def _fingerprint(group: str) -> str:
+    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes()).hexdigest()
+
+
+def _fetch(group: str, folder: Path, progress: Callable[[str], None]) -> None:
+    # Beside the folder and then renamed, so that a fetch that is cut off leaves nothing that looks whole.
+    partial = folder.with_name(f"{group}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _run_ivy(group, partial, progress)
+        (partial / _MARKER).write_text(_fingerprint(group))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
+    command = [
+        *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(JAVA_FILES / f"{group}.xml")),
+        *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
+        # Some (snappy-java, scala-logging) are packaged as OSGi bundles, which Ivy takes for another type.
+        *("-types", "jar", "bundle"),
+    ]
+    last: deque[str] = deque(maxlen=20)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+        assert ivy.stdout is not None
+        # Ends the reading below too, which would otherwise wait for as long as Ivy does.
+        limit = threading.Timer(FETCH_TIMEOUT_S, ivy.kill)
+        limit.start()
+        try:
+            for line in ivy.stdout:
+                last.append(line.rstrip())
+                if match := re.match(r"downloading \S*/(\S+\.jar) ", line):
+                    progress(f"{group}: {match[1]}")
+            code = ivy.wait()
+        except BaseException:
+            ivy.kill()
+            raise
+        finally:
+            limit.cancel()
+    if code != 0 or not _jars_in(folder):
+        shown = "\n".join(line for line in last if line.strip())
+        raise JarsMissing(f"Ivy could not fetch the {group} jars (exit code {code}):\n{shown}")
+
+
+def pyspark_jars() -> list[Path]:
+    """Return the jars that pyspark brings; none if it is not installed."""
+    # Not by importing pyspark: that takes a second, and its folder is all that is wanted.
+    spec = importlib.util.find_spec("pyspark")
+    return sorted(Path(spec.origin).parent.glob("jars/*.jar")) if spec and spec.origin else []
+
+
+def _ivy_jar() -> Path:
+    found = [jar for jar in pyspark_jars() if jar.name.startswith("ivy-")]
+    if not found:
+        raise JarsMissing("pyspark with its jars/ivy-*.jar is not installed in this Python environment")
+    return found[0]

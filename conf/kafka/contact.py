@@ -1,0 +1,85 @@
+"""First contact with secured brokers: why they refuse, which most of the clients' errors leave out.
+
+By librdkafka, since it alone tells a refused login and a certificate that it does not trust from a broker that is away.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from conf.errors import BrokerUnreachable, CertificateRefused, LoginRefused, SettingError
+from conf.kafka.options import librdkafka_options
+from conf.settings import KafkaSettings
+
+CONNECT_TIMEOUT_S = 10.0
+# For another broker of the cluster to answer after one has refused.
+_PATIENCE_S = 1.0
+_POLL_S = 0.05
+# How a broker refuses the client's certificate comes as a broken connection, with TLS's own words for why.
+_ALERT = re.compile(r"alert .*(?:certificate|unknown ca)", re.IGNORECASE)
+
+
+def check_contact(kafka: KafkaSettings) -> None:
+    """Return once a broker has taken the certificates and the login of `kafka`; at once if it has neither.
+
+    Raises LoginRefused, CertificateRefused, BrokerUnreachable within `CONNECT_TIMEOUT_S`, SettingError for files and
+    options that the client cannot use.
+    """
+    options = librdkafka_options(kafka)
+    if options.get("security.protocol", "PLAINTEXT") == "PLAINTEXT":
+        return
+    servers = kafka.bootstrap_servers
+    problems: list[KafkaError] = []
+    try:
+        client = AdminClient({**options, "log_level": "0", "error_cb": problems.append})
+        _wait(client, client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S), problems, servers)
+    except KafkaException as problem:
+        if problem.args[0].code() == KafkaError._INVALID_ARG:
+            raise SettingError(f"[kafka]: {problem.args[0].str()}") from problem
+        said = "; ".join(dict.fromkeys(_short(each) for each in problems if _tells(each))) or problem.args[0].str()
+        raise BrokerUnreachable(
+            f"no broker answers at {servers} ({said}); is it running, and are kafka.bootstrap_servers and "
+            "kafka.security.protocol right?"
+        ) from problem
+
+
+def _wait(client: AdminClient, answer: Future[Any], problems: list[KafkaError], servers: str) -> None:
+    refusal, since_s = None, 0.0
+    while not answer.done():
+        # Here `problems` grows.
+        client.poll(_POLL_S)
+        if refusal is None:
+            refusal = next((found for problem in problems if (found := _refusal(problem, servers))), None)
+            since_s = time.monotonic()
+        elif time.monotonic() - since_s > _PATIENCE_S:
+            raise refusal
+    answer.result()
+
+
+def _refusal(problem: KafkaError, servers: str) -> BrokerUnreachable | None:
+    said = _short(problem)
+    if problem.code() == KafkaError._AUTHENTICATION:
+        return LoginRefused(
+            f"{servers}: {said}. Check kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password"
+        )
+    if problem.code() == KafkaError._SSL or _ALERT.search(said):
+        return CertificateRefused(
+            f"{servers}: {said}. Check kafka.ssl.ca.location (who signed the broker's certificate), the host names "
+            "in kafka.bootstrap_servers, and kafka.ssl.certificate.location if the broker demands one"
+        )
+    return None
+
+
+def _tells(problem: KafkaError) -> bool:
+    return problem.code() != KafkaError._ALL_BROKERS_DOWN
+
+
+def _short(problem: KafkaError) -> str:
+    """Leave out what differs from try to try: the connection, and the times."""
+    return re.sub(r"^\S+://\S+: | \(after \d+ms in state .*\)$", "", problem.str())

@@ -1,0 +1,154 @@
+"""Delivering a shard's due messages through its writer: in order, behind what is committed, past outages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed, Rejected
+from sinks.delivery.broker_retry import Outage
+from sinks.delivery.rate_limiter import Pace
+from sinks.delivery.records import record_id, records
+from sinks.delivery.reports import Refused
+from sinks.delivery.transactional_writer import DeliveryPlan, ShardWriter
+from sinks.delivery.transactions import Transaction, behind, transactions
+from sinks.delivery.wall_clock import now_ms, wait_until
+from state.checkpoint.progress import Progress, committed_messages
+
+# Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
+_open_writers: dict[tuple[str, int], ShardWriter] = {}
+# Into so many a transaction is cut that a topic refused. The more, the fewer are refused until one message is left.
+_PIECES = 16
+# One batch begins where the one before ended.
+_paces: dict[tuple[str, int, float], Pace] = {}
+
+
+def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
+    """Deliver a shard's due messages, in order, and return how many this call committed, and the writer's id.
+
+    What a killed or failed attempt committed is skipped. Brokers that do not answer are waited for. Raises
+    DeliveryFailed if a transaction cannot be completed, BrokerUnreachable after `plan.outage_limit_ms`, or what
+    `ShardWriter.write` does; nothing of the transaction is then visible.
+    """
+    key = (plan.application_id, shard)
+    writer = _open_writers.pop(key, None)
+    if writer is None or writer.id != plan.last_writers.get(shard):
+        writer = _opened(plan, shard, _outage(plan, shard))
+    # Three quarters of a transaction's time are for the work on it.
+    longest_ms = plan.transaction_timeout_ms // 4
+    start = committed_messages(writer.progress, plan.batch)
+    end = start
+    rest = _behind(plan, shard, writer.progress, messages) if start else messages
+    pace = _paces.setdefault((*key, plan.messages_per_second), Pace(plan.messages_per_second))
+    most = pace.most_at_once(plan.transaction_messages)
+    for transaction in transactions(rest, start, plan.slice_ms, most, longest_ms):
+        pace.wait()
+        writer = _written(plan, writer, transaction, attempt)
+        pace.spend(transaction.count)
+        end = transaction.end
+    _open_writers[key] = writer
+    return end - start, writer.id
+
+
+def _behind(plan: DeliveryPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Leave out what is committed. Raises CheckpointMismatch if the batch is not what it was, and should be."""
+    assert done is not None
+    assert done.last is not None
+
+    def check(skipped: int) -> None:
+        if skipped != done.messages and not plan.lacks_expired:
+            raise CheckpointMismatch(
+                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are delivered, and the replay "
+                f"has {skipped} of them; please report this with the checkpoint"
+            )
+
+    return behind(messages, done.last, check)
+
+
+def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, attempt: int) -> ShardWriter:
+    """Commit `transaction`, and return the writer that did, or that found it committed after an outage.
+
+    If a topic refuses it, it is committed in pieces, with a dead letter for each message that is to blame.
+    """
+    outage = _outage(plan, writer.shard)
+    refused: dict[tuple[str, bytes], Rejected] = {}
+    pieces = [transaction]
+    while pieces:
+        piece = pieces.pop()
+        begun_ms = now_ms()
+        try:
+            writer.write(piece, Progress(plan.batch, piece.end, piece.last), attempt, refused)
+            continue
+        except KafkaException as problem:
+            writer.drop()
+            failure: Refused | KafkaException = problem
+        except Refused as refusal:
+            # Or the next writer would wait until the broker has done so.
+            _abort(writer)
+            failure = refusal
+        except BaseException:
+            _abort(writer)
+            raise
+        known = writer.limits
+        if isinstance(failure, KafkaException):
+            outage.wait(failure)
+        writer = _opened(plan, writer.shard, outage, transaction.topics)
+        done = committed_messages(writer.progress, plan.batch)
+        if done == piece.end:
+            continue
+        if done != piece.start:
+            raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has delivered {done} messages meanwhile")
+        if isinstance(failure, KafkaException) or known != writer.limits:
+            pieces.append(piece)
+        elif begun_ms < piece.last[0] and wait_until(piece.last[0], plan.transaction_timeout_ms // 2):
+            # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
+            pieces.append(piece)
+        else:
+            pieces += reversed(_find_fault(plan, piece, failure, refused))
+    return writer
+
+
+def _find_fault(
+    plan: DeliveryPlan, piece: Transaction, refusal: Refused, refused: dict[tuple[str, bytes], Rejected]
+) -> list[Transaction]:
+    """Add to `refused` the message that is to blame for the refusal, and return what to write now.
+
+    The client does not name it for certain. So it is looked for in smaller transactions: one of a single message has
+    no other to blame.
+    """
+    if refusal.topic == plan.progress_topic:
+        raise DeliveryFailed(f"the progress of the delivery cannot be kept: {refusal}. Nothing is lost")
+    refused.update(refusal.refusals)
+    if refusal.refusals:
+        return [piece]
+    if piece.count > 1:
+        return piece.cut(_PIECES)
+    (record,) = records(piece.parts[0])
+    refused[refusal.topic, record_id(record)] = refusal.error
+    return [piece]
+
+
+def _opened(plan: DeliveryPlan, shard: int, outage: Outage, topics: Collection[str] = ()) -> ShardWriter:
+    while True:
+        try:
+            return ShardWriter(plan, shard, topics)
+        except (KafkaException, BrokerUnreachable) as problem:
+            outage.wait(problem)
+
+
+def _outage(plan: DeliveryPlan, shard: int) -> Outage:
+    return Outage(_who(plan, shard), plan.outage_limit_ms)
+
+
+def _who(plan: DeliveryPlan, shard: int) -> str:
+    return f"shard {shard}, batch {plan.batch.batch_id}"
+
+
+def _abort(writer: ShardWriter) -> None:
+    try:
+        writer.abort()
+    except KafkaException as problem:
+        # The first error is the one to tell; the transaction is ended by the next writer or by its timeout.
+        print(f"delayline: shard {writer.shard}: its transaction could not be aborted: {problem}", flush=True)

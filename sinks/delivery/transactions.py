@@ -1,0 +1,121 @@
+"""Cutting a shard's due messages into transactions: by count, by bytes, and by a slice of due time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sinks.delivery.records import bytes_at_most
+from sinks.delivery.wall_clock import now_ms, wait_until
+from state.message import ORDER, Key, up_to
+
+# How long before its first message is due a transaction is opened, at the earliest: time enough to fill it.
+_OPEN_AHEAD_MS = 1_000
+# A transaction's messages are kept until it is committed, since it may have to be written again.
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class Transaction:
+    """Consecutive due messages of one shard and batch, in order: from `start` of the batch's up to `end`.
+
+    `largest_bytes` is for each part at most as little as its largest record needs; `last` is the last message's place.
+    """
+
+    start: int
+    slice_end_ms: int
+    parts: list[pa.RecordBatch] = field(default_factory=list)
+    largest_bytes: list[int] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position of the first message behind it."""
+        return self.start + self.count
+
+    @property
+    def last(self) -> Key:
+        """The place of its last message in the contract's order."""
+        row = self.parts[-1].slice(self.parts[-1].num_rows - 1)
+        due, topic, partition, offset = (row.column(name)[0].as_py() for name, _ in ORDER)
+        return due, topic, partition, offset
+
+    def cut(self, most_pieces: int) -> list[Transaction]:
+        """Return it as several transactions, in order; one of a single message as it is."""
+        messages = pa.Table.from_batches(self.parts)
+        count = -(-self.count // most_pieces)
+        pieces = []
+        for at in range(0, self.count, count):
+            parts = messages.slice(at, count).to_batches()
+            each = [bytes_at_most(part) for part in parts]
+            largest = [int(sizes.max()) for sizes in each]
+            rows, total = sum(map(len, each)), int(sum(sizes.sum() for sizes in each))
+            pieces.append(Transaction(self.start + at, self.slice_end_ms, parts, largest, rows, total))
+        return pieces
+
+    @property
+    def topics(self) -> set[str]:
+        """Where its messages go."""
+        return {topic for part in self.parts for topic in part.column("output_topic").unique().to_pylist()}
+
+
+def transactions(
+    messages: Iterator[pa.Table], start: int, slice_ms: int, most_messages: int, longest_ms: int
+) -> Iterator[Transaction]:
+    """Cut `messages`, which begin at position `start` of the batch's.
+
+    A transaction ends when it is full, or when the next message is due more than `slice_ms` later, so that nobody waits
+    for the last message of the batch. It is given out when its first message is nearly due, since a transaction
+    that is open for long is ended by the broker; it then waits for `longest_ms` of due time at most.
+    """
+    ahead_ms, slice_ms = (min(ms, longest_ms) for ms in (_OPEN_AHEAD_MS, slice_ms))
+    full: Transaction | None = None
+    for batch in (batch for table in messages for batch in table.to_batches()):
+        sizes = bytes_at_most(batch)
+        dues = batch.column("deliver_at_ms").to_numpy()
+        at = 0
+        while at < len(dues):
+            if full is None:
+                wait_until(int(dues[at]) - ahead_ms)
+                full = Transaction(start, max(now_ms(), int(dues[at])) + slice_ms)
+            count = _fitting(full, dues[at:], sizes[at:], most_messages)
+            if count:
+                full.parts.append(batch.slice(at, count))
+                full.largest_bytes.append(int(sizes[at : at + count].max()))
+                full.count += count
+                full.bytes += int(sizes[at : at + count].sum())
+                at += count
+            if at < len(dues):
+                yield full
+                start, full = full.end, None
+    if full is not None:
+        yield full
+
+
+def _fitting(full: Transaction, dues: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> int:
+    """Return how many of the next messages still belong into it: one at the least if it is empty."""
+    in_slice = int(np.searchsorted(dues, full.slice_end_ms, side="right"))
+    in_bytes = int(np.searchsorted(np.cumsum(sizes), _MOST_BYTES - full.bytes, side="right"))
+    return max(min(in_slice, in_bytes, most - full.count), 0 if full.count else 1)
+
+
+def behind(messages: Iterator[pa.Table], last: Key, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
+    """Leave out the messages up to `last`, and tell `skipped` how many those were.
+
+    By their place and not by their number: records that expired meanwhile are missing from a batch that is replayed.
+    """
+    count = 0
+    for table in messages:
+        known = int(up_to(table, last).sum()) if table.num_rows else 0
+        count += known
+        if known < table.num_rows:
+            skipped(count)
+            yield table.slice(known)
+            yield from messages
+            return
+    skipped(count)

@@ -1,0 +1,49 @@
+"""An admin client by kafka-python, whose errors are told in Delayline's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaConfigurationError, KafkaError, RetriableError
+
+from conf.errors import BrokerUnreachable, SettingError
+from conf.kafka.clients import check_clients
+from conf.kafka.contact import check_contact
+from conf.kafka.options import kafka_python_options
+from conf.settings import Settings
+
+CONNECT_TIMEOUT_MS = 10_000
+REQUEST_TIMEOUT_MS = 15_000
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
+    """An admin client for `settings.kafka`, closed afterwards.
+
+    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
+    `check_clients` and `check_contact` do.
+    """
+    options: dict[str, Any] = {
+        "client_id": settings.application_id,
+        "request_timeout_ms": REQUEST_TIMEOUT_MS,
+        **kafka_python_options(settings.kafka),
+        "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
+    }
+    servers = settings.kafka.bootstrap_servers
+    check_clients(settings)
+    check_contact(settings.kafka)
+    try:
+        with KafkaAdminClient(**options) as admin:
+            yield admin
+    except KafkaConfigurationError as error:
+        raise SettingError(f"[kafka]: {error}") from error
+    except (RetriableError, OSError) as error:
+        raise BrokerUnreachable(
+            f"no broker answers at {servers} ({error}); is it running, and are kafka.bootstrap_servers and "
+            "kafka.security.protocol right?"
+        ) from error
+    except KafkaError as error:
+        raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error

@@ -1,0 +1,128 @@
+"""What the topics take, as the brokers say it now: which records, and whether any of this login."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+
+NO_LIMIT = 2**31 - 1
+# Kafka's own word for it.
+ANY_AGE = 2**63 - 1
+# What a dead letter may take more than the record that came in: its id, the error's code and sentence, a topic in each.
+_DEAD_LETTER_BYTES = 4_096
+_TIMEOUT_S = 10.0
+# What says something of one topic. Any other error says that no broker answers.
+_OF_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+
+
+@dataclass(frozen=True)
+class TopicLimits:
+    """What a topic takes: so many bytes of a record batch, records without a key, and timestamps so long past."""
+
+    max_bytes: int = NO_LIMIT
+    needs_key: bool = False
+    max_age_ms: int = ANY_AGE
+
+
+def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
+    """Return what each of `topics` takes.
+
+    Anything for one that does not exist, or that may not be described. Raises KafkaException if no broker answers.
+    """
+    described = _describe(options, topics)
+    return {
+        topic: TopicLimits() if isinstance(configs, KafkaError) else _limits(configs)
+        for topic, configs in described.items()
+    }
+
+
+def _limits(configs: Mapping[str, Any]) -> TopicLimits:
+    is_stamped_by_sender = configs["message.timestamp.type"].value == "CreateTime"
+    # Kafka has it since 3.6.
+    oldest = configs.get("message.timestamp.before.max.ms")
+    return TopicLimits(
+        max_bytes=int(configs["max.message.bytes"].value),
+        needs_key="compact" in configs["cleanup.policy"].value,
+        max_age_ms=int(oldest.value) if oldest and is_stamped_by_sender else ANY_AGE,
+    )
+
+
+def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
+    """Return what the dead-letter topic takes, and the bytes that it takes to hold any record of the input topics.
+
+    NO_LIMIT and 0 for what cannot be told. Raises BrokerUnreachable.
+    """
+    dead_letter = settings.topics.dead_letter
+    limits = _known_limits(settings, [*settings.topics.input, dead_letter])
+    known = [limits[topic].max_bytes for topic in settings.topics.input if limits[topic].max_bytes != NO_LIMIT]
+    return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
+
+
+def input_limits(settings: Settings) -> dict[str, int]:
+    """Return max.message.bytes of each input topic, NO_LIMIT where it cannot be told. Raises BrokerUnreachable."""
+    return {topic: limits.max_bytes for topic, limits in _known_limits(settings, settings.topics.input).items()}
+
+
+def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, TopicLimits]:
+    try:
+        return read_limits(librdkafka_options(settings.kafka), topics)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the topics' configuration cannot be read: {problem}") from problem
+
+
+def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
+    """Return those of `topics` that do not exist, and let no broker create one. Raises KafkaException."""
+    return [
+        topic
+        for topic, configs in _describe(options, topics).items()
+        if isinstance(configs, KafkaError) and configs.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    ]
+
+
+def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
+    """Return those of `topics` that the login sees, and has no right to write to. Raises KafkaException."""
+    client = AdminClient(dict(options))
+    asked = TopicCollection(sorted(topics))
+    barred = []
+    for topic, answer in client.describe_topics(
+        asked, include_authorized_operations=True, request_timeout=_TIMEOUT_S
+    ).items():
+        try:
+            allowed = answer.result().authorized_operations
+        except KafkaException as problem:
+            if problem.args[0].code() not in _OF_TOPIC:
+                raise
+            continue
+        # None from a broker before Kafka 2.3, which does not say.
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            barred.append(topic)
+    return barred
+
+
+def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, Any]:
+    """Return the configuration of each topic, or the KafkaError that the broker gives in its place."""
+    if not topics:
+        return {}
+    client = AdminClient(dict(options))
+    found: dict[str, Any] = {}
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    for resource, answer in client.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
+        try:
+            found[resource.name] = answer.result()
+        except KafkaException as problem:
+            if problem.args[0].code() not in _OF_TOPIC:
+                raise
+            found[resource.name] = problem.args[0]
+    return found

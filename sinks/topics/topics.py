@@ -1,0 +1,274 @@
+"""The topics that a job needs: what they must be like, making them, and checking them before it starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
+from kafka.structs import TopicPartition
+
+from conf.errors import TopicMismatch, TopicMissing
+from conf.settings import Settings
+from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected
+from sinks.topics.limits import dead_letter_limits
+
+log = logging.getLogger(__name__)
+
+# What a topic of any role is made with; None leaves it to the broker.
+BROKER_DEFAULT = -1
+_COMPACTED = {"cleanup.policy": "compact"}
+# A sign of life every other second, of which only the last counts: Kafka compacts closed segments, never an open one.
+_SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
+
+Role = Literal["input", "output", "dead letter", "progress", "lease"]
+
+
+@dataclass(frozen=True)
+class TopicReport:
+    """One topic of a job. `partitions` is 0 and `state` "missing" while it does not exist."""
+
+    name: str
+    role: Role
+    partitions: int
+    state: Literal["exists", "created", "missing"]
+
+
+def needed_topics(settings: Settings) -> dict[str, Role]:
+    """Return the topics that must exist, with what each is for. Patterns on the allow-list name none."""
+    exact = [name for name in settings.topics.allowed_outputs if not set(name) & set("*?[")]
+    roles: dict[str, Role] = dict.fromkeys(settings.topics.input, "input")
+    roles |= dict.fromkeys([settings.topics.output, *exact], "output")
+    roles[settings.topics.dead_letter] = "dead letter"
+    roles[settings.progress_topic] = "progress"
+    roles[settings.lease_topic] = "lease"
+    return roles
+
+
+def list_topics(settings: Settings) -> list[str]:
+    """Return the names of all topics but Kafka's own, sorted. Raises BrokerUnreachable."""
+    with connected(settings) as admin:
+        return _names(admin)
+
+
+def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
+    """Return the number of partitions of each of `topics`; those that do not exist are left out.
+
+    None stands for every topic that the job may write messages to: the output, the dead-letter topic, and
+    what the allow-list matches. Its own input, progress and lease topics are never among these. Raises
+    BrokerUnreachable.
+    """
+    with connected(settings) as admin:
+        if topics is None:
+            # Beside what is listed, those that are named: a name may begin as Kafka's own do.
+            topics = _writable(settings, sorted({*_names(admin), *needed_topics(settings)}))
+        return _counts(admin, topics)
+
+
+def show_topics(settings: Settings) -> list[TopicReport]:
+    """Return what there is of the topics the job needs. Raises BrokerUnreachable."""
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        counts = _counts(admin, needed)
+    return [
+        TopicReport(name, role, counts.get(name, 0), "exists" if name in counts else "missing")
+        for name, role in needed.items()
+    ]
+
+
+def check_topics(settings: Settings) -> dict[str, int]:
+    """Return the partition count of every topic that the job needs. Warns of a dead-letter topic that may refuse.
+
+    Raises TopicMissing (naming each), TopicMismatch for a progress or lease topic of another form, BrokerUnreachable.
+    """
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        counts = _counts(admin, needed)
+        if missing := [f"{name} ({role})" for name, role in needed.items() if name not in counts]:
+            raise TopicMissing(
+                f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
+                "create with `delayline topics create`, or name others in [topics]"
+            )
+        _check_progress(admin, settings, counts[settings.progress_topic])
+        _check_policy(admin, settings.lease_topic)
+    _check_dead_letter(settings)
+    return counts
+
+
+def ensure_topics(
+    settings: Settings, partitions: int = BROKER_DEFAULT, replication: int = BROKER_DEFAULT
+) -> list[TopicReport]:
+    """Create those that are missing of the topics the job needs, and say of each whether it was there.
+
+    `partitions` is for all but the progress topic, which has one for each shard, and the lease topic, which has one
+    alone. The dead-letter topic is made to take whatever the input topics take. Raises TopicMismatch when an existing
+    progress topic has another form or the broker refuses to create one, BrokerUnreachable.
+    """
+    needed = needed_topics(settings)
+    with connected(settings) as admin:
+        existing = _counts(admin, needed)
+        if settings.progress_topic in existing:
+            # Before anything is made: a refusal should leave all as it was.
+            _check_progress(admin, settings, existing[settings.progress_topic])
+        wanted = {
+            name: _form(settings, role, partitions, replication)
+            for name, role in needed.items()
+            if name not in existing
+        }
+        # After the others, since its limit follows from theirs.
+        letters = {name: form for name, form in wanted.items() if name == settings.topics.dead_letter}
+        created = _create(admin, {name: form for name, form in wanted.items() if name not in letters})
+        if letters and (needed_bytes := dead_letter_limits(settings)[1]):
+            letters[settings.topics.dead_letter]["configs"] = {"max.message.bytes": str(needed_bytes)}
+        created |= _create(admin, letters)
+        counts = _counts(admin, needed)
+    return [
+        TopicReport(name, role, counts.get(name, 0), "created" if name in created else "exists")
+        for name, role in needed.items()
+    ]
+
+
+def ensure_shards(settings: Settings, shards: int) -> None:
+    """Give the progress topic a partition for each of `shards`.
+
+    Raises TopicMissing, TopicMismatch, BrokerUnreachable.
+    """
+    topic = settings.progress_topic
+    with connected(settings) as admin:
+        partitions = _counts(admin, [topic]).get(topic, 0)
+        if not partitions:
+            raise TopicMissing(f"{topic} (progress): without it nothing tells what is delivered; put it back")
+        _check_policy(admin, topic)
+        if partitions < shards:
+            admin.create_partitions({topic: shards})
+
+
+def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return, for each (input topic, partition), the offsets of the first record there is and of the next one."""
+    with connected(settings) as admin:
+        counts = _counts(admin, settings.topics.input)
+        partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        first, last = (
+            admin.list_partition_offsets(dict.fromkeys(partitions, spec))
+            for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+        )
+    return {(each.topic, each.partition): (first[each].offset, last[each].offset) for each in partitions}
+
+
+def input_retentions(settings: Settings) -> dict[str, int]:
+    """Return, for each input topic that deletes by the time that publishers stamp, after how many ms it does so.
+
+    Raises TopicMismatch for one that may not be described, BrokerUnreachable.
+    """
+    asked = ("retention.ms", "cleanup.policy", "message.timestamp.type")
+    with connected(settings) as admin:
+        found = _configs(admin, settings.topics.input, asked)
+    return {
+        name: int(config["retention.ms"])
+        for name, config in found.items()
+        if "delete" in config["cleanup.policy"]
+        and config["message.timestamp.type"] == "CreateTime"
+        and int(config["retention.ms"]) >= 0
+    }
+
+
+def _writable(settings: Settings, names: Collection[str]) -> list[str]:
+    patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
+    # A message sent to an input topic still has its delay header, and would go round for ever.
+    barred = {*settings.topics.input, *settings.own_topics}
+    return [name for name in names if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _names(admin: KafkaAdminClient) -> list[str]:
+    return sorted(name for name in admin.list_topics() if not name.startswith("__"))
+
+
+def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
+    # An empty list would be taken for "all".
+    described = admin.describe_topics(list(topics)) if topics else []
+    problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
+    if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
+        raise TopicMismatch(
+            f"the broker does not tell whether there is {', '.join(hidden)}: the login of [kafka] needs the right "
+            "Describe there"
+        )
+    return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
+
+
+def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:
+    form: dict[str, Any] = {"num_partitions": partitions, "replication_factor": replication}
+    if role == "progress":
+        return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED}
+    if role == "lease":
+        return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS}
+    return form
+
+
+def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
+    """Create, and return which were not there: another may have made one meanwhile."""
+    if not wanted:
+        return set()
+    created, refused = set(), []
+    for topic in admin.create_topics(wanted, raise_errors=False)["topics"]:
+        problem = for_code(topic["error_code"])
+        if topic["error_code"] == 0:
+            created.add(topic["name"])
+        elif problem is not TopicAlreadyExistsError:
+            refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
+    if refused:
+        raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
+    admin.wait_for_topics(list(wanted), timeout_ms=REQUEST_TIMEOUT_MS)
+    return created
+
+
+def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int) -> None:
+    name, shards = settings.progress_topic, settings.bucket.shards
+    # More there may be: those of a time with more shards.
+    if partitions < shards:
+        raise TopicMismatch(
+            f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set bucket.shards "
+            "back, or move the application to more shards with `delayline rescale`"
+        )
+    _check_policy(admin, name)
+
+
+def _check_dead_letter(settings: Settings) -> None:
+    limits, needed = dead_letter_limits(settings)
+    if limits.max_bytes < needed:
+        log.warning(
+            "dead-letter topic %s has max.message.bytes=%d: a message that is as large as an input topic allows would "
+            "stop the job if it had to go there. Set it to %d or more",
+            settings.topics.dead_letter, limits.max_bytes, needed,
+        )  # fmt: skip
+    if limits.needs_key:
+        log.warning(
+            "dead-letter topic %s is compacted: it forgets dead letters, and one without a key would stop the job. "
+            "Set its cleanup.policy to delete",
+            settings.topics.dead_letter,
+        )
+
+
+def _check_policy(admin: KafkaAdminClient, name: str) -> None:
+    policy = _configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
+    if policy != "compact":
+        raise TopicMismatch(
+            f"topic {name} has cleanup.policy={policy}, and would forget what is delivered, or who delivers: "
+            "set it to compact"
+        )
+
+
+def _configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the values of `keys` for each of `topics`, which exist. Raises TopicMismatch if the broker hides them."""
+    resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
+    described = admin.describe_configs(resources, config_filter="all")["topic"]
+    # kafka-python shows a topic that the broker refuses to describe as one without any configuration.
+    if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
+        raise TopicMismatch(
+            f"the broker does not tell {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
+            "DescribeConfigs there"
+        )
+    return {name: {key: described[name][key]["value"] for key in keys} for name in topics}

@@ -1,0 +1,137 @@
+"""Reading the dead-letter topic up to where it ends now, and how far it is resent, which Kafka keeps with a group."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sources.dead_letters.position import ResendPosition
+from sources.subscriber import Received, received
+
+_TIMEOUT_S = 30.0
+_POLL_MESSAGES = 500
+_POLL_S = 0.5
+_COORDINATOR = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
+log = logging.getLogger(__name__)
+
+
+def resend_group(application_id: str) -> str:
+    """Return the name of the consumer group that keeps how far the dead letters are resent."""
+    return f"{application_id}-resend"
+
+
+class DeadLetterReader:
+    """A consumer of some partitions of the dead-letter topic, which joins no group. Close it after use."""
+
+    def __init__(self, settings: Settings, partitions: range) -> None:
+        self._topic = settings.topics.dead_letter
+        self._partitions = partitions
+        self._servers = settings.kafka.bootstrap_servers
+        options = {
+            "log_level": "3",
+            **librdkafka_options(settings.kafka),
+            "group.id": resend_group(settings.application_id),
+            "isolation.level": "read_committed",
+            "enable.auto.commit": "false",
+            "enable.partition.eof": "true",
+            # For letters that retention deletes before they are read.
+            "auto.offset.reset": "earliest",
+        }
+        self._consumer = Consumer(options, logger=log)
+
+    def positions(self) -> dict[int, ResendPosition]:
+        """Return how far each partition is resent; one that is not known has nothing resent.
+
+        Raises BrokerUnreachable, PositionInvalid.
+        """
+        kept = self._committed(time.monotonic() + _TIMEOUT_S)
+        return {
+            each.partition: ResendPosition.from_text(each.offset, each.metadata or "")
+            if each.offset >= 0
+            else ResendPosition()
+            for each in kept
+        }
+
+    def records(self, starts: Mapping[int, int]) -> Iterator[Received]:
+        """Yield the committed records of each partition from its start up to where it ends now.
+
+        Raises BrokerUnreachable.
+        """
+        unread = self._assign(starts)
+        heard_s = time.monotonic()
+        while unread:
+            # Not all at once, for that would wait for more than there is.
+            first = self._consumer.poll(_POLL_S)
+            for message in [] if first is None else [first, *self._consumer.consume(_POLL_MESSAGES, 0)]:
+                heard_s = time.monotonic()
+                number = message.partition()
+                if error := message.error():
+                    self._check(error)
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        unread.pop(number, None)
+                elif message.offset() < unread.get(number, 0):
+                    yield received(message, int(time.time() * 1000))
+                else:
+                    # Written since.
+                    unread.pop(number, None)
+            if time.monotonic() - heard_s > _TIMEOUT_S:
+                raise BrokerUnreachable(
+                    f"{self._topic} cannot be read at {self._servers}: no answer for {_TIMEOUT_S:g} s"
+                )
+
+    def group(self) -> Any:
+        """What a transaction asks for that keeps positions of the group."""
+        return self._consumer.consumer_group_metadata()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+    def _committed(self, deadline_s: float) -> list[TopicPartition]:
+        asked = [TopicPartition(self._topic, number) for number in self._partitions]
+        while True:
+            try:
+                kept: list[TopicPartition] = self._consumer.committed(asked, _TIMEOUT_S)
+                return kept
+            except KafkaException as problem:
+                # At the first use of a group its coordinator is just coming up.
+                error = problem.args[0]
+                coming = error.retriable() or error.code() in _COORDINATOR
+                if not coming or time.monotonic() > deadline_s:
+                    raise self._unreachable(error) from problem
+                time.sleep(_POLL_S)
+
+    def _assign(self, starts: Mapping[int, int]) -> dict[int, int]:
+        """Begin to read, and return the ends of those partitions that have anything from their start on."""
+        ends, places = {}, []
+        try:
+            for number, start in starts.items():
+                place = TopicPartition(self._topic, number)
+                low, high = self._consumer.get_watermark_offsets(place, _TIMEOUT_S, cached=False)
+                if max(low, start) < high:
+                    ends[number] = high
+                    places.append(TopicPartition(self._topic, number, max(low, start)))
+        except KafkaException as problem:
+            raise self._unreachable(problem.args[0]) from problem
+        self._consumer.assign(places)
+        return ends
+
+    def _check(self, error: KafkaError) -> None:
+        # The client goes on by itself after a lost connection.
+        lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
+        if not (lost or error.retriable() or error.code() == KafkaError._PARTITION_EOF):
+            raise self._unreachable(error)
+
+    def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
+        return BrokerUnreachable(f"{self._topic} cannot be read at {self._servers}: {error.str()}")

@@ -1,0 +1,100 @@
+"""Reading the input topics, and accepting what is read: records in, chunks of messages for each shard out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sources.intake.accept import accept
+from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.origin import Offsets
+from state.message import encode_chunk
+from state.shards import by_shard
+
+CHUNK_SCHEMA = "shard_key int, event_time timestamp, chunk binary"
+_CHUNK = pa.schema([("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())])
+_COLUMNS = (
+    "key", "value", "headers", "topic", "partition", "offset",
+    "unix_millis(timestamp) AS timestamp_ms",
+    # The batch's own time, which the offset log records: a replayed batch reads the same.
+    "unix_millis(current_timestamp()) AS clock_ms",
+)  # fmt: skip
+# Java's client gives up asking for offsets after a minute (default.api.timeout.ms); Spark asks again, and by default
+# waits two minutes for records that it knows to be there.
+_ASKED_MS, _POLLED_MS = 60_000, 120_000
+
+
+def read_records(
+    spark: SparkSession,
+    options: dict[str, str],
+    topics: Sequence[str],
+    messages_per_trigger: int,
+    starts: Offsets,
+    outage_limit_ms: int,
+    skip_expired: bool,
+) -> DataFrame:
+    """Return the stream of input records. `options` are the Java client's, without prefix.
+
+    Where no batch has been yet it starts at `starts`, which names every partition, or none: then at the beginning.
+    Brokers that do not answer are waited for, `outage_limit_ms` or a little longer. With `skip_expired` it goes on
+    behind records that are gone; otherwise the query then ends.
+    """
+    reader = spark.readStream.format("kafka").options(**_options(options, topics))
+    reader = reader.option("fetchOffset.numRetries", 3 + outage_limit_ms // _ASKED_MS)
+    reader = reader.option("kafkaConsumer.pollTimeoutMs", max(_POLLED_MS, outage_limit_ms))
+    return (
+        reader.option("startingOffsets", json.dumps(starts) if starts else "earliest")
+        .option("maxOffsetsPerTrigger", messages_per_trigger)
+        .option("failOnDataLoss", not skip_expired)
+        .load()
+        .selectExpr(*_COLUMNS)
+    )
+
+
+def read_range(
+    spark: SparkSession, options: dict[str, str], topics: Sequence[str], starts: Offsets, ends: Offsets
+) -> DataFrame:
+    """Return the input records from `starts` up to `ends`, which both name every partition, as `read_records` does."""
+    reader = spark.read.format("kafka").options(**_options(options, topics))
+    offsets = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+    return reader.options(**offsets).load().selectExpr(*_COLUMNS)
+
+
+def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
+    clients = {"isolation.level": "read_committed", **options}
+    own = {"subscribe": ",".join(topics), "includeHeaders": "true"}
+    return {f"kafka.{name}": value for name, value in clients.items()} | own
+
+
+def accepting(
+    rules_now: Callable[[], tuple[int, BatchRules]],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function for `mapInArrow` that turns records into rows of `CHUNK_SCHEMA`.
+
+    The event time of a chunk is null: only the clock may move the watermark, and Spark drops a stateful row whose
+    event time is behind it.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _, rules = rules_now()
+        for batch in batches:
+            if batch.num_rows:
+                records = pa.Table.from_batches([batch])
+                messages = accept(records, rules, records.column("clock_ms")[0].as_py())
+                yield _chunks(messages, rules)
+
+    return run
+
+
+def _chunks(messages: pa.Table, rules: BatchRules) -> pa.RecordBatch:
+    keys, chunks = [], []
+    for shard, own in by_shard(messages, rules.shards):
+        keys.append(rules.shard_keys[shard])
+        chunks.append(encode_chunk(own))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(keys, pa.int32()), pa.nulls(len(keys), _CHUNK.field(1).type), pa.array(chunks, pa.binary())],
+        schema=_CHUNK,
+    )

@@ -1,0 +1,104 @@
+"""Merging sealed buckets: which ones, and how the chunks of several become the segments of one.
+
+The choice is that of Pulsar's `BucketDelayedDeliveryTracker`: of adjacent buckets, a few with the fewest messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, count, groupby, pairwise
+from operator import itemgetter
+
+import pyarrow as pa
+
+from state.buckets.segments import Segment, SegmentCutter
+from state.buckets.table_rows import ArrowFunction, segment_rows
+from state.buckets.window import keyed_chunks
+from state.checkpoint.batch_settings import BatchRules
+from state.chunk_merge import merge
+from state.message import Key
+from state.shards import by_shard
+
+MOST_AT_ONCE = 4
+# What one task merges, unless there would be too many: a second or so, after which others have their turn.
+_SLICE_MESSAGES = 100_000
+_MOST_SLICES = 16
+# Each slice numbers its segments from a multiple of this: 4 bytes hold a hundred slices of 16 million.
+_NUMBERS_A_SLICE = 1 << 24
+
+
+@dataclass(frozen=True)
+class MergeSlice:
+    """A range of deliver_at, [start_ms, end_ms), that one task merges; `number` counts them from 0."""
+
+    number: int
+    start_ms: int
+    end_ms: int
+
+
+def choose(buckets: Mapping[int, Collection[Segment]], limit: int) -> list[int]:
+    """Return the numbers of the buckets to merge, adjacent ones, or none if there are no more than `limit`.
+
+    Up to four with the fewest messages in all; of several such runs, the one with the earliest message.
+    """
+    numbers = sorted(buckets)
+    width = min(MOST_AT_ONCE, len(numbers))
+    if len(numbers) <= limit or width < 2:
+        return []
+    sums = [0, *accumulate(sum(segment.count for segment in buckets[number]) for number in numbers)]
+    firsts = [min(segment.min_deliver_at_ms for segment in buckets[number]) for number in numbers]
+    starts = range(len(numbers) - width + 1)
+    at = min(starts, key=lambda start: (sums[start + width] - sums[start], min(firsts[start : start + width])))
+    return numbers[at : at + width]
+
+
+def slices(segments: Collection[Segment], start_ms: int) -> list[MergeSlice]:
+    """Divide what `segments` hold from `start_ms` on into ranges of about as many messages."""
+    size = max(_SLICE_MESSAGES, -(-sum(segment.count for segment in segments) // _MOST_SLICES))
+    bounds, held = [start_ms], 0
+    for segment in sorted(segments, key=lambda segment: segment.min_deliver_at_ms):
+        # Segments overlap, so that this is no more than about right.
+        if held >= size and segment.min_deliver_at_ms > bounds[-1]:
+            bounds.append(segment.min_deliver_at_ms)
+            held = 0
+        held += segment.count
+    bounds.append(1 + max(segment.max_deliver_at_ms for segment in segments))
+    return [MergeSlice(number, *ends) for number, ends in enumerate(pairwise(bounds))]
+
+
+def merged_rows(bucket: int, within: MergeSlice, rules: BatchRules) -> ArrowFunction:
+    """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of stored chunks.
+
+    It takes the chunks in order of `part` and of their keys (deliver_at_ms, topic, partition, offset). Messages stay
+    in their time partition; segments and shards are those of `rules`.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = count(within.number * _NUMBERS_A_SLICE)
+        for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
+            ordered = merge((key, messages) for _, key, messages in chunks)
+            for segment, messages in _cut(ordered, bucket, label, numbers, rules):
+                yield from segment_rows(segment, messages, rules.index_precision_bits)
+
+    return run
+
+
+def _labelled(batches: Iterator[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, Key, pa.Table]]:
+    for batch in batches:
+        chunks = keyed_chunks(iter([batch]), within.start_ms, within.end_ms)
+        for label, (key, messages) in zip(batch.column("part").to_pylist(), chunks, strict=True):
+            yield label, key, messages
+
+
+def _cut(
+    ordered: Iterable[pa.Table], bucket: int, label: str, numbers: Iterator[int], rules: BatchRules
+) -> Iterator[tuple[Segment, pa.Table]]:
+    cutters: dict[int, SegmentCutter] = {}
+    for messages in ordered:
+        for shard, own in by_shard(messages, rules.shards):
+            if shard not in cutters:
+                cutters[shard] = SegmentCutter(bucket, shard, label, numbers, rules)
+            yield from cutters[shard].add(own)
+    for cutter in cutters.values():
+        yield from cutter.finish()

@@ -1,0 +1,54 @@
+"""Sealing what a checkpoint leaves behind: chunks of messages, in no order, become the segments of one bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from state.buckets.segments import cut
+from state.buckets.table_rows import ArrowFunction, segment_rows
+from state.checkpoint.batch_settings import BatchRules
+from state.message import decode_chunk, encode_chunk, in_order
+from state.shards import by_shard
+
+# What goes to the task that seals a shard.
+LEFT_SCHEMA = "shard int, count long, chunk binary"
+_LEFT = pa.schema([("shard", pa.int32()), ("count", pa.int64()), ("chunk", pa.binary())])
+
+
+def left_rows(messages: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
+    """Give `messages` as rows of `LEFT_SCHEMA`, one for each of `shards` that has any."""
+    for shard, own in by_shard(messages, shards):
+        row = {"shard": shard, "count": own.num_rows, "chunk": encode_chunk(own)}
+        yield pa.RecordBatch.from_pylist([row], schema=_LEFT)
+
+
+def left_in_state(shards: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that turns mutable buckets (column `bucket`) into rows of `LEFT_SCHEMA`."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for bucket in batch.column("bucket"):
+                yield from left_rows(decode_chunk(bucket.as_py()), shards)
+
+    return run
+
+
+def resealed(bucket: int, cutoff_ms: int, rules: BatchRules) -> ArrowFunction:
+    """Return the function for `mapInArrow` that seals rows of `LEFT_SCHEMA` into `table_rows.STORED_SCHEMA`.
+
+    All rows of a shard must come to one task, which holds them in memory.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        left: dict[int, list[pa.Table]] = {}
+        for batch in batches:
+            for shard, chunk in zip(batch.column("shard").to_pylist(), batch.column("chunk"), strict=True):
+                left.setdefault(shard, []).append(decode_chunk(chunk.as_py()))
+        for shard in sorted(left):
+            sealed = in_order(pa.concat_tables(left[shard]).combine_chunks())
+            for segment, messages in cut(sealed, bucket, shard, cutoff_ms, rules):
+                yield from segment_rows(segment, messages, rules.index_precision_bits)
+
+    return run

@@ -1,0 +1,78 @@
+"""Segments made anew from those of their chunks that can be read, when a file of the table is damaged or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from state.buckets.segments import segment_of
+from state.buckets.table_rows import ArrowFunction, segment_rows
+from state.message import decode_chunk
+
+# A segment's identity in the table.
+IDENTITY = ("bucket", "shard", "segment")
+COUNTED_SCHEMA = "file string, part string, bucket long, shard int, segment int, rows long, messages long"
+_COUNTED = pa.schema(
+    [
+        pa.field("file", pa.string()),
+        pa.field("part", pa.string()),
+        pa.field("bucket", pa.int64()),
+        pa.field("shard", pa.int32()),
+        pa.field("segment", pa.int32()),
+        pa.field("rows", pa.int64()),
+        pa.field("messages", pa.int64()),
+    ]
+)
+
+
+def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: say of each row of the table how many messages its chunk gives; `rows` is 0 if it gives none.
+
+    It takes rows with the columns file, part, `IDENTITY`, count, and chunk, which is null in a metadata row.
+    """
+    for batch in batches:
+        found = []
+        for row in batch.to_pylist():
+            messages = None if row["chunk"] is None else readable(row["chunk"], row["count"])
+            whole = row["chunk"] is None or messages is not None
+            names = {name: row[name] for name in ("file", "part", *IDENTITY)}
+            found.append({**names, "rows": int(whole), "messages": 0 if messages is None else messages.num_rows})
+        yield pa.RecordBatch.from_pylist(found, schema=_COUNTED)
+
+
+def readable(chunk: bytes, count: int) -> pa.Table | None:
+    """Return the messages of a chunk, or None if it is damaged; `count` is how many it must have."""
+    try:
+        messages = decode_chunk(chunk)
+        messages.validate(full=True)
+    except (pa.ArrowException, OSError):
+        return None
+    return messages if messages.num_rows == count else None
+
+
+def remade(precision_bits: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of segments' chunks.
+
+    It takes the rows of chunks (part, `IDENTITY`, count, chunk), in the order of `IDENTITY` and of delivery. Damaged
+    chunks are left out; the metadata is that of what is left. Ticks of the index are 2^`precision_bits` ms.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for (bucket, shard, number), own in groupby(rows, key=lambda row: tuple(row[name] for name in IDENTITY)):
+            chunks = list(own)
+            messages = _messages(chunks)
+            if messages is not None:
+                segment = segment_of(messages, bucket, shard, number, chunks[0]["part"])
+                yield from segment_rows(segment, messages, precision_bits)
+
+    return run
+
+
+def _messages(rows: Iterable[dict[str, Any]]) -> pa.Table | None:
+    chunks = [readable(row["chunk"], row["count"]) for row in rows]
+    whole = [chunk for chunk in chunks if chunk is not None]
+    return pa.concat_tables(whole) if whole else None

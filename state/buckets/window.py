@@ -1,0 +1,69 @@
+"""The due window's messages: cut out of stored chunks, put in order, and chunked again by shard.
+
+What a batch then takes touches few chunks, and was sorted long before it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from state.buckets.table_rows import ArrowFunction, first_key, split
+from state.chunk_merge import merge
+from state.message import Key, decode_chunk, encode_chunk
+from state.shards import by_shard
+
+WINDOW_SCHEMA = (
+    "shard int, deliver_at_ms long, topic string, partition int, offset long, max_deliver_at_ms long, "
+    "count long, chunk binary"
+)
+_WINDOW = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("deliver_at_ms", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("max_deliver_at_ms", pa.int64()),
+        pa.field("count", pa.int64()),
+        pa.field("chunk", pa.binary()),
+    ]
+)
+
+
+def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that gives the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
+
+    It takes stored chunks (deliver_at_ms, topic, partition, offset, chunk) in order of those keys. Shards are
+    those of now: the bucket may have been sealed when there were more or fewer.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
+            for shard, own in by_shard(messages, shards):
+                for piece in split(own):
+                    last = piece.column("deliver_at_ms")[-1].as_py()
+                    row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
+                    row |= {**first_key(piece), "chunk": encode_chunk(piece)}
+                    yield pa.RecordBatch.from_pylist([row], schema=_WINDOW)
+
+    return run
+
+
+def keyed_chunks(batches: Iterator[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[Key, pa.Table]]:
+    """Give each stored chunk's messages due in [start_ms, end_ms), with the key of its first message."""
+    for batch in batches:
+        keys = zip(
+            *(batch.column(name).to_pylist() for name in ("deliver_at_ms", "topic", "partition", "offset")), strict=True
+        )
+        for key, chunk in zip(keys, batch.column("chunk"), strict=True):
+            yield key, between(decode_chunk(chunk.as_py()), start_ms, end_ms)
+
+
+def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:
+    """Return the messages due in [start_ms, end_ms); `messages` is in delivery order."""
+    dues = messages.column("deliver_at_ms").to_numpy()
+    start, end = np.searchsorted(dues, [start_ms, end_ms])
+    return messages.slice(int(start), int(end - start))

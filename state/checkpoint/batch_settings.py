@@ -1,0 +1,140 @@
+"""Everything that decides what a batch does, apart from its input: versioned by batch.
+
+A batch that is replayed after a crash must do again exactly what it did (invariant 4), even when the job
+came back with other settings or an output topic has grown partitions meanwhile. So each start of the job
+records the rules that hold from its first new batch on, and a replayed batch looks up the rules of its birth.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+
+from conf.errors import CheckpointMismatch
+from conf.settings import HeaderSettings, Settings
+from state.checkpoint.origin import Birth
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """What holds for a run of batches. Durations in ms, sizes in bytes.
+
+    `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions`
+    gives the partition count of each topic that may be written to; `shard_keys[s]` is the group key that
+    Spark's hash puts on state partition `s`. Batch n seals bucket `first_bucket + n`, and no batch of the checkpoint
+    has a cutoff below `first_cutoff_ms` (`state.checkpoint.origin`).
+    """
+
+    headers: HeaderSettings
+    levels_ms: tuple[int, ...]
+    max_delay_ms: int
+    output: str
+    allowed_outputs: tuple[str, ...]
+    forbidden_outputs: tuple[str, ...]
+    dead_letter: str
+    partitions: Mapping[str, int]
+    shard_keys: tuple[int, ...]
+    bucket_max_messages: int
+    bucket_max_bytes: int
+    near_ms: int
+    segment_max_ms: int
+    segment_max_messages: int
+    index_precision_bits: int
+    time_partition_ms: int
+    first_bucket: int
+    first_cutoff_ms: int
+    # Rules that were recorded before there was this limit have none, and neither has a replay under them.
+    max_message_bytes: int = 2**63 - 1
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return len(self.shard_keys)
+
+    def allows(self, topic: str) -> bool:
+        """Say whether `deliver-to` may name `topic`: the default output, or one on the allow-list.
+
+        Never one of the job's own: in an input topic the message would go round for ever.
+        """
+        if topic in self.forbidden_outputs:
+            return False
+        return topic == self.output or any(fnmatchcase(topic, pattern) for pattern in self.allowed_outputs)
+
+
+def rules_from(
+    settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], birth: Birth
+) -> BatchRules:
+    """Take out of `settings` what decides a batch's outcome, in the checkpoint of `birth`."""
+    return BatchRules(
+        headers=settings.headers,
+        levels_ms=settings.levels.delays,
+        max_delay_ms=settings.limits.max_delay,
+        output=settings.topics.output,
+        allowed_outputs=settings.topics.allowed_outputs,
+        forbidden_outputs=(*settings.topics.input, settings.topics.dead_letter, *settings.own_topics),
+        dead_letter=settings.topics.dead_letter,
+        partitions=dict(partitions),
+        shard_keys=tuple(shard_keys),
+        bucket_max_messages=settings.bucket.max_messages,
+        bucket_max_bytes=settings.bucket.max_bytes,
+        near_ms=settings.window.ahead,
+        segment_max_ms=settings.segment.max_seconds * 1000,
+        segment_max_messages=settings.segment.max_messages,
+        index_precision_bits=settings.index.precision_bits,
+        time_partition_ms=settings.storage.time_partition,
+        first_bucket=birth.first_bucket,
+        first_cutoff_ms=birth.cutoff_ms,
+        max_message_bytes=settings.limits.max_message_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class RuleBook:
+    """The rules of every batch that can still run: `(first batch, rules)`, ascending."""
+
+    entries: tuple[tuple[int, BatchRules], ...]
+
+    @property
+    def newest(self) -> BatchRules:
+        """The rules of the batches to come."""
+        return self.entries[-1][1]
+
+    def at(self, batch_id: int) -> BatchRules:
+        """Return the rules that batch `batch_id` runs under. Raises CheckpointMismatch if none are known."""
+        later = bisect_right([first for first, _ in self.entries], batch_id)
+        if not later:
+            raise CheckpointMismatch(f"the rules of batch {batch_id} are not in the checkpoint; put it back whole")
+        return self.entries[later - 1][1]
+
+    def amended(self, from_batch: int, rules: BatchRules, keep_from: int) -> RuleBook:
+        """Let `rules` hold from `from_batch` on, and forget rules that ended before batch `keep_from`."""
+        kept = [entry for entry in self.entries if entry[0] < from_batch]
+        if not kept or kept[-1][1] != rules:
+            kept.append((from_batch, rules))
+        firsts = [first for first, _ in kept]
+        return RuleBook(tuple(kept[max(0, bisect_right(firsts, keep_from) - 1) :]))
+
+    def to_json(self) -> str:
+        """Write the book as one JSON object."""
+        return json.dumps(
+            {
+                "rules": [
+                    {"from_batch": first, **asdict(rules), "headers": rules.headers.model_dump()}
+                    for first, rules in self.entries
+                ]
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> RuleBook:
+        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        entries = []
+        for entry in map(dict, json.loads(text)["rules"]):
+            first = entry.pop("from_batch")
+            lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+            entries.append((first, BatchRules(**{**entry, **lists, "headers": HeaderSettings(**entry["headers"])})))
+        return RuleBook(tuple(entries))

@@ -1,0 +1,120 @@
+"""The ids of one source, (topic, partition), in the message-id index: pages in offset order."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from state.index.slot_page import REACH, TickPage
+
+# The most ids of one page, hence what adding one more may have to rewrite (about 3 ms).
+PAGE_IDS = 1 << 16
+
+_LAST_OFFSET = (1 << 63) - 1
+_NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+class SourcePages:
+    """Pages of at most `PAGE_IDS` ids that do not overlap. `floor` is the first tick that is not forgotten.
+
+    What is forgotten stays in its page until that is written anew, so that to forget costs nothing by itself.
+    """
+
+    def __init__(self) -> None:
+        self._pages: list[TickPage] = []
+        self._firsts: list[int] = []
+
+    def __len__(self) -> int:
+        """How many ids it stores, forgotten ones included."""
+        return sum(map(len, self._pages))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the content, without Python's objects around it."""
+        return sum(page.nbytes for page in self._pages)
+
+    def tick_of(self, offset: int) -> int | None:
+        """Return the number of an id's tick, forgotten or not, or None for an id that is not here."""
+        at = bisect_right(self._firsts, offset) - 1
+        return self._pages[at].tick_of(offset) if at >= 0 else None
+
+    def add(self, offsets: np.ndarray, ticks: np.ndarray, floor: int) -> np.ndarray:
+        """Take in ids, and return the ticks of those that were not here.
+
+        `offsets`, one or more, ascend; of equal ones the first counts.
+        """
+        homes = np.maximum(np.searchsorted(np.array(self._firsts, dtype=np.int64), offsets, side="right") - 1, 0)
+        starts = np.flatnonzero(np.diff(homes, prepend=-1))
+        pages: list[TickPage] = []
+        fresh: list[np.ndarray] = []
+        done = 0
+        for start, end in pairwise([*starts.tolist(), len(offsets)]):
+            home = int(homes[start])
+            pages += self._pages[done:home]
+            known = _living(self._pages[home], floor) if self._pages else _NOTHING
+            merged, merged_ticks, new = _union(known, (offsets[start:end], ticks[start:end]))
+            pages += _paged(merged, merged_ticks)
+            fresh.append(new)
+            done = home + 1
+        self._replace(pages + self._pages[done:])
+        return np.concatenate(fresh)
+
+    def sweep(self, floor: int) -> None:
+        """Drop what is forgotten, and join pages that became small."""
+        pages: list[TickPage] = []
+        offsets, ticks = _NOTHING
+        for page in self._pages:
+            if page.last_tick < floor:
+                continue
+            more, more_ticks = _living(page, floor)
+            if len(offsets) + len(more) > PAGE_IDS:
+                pages += _paged(offsets, ticks)
+                offsets, ticks = _NOTHING
+            offsets, ticks = np.concatenate((offsets, more)), np.concatenate((ticks, more_ticks))
+        self._replace(pages + _paged(offsets, ticks))
+
+    def offsets(self, floor: int) -> Iterator[np.ndarray]:
+        """Give the offsets that are not forgotten, ascending, a page at a time."""
+        for page in self._pages:
+            if page.last_tick >= floor:
+                yield _living(page, floor)[0]
+
+    def _replace(self, pages: list[TickPage]) -> None:
+        self._pages, self._firsts = pages, [page.first_offset for page in pages]
+
+
+def _living(page: TickPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
+    offsets, ticks = page.content()
+    if page.first_tick >= floor:
+        return offsets, ticks
+    living = ticks >= floor
+    return offsets[living], ticks[living]
+
+
+def _union(
+    known: tuple[np.ndarray, np.ndarray], added: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all offsets in order and their ticks, and the ticks of those that only `added` has."""
+    offsets, ticks = np.concatenate((known[0], added[0])), np.concatenate((known[1], added[1]))
+    order = np.argsort(offsets, kind="stable")
+    ordered = offsets[order]
+    first = np.ones(len(order), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    kept = order[first]
+    return offsets[kept], ticks[kept], ticks[kept[kept >= len(known[0])]]
+
+
+def _paged(offsets: np.ndarray, ticks: np.ndarray) -> list[TickPage]:
+    """Cut ids into as few pages as limits allow, of about the same count, none without ids."""
+    pages: list[TickPage] = []
+    start = 0
+    while start < len(offsets):
+        last = min(int(offsets[start]) + REACH - 1, _LAST_OFFSET)
+        left = int(np.searchsorted(offsets, last, side="right")) - start
+        end = start + -(-left // -(-left // PAGE_IDS))
+        pages.append(TickPage(offsets[start:end], ticks[start:end]))
+        start = end
+    return pages

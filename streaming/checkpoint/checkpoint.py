@@ -1,0 +1,171 @@
+"""The checkpoint from outside: how it began, which batches are planned and committed, and with what cutoff."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from state.checkpoint.batch_settings import RuleBook
+from state.checkpoint.file_format import stamped, unstamped
+from state.checkpoint.origin import Birth, Offsets
+from streaming.checkpoint.logs import NEW_ONE, check_committed, planned_entry
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """One entry of the offset log. Instants in epoch ms; `offsets` is where it has read to, empty before any data.
+
+    The cutoff is the batch's watermark, but never below that of the checkpoint's birth.
+    """
+
+    batch_id: int
+    clock_ms: int
+    cutoff_ms: int
+    offsets: Offsets
+
+
+_BIRTH, _RULES, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
+
+
+class Checkpoint:
+    """The checkpoint at `path`, any Hadoop URI."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        # Each step of a dotted name asks Java to look through all jars, and a batch reads several files.
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._text_of = jvm.org.apache.commons.io.IOUtils.toString
+        self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
+        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self.path = path
+        self._files = self._path_of(path).getFileSystem(self._conf)
+
+    def exists(self) -> bool:
+        """Say whether there is anything at `path`."""
+        return bool(self._files.exists(self._path_of(self.path)))
+
+    @cached_property
+    def birth(self) -> Birth:
+        """How the checkpoint began. Raises CheckpointUnreadable if it does not say, CheckpointVersion."""
+        text = self._read(_BIRTH)
+        if text is None:
+            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is missing. {NEW_ONE}")
+        try:
+            return Birth.from_json(unstamped(text, f"{self.path}/{_BIRTH}"))
+        except (TypeError, ValueError) as problem:
+            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is damaged ({problem!r}). {NEW_ONE}") from problem
+
+    def is_born(self) -> bool:
+        """Say whether the checkpoint has been given its birth."""
+        return bool(self._files.exists(self._path_of(self.path, _BIRTH)))
+
+    def be_born(self, birth: Birth) -> None:
+        """Begin the checkpoint, or complete a beginning that was cut off."""
+        self._write(_BIRTH, stamped(birth.to_json()))
+        # Spark takes over an id that it finds.
+        self._write("metadata", json.dumps({"id": birth.checkpoint}))
+
+    def is_retired(self) -> bool:
+        """Say whether another checkpoint is to take over."""
+        return bool(self._files.exists(self._path_of(self.path, _RETIRED)))
+
+    def retire(self) -> None:
+        """Let no job run from this checkpoint again."""
+        self._write(_RETIRED, "{}")
+
+    def move(self, path: str) -> None:
+        """Move the whole checkpoint. Raises CheckpointMismatch if it cannot be."""
+        if not self._files.rename(self._path_of(self.path), self._path_of(path)):
+            raise CheckpointMismatch(f"{self.path} cannot be moved to {path}; is there something already?")
+
+    def remove(self) -> None:
+        """Delete the whole checkpoint."""
+        self._files.delete(self._path_of(self.path), True)
+
+    def last_planned(self) -> int | None:
+        """Return the newest batch in the offset log, or None."""
+        return self._newest("offsets")
+
+    def last_committed(self) -> int | None:
+        """Return the newest batch in the commit log, or None."""
+        return self._newest("commits")
+
+    def planned(self, batch_id: int) -> PlannedBatch:
+        """Read batch `batch_id` from the offset log. Raises CheckpointUnreadable, CheckpointVersion."""
+        clock_ms, watermark_ms, offsets = planned_entry(
+            self._read(f"offsets/{batch_id}"), f"{self.path}/offsets/{batch_id}"
+        )
+        cutoff_ms = max(watermark_ms, self.birth.cutoff_ms)
+        return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.birth.offsets)
+
+    def check_logs(self) -> None:
+        """Read what Spark will of the offset log and the commit log: their newest entries, and those they follow on.
+
+        Raises CheckpointUnreadable if one is missing or damaged, CheckpointVersion if it is of another Spark.
+        """
+        planned, committed = self.last_planned(), self.last_committed()
+        if committed is not None:
+            check_committed(self._read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
+        needed = {max(number - 1, 0) for number in (planned, committed) if number is not None}
+        for batch_id in sorted(needed | {number for number in (planned, committed) if number is not None}):
+            self.planned(batch_id)
+
+    def first_offsets(self) -> Offsets:
+        """Return where the first batch began to read; empty if none has been planned."""
+        # Spark's Kafka source, the first of the query, fixes it before its first batch.
+        text = self._read("sources/0/0")
+        if text is None:
+            return self.birth.offsets
+        offsets: Offsets = json.loads(text[text.index("{") :])
+        return offsets
+
+    def read_offsets(self) -> Offsets:
+        """Return up to where committed batches have read; where the first begins if none is committed."""
+        committed = self.last_committed()
+        return self.first_offsets() if committed is None else self.planned(committed).offsets
+
+    def rules(self) -> RuleBook:
+        """Return the rules by batch that earlier starts recorded; an empty book if none did.
+
+        Raises CheckpointUnreadable, CheckpointVersion.
+        """
+        text = self._read(_RULES)
+        if text is None:
+            return RuleBook(())
+        try:
+            return RuleBook.from_json(unstamped(text, f"{self.path}/{_RULES}"))
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointUnreadable(f"{self.path}/{_RULES} is damaged ({problem!r}). {NEW_ONE}") from problem
+
+    def write_rules(self, rules: RuleBook) -> None:
+        """Record the rules, replacing the file in one step."""
+        self._write(_RULES, stamped(rules.to_json()))
+
+    def _write(self, name: str, text: str) -> None:
+        manager = self._file_manager.create(self._path_of(self.path), self._conf)
+        manager.mkdirs(self._path_of(self.path))
+        stream = manager.createAtomic(self._path_of(self.path, name), True)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
+    def _newest(self, log: str) -> int | None:
+        folder = self._path_of(self.path, log)
+        if not self._files.exists(folder):
+            return None
+        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def _read(self, name: str) -> str | None:
+        path = self._path_of(self.path, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._text_of(stream, "UTF-8"))
+        finally:
+            stream.close()

@@ -1,0 +1,57 @@
+"""The entries of the checkpoint's two logs, as Spark writes them: the offset log (planned) and the commit log."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from conf.errors import CheckpointUnreadable, CheckpointVersion
+from state.checkpoint.origin import Offsets, check_offsets
+
+# What can be done without a file of the checkpoint, in every error that names one.
+NEW_ONE = (
+    "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
+    "tables, the input and the progress topic"
+)
+# Of both logs, in Spark 4.0.
+_VERSION = "v1"
+
+
+def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
+    """Read an entry of the offset log, `text` or None if `file` is missing.
+
+    Returns the batch's time and its watermark, epoch ms, and where it has read each input partition to, which is
+    nothing before any data. Raises CheckpointUnreadable, CheckpointVersion.
+    """
+    about, *sources = _lines(text, file)
+    try:
+        facts = json.loads(about)
+        entries = [json.loads(source) for source in sources if source.startswith("{")]
+        offsets: Offsets = next((entry for entry in entries if all(isinstance(v, dict) for v in entry.values())), {})
+        check_offsets(offsets)
+        return int(facts["batchTimestampMs"]), int(facts["batchWatermarkMs"]), offsets
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {NEW_ONE}") from problem
+
+
+def check_committed(text: str | None, file: str) -> None:
+    """Raise CheckpointUnreadable or CheckpointVersion if `text` of `file` is no entry of the commit log."""
+    try:
+        int(json.loads(_lines(text, file)[0])["nextBatchWatermarkMs"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {NEW_ONE}") from problem
+
+
+def _lines(text: str | None, file: str) -> list[str]:
+    """Return the lines below that of the version."""
+    if text is None:
+        raise CheckpointUnreadable(f"{file} is missing. {NEW_ONE}")
+    version, *lines = text.splitlines() or [""]
+    if re.fullmatch(r"v\d+", version) and version != _VERSION:
+        raise CheckpointVersion(
+            f"{file} is of version {version}, and the Spark of this Delayline reads {_VERSION}: run the version that "
+            f"wrote it. {NEW_ONE}"
+        )
+    if version != _VERSION or not lines:
+        raise CheckpointUnreadable(f"{file} is damaged (it begins with {version[:20]!r}). {NEW_ONE}")
+    return lines

@@ -1,0 +1,212 @@
+"""Coming up: what the checkpoint, the tables and the progress topic say, and whether they tell one story."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.bucket_table import BucketStore
+from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import announce_birth, read_progress
+from sinks.topics.topics import partition_counts
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.segments import Segment
+from state.buckets.table_rows import STORED_SCHEMA, described_segment
+from state.checkpoint.batch_settings import RuleBook, rules_from
+from state.checkpoint.origin import Birth, Offsets
+from state.checkpoint.progress import Progress, refuse_older
+from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
+from streaming.checkpoint.handover import rest_bucket
+from streaming.checkpoint.logs import NEW_ONE
+from streaming.job.query import shard_keys
+from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+
+log = logging.getLogger(__name__)
+
+# As Spark's Kafka source writes it among offsets.
+_EARLIEST = -2
+_MARKERS_AT_A_TIME = 16
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a start of the job goes on from. `delivered_before_ms` is epoch ms: the last committed cutoff.
+
+    `planned` is the newest batch in the offset log, or None before the first. `overdue` are the segments with
+    messages below the cutoff that the checkpoint's first batch is to deliver.
+    """
+
+    checkpoint: Checkpoint
+    planned: PlannedBatch | None
+    rules: RuleBook
+    store: BucketStore
+    catalog: SegmentCatalog
+    partitions: set[str]
+    delivered_before_ms: int
+    overdue: list[Segment]
+
+
+def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:
+    """Read everything that a start needs; of the buckets only metadata, and no message.
+
+    `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on
+    could lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if it is not possible.
+    """
+    lease.check()
+    checkpoint = Checkpoint(spark, checkpoint_path(settings))
+    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+    checkpoint.check_logs()
+    planned = checkpoint.last_planned()
+    markers = read_markers(settings)
+    if planned is None:
+        _begin(spark, settings, checkpoint, store, markers, fresh)
+    if checkpoint.is_retired():
+        raise CheckpointMismatch(
+            f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
+        )
+    rules = _amended_rules(spark, settings, checkpoint, planned)
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    store.check_log()
+    birth, committed = checkpoint.birth, checkpoint.last_committed()
+    _refuse_lost_plan(checkpoint, store, planned)
+    _refuse_older(checkpoint, store, markers, planned)
+    cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
+    segments = [described_segment(row.asDict()) for row in store.metadata()]
+    catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
+    overdue = [
+        segment
+        for segment in segments
+        if committed is None and segment.bucket == birth.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
+    ]
+    log.info(
+        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
+        len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
+    )  # fmt: skip
+    partitions = {segment.time_partition for segment in segments}
+    newest = None if planned is None else checkpoint.planned(planned)
+    return Recovered(checkpoint, newest, rules, store, catalog, partitions, cutoff_ms, overdue)
+
+
+def _begin(
+    spark: SparkSession,
+    settings: Settings,
+    checkpoint: Checkpoint,
+    store: BucketStore,
+    markers: list[Progress | None],
+    fresh: bool,
+) -> None:
+    """Let a checkpoint be born, unless it is already and only its first batch is still to come."""
+    if Checkpoint(spark, next_checkpoint_path(settings)).is_born() and not checkpoint.is_born():
+        raise CheckpointMismatch(
+            f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
+            "(`delayline rescale` or `delayline rebuild`) again"
+        )
+    if not checkpoint.is_born():
+        _refuse_second_birth(checkpoint, store, markers, fresh)
+        born = Birth(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
+    else:
+        born = checkpoint.birth
+    checkpoint.be_born(born)
+    if _generation(markers) < born.generation:
+        announce_birth(settings, born)
+
+
+def _generation(markers: Iterable[Progress | None]) -> int:
+    """Return the newest generation of checkpoints that markers tell of; 0 if none does."""
+    return max((marker.batch.birth.generation for marker in markers if marker is not None), default=0)
+
+
+def _refuse_second_birth(
+    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], fresh: bool
+) -> None:
+    """A checkpoint is born once: with a second one, everything still in the input would be delivered again.
+
+    Never beside buckets of another checkpoint, `fresh` or not: what is delivered of them would come again.
+    """
+    if store.exists() and store.metadata():
+        raise CheckpointMismatch(
+            f"there is no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
+            "Put the checkpoint back, or make one from the tables, the input and the progress topic with "
+            "`delayline rebuild`. Or keep that folder and take another storage.path with `delayline run --fresh`"
+        )
+    if not fresh and any(marker is not None for marker in markers):
+        raise CheckpointMismatch(
+            f"there is no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one: is "
+            "the storage mounted? Put the checkpoint back, or make one with `delayline rebuild`, or take another "
+            "application_id; `delayline run --fresh` starts anew and delivers again all that is still in the "
+            "input topics"
+        )
+
+
+def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int | None) -> None:
+    """A batch whose plan is lost would be planned anew, and what it then seals taken for sealed already."""
+    sealed = store.newest_of(checkpoint.birth.checkpoint)
+    if sealed is not None and (planned is None or sealed > planned):
+        raise CheckpointMismatch(
+            f"{store.path} holds what batch {sealed} sealed, and the offset log of {checkpoint.path} ends with batch "
+            f"{planned}: its newest entries are lost, or it is an older checkpoint. {NEW_ONE}"
+        )
+
+
+def _refuse_older(
+    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], planned: int | None
+) -> None:
+    """Here and not only by the writer of a shard: that of another, which had delivered less, would begin already."""
+    for marker in markers:
+        if marker is not None:
+            refuse_older(marker, checkpoint.birth, -1 if planned is None else planned)
+    if rest_bucket(store, checkpoint.birth.checkpoint) is not None:
+        raise CheckpointMismatch(
+            f"what waited in the checkpoint {checkpoint.path} is in {store.path} already, since it was to be replaced: "
+            "going on would deliver that twice. Let `delayline rebuild --discard-checkpoint` finish it"
+        )
+
+
+def read_markers(settings: Settings) -> list[Progress | None]:
+    """Return the last marker in each partition of the progress topic, which has one for each shard or more."""
+    options, topic = librdkafka_options(settings.kafka), settings.progress_topic
+    partitions = partition_counts(settings, [topic]).get(topic, 0)
+    with ThreadPoolExecutor(max_workers=_MARKERS_AT_A_TIME) as threads:
+        return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
+
+
+def _amended_rules(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None) -> RuleBook:
+    """Let the current settings hold from the first batch that has never run; batches to replay keep theirs."""
+    birth = checkpoint.birth
+    if birth.shards != settings.bucket.shards:
+        raise CheckpointMismatch(
+            f"the checkpoint was born with {birth.shards} shards, and bucket.shards is {settings.bucket.shards}: "
+            f"set bucket.shards to {birth.shards}, or change the checkpoint with `delayline rescale`"
+        )
+    book = checkpoint.rules() if planned is not None else RuleBook(())
+    if planned is not None and not book.entries:
+        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {NEW_ONE}")
+    keys = book.newest.shard_keys if book.entries else shard_keys(spark, birth.shards)
+    rules = rules_from(settings, partition_counts(settings), keys, birth)
+    first_new = 0 if planned is None else planned + 1
+    book = book.amended(first_new, rules, keep_from=max(0, first_new - 1))
+    checkpoint.write_rules(book)
+    return book
+
+
+def input_starts(settings: Settings, birth: Birth) -> Offsets:
+    """Return where a new checkpoint begins to read each partition of the input; nothing for all from the beginning.
+
+    A partition that was added since begins with its first record.
+    """
+    if not birth.offsets:
+        return {}
+    counts = partition_counts(settings, settings.topics.input)
+    return {
+        topic: {str(number): birth.offsets.get(topic, {}).get(str(number), _EARLIEST) for number in range(count)}
+        for topic, count in counts.items()
+    }

@@ -1,0 +1,44 @@
+"""`delayline status`: what waits, and how far the job is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Literal
+
+import typer
+
+from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+
+def status(
+    output_format: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="For people, or one JSON object.")
+    ] = "table",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show what waits, what is due when, how far the job has come, and how far it is behind its input.
+
+    Works while the job runs and while it does not, and touches nothing. Takes the time that Spark needs to
+    start. With the same settings as the job: the checkpoint is found by storage.path.
+
+    JSON keys: checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms, age_ms, cutoff_ms; or
+    null), waiting (total, mutable, sealed, mutable_bytes, sealed_bytes), next_due_ms, shards (shard, mutable,
+    sealed, next_due_ms), sealed (buckets, segments), due (messages by span: overdue, 10s, 1m, 10m, 1h, 6h, 1d,
+    7d, 30d, later), due_is_estimated, input_lag (total, partitions; or null if Kafka cannot be asked), holder
+    (of the lease: host, pid, command, since_ms; or null).
+    """
+    from streaming.status.formats import as_json, as_lines
+    from streaming.status.read import read_status
+
+    settings = settings_of(config, overrides)
+    if sys.stderr.isatty():
+        typer.echo("reading the checkpoint...", err=True)
+    found = read_status(settings, clock_ms=lambda: time.time_ns() // 1_000_000)
+    if output_format == "json":
+        typer.echo(json.dumps(as_json(found)))
+        return
+    for line in as_lines(found):
+        typer.echo(line)

@@ -1,0 +1,69 @@
+"""`delayline topics`: making and looking at the topics that a job needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+if TYPE_CHECKING:
+    from sinks.topics.topics import TopicReport
+
+Format = Annotated[Literal["table", "json"], typer.Option("--format", help="For people, or for scripts.")]
+_DEFAULT_PARTITIONS = 4
+
+topics_app = typer.Typer(
+    rich_markup_mode="markdown", no_args_is_help=True, help="Create or show the topics that the job needs."
+)
+
+
+@topics_app.command()
+def create(
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Of input, output and dead-letter topics that do not exist yet.")
+    ] = _DEFAULT_PARTITIONS,
+    replication: Annotated[
+        int | None, typer.Option(min=1, help="Copies of each partition.", show_default="the broker's default")
+    ] = None,
+    output_format: Format = "table",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Create the topics that are missing; those that exist are left as they are.
+
+    Input, output and dead-letter topics, the exact names on the allow-list, and two of the job's own, both
+    compacted: the progress topic (a partition for each shard) and the lease topic (one partition).
+    """
+    from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
+
+    settings = settings_of(config, overrides)
+    _print(ensure_topics(settings, partitions, replication or BROKER_DEFAULT), output_format)
+
+
+@topics_app.command()
+def show(output_format: Format = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
+    """Show which of the needed topics there are, and how many partitions each has.
+
+    Exit code 1 when one is missing, the progress topic has fewer partitions than there are shards, or the progress
+    or the lease topic is not compacted (cleanup.policy=compact).
+    """
+    from sinks.topics.topics import check_topics, show_topics
+
+    settings = settings_of(config, overrides)
+    _print(show_topics(settings), output_format)
+    check_topics(settings)
+
+
+def _print(reports: Sequence[TopicReport], output_format: str) -> None:
+    if output_format == "json":
+        for report in reports:
+            typer.echo(json.dumps(asdict(report)))
+        return
+    width = max(len(report.name) for report in reports)
+    for report in reports:
+        typer.echo(f"{report.name:{width}}  {report.role:11}  {report.partitions:4} partitions  {report.state}")

@@ -1,0 +1,144 @@
+"""What the demo publishes: every form of the contract, and for each message what must become of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from conf.errors import PublishFailed
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+
+Headers = list[tuple[str, bytes | None]]
+
+# A message that is due within the lookahead when it is read may follow a later one.
+SHORTEST_MS, LONGEST_MS = 2_000, 25_000
+_FLUSH_S = 30.0
+# One header, or two, that cannot be scheduled, and the error code that the dead letter must carry.
+_BAD: list[tuple[str, Headers]] = [
+    ("bad-deliver-after", [("deliver-after", b"soon")]),
+    ("bad-deliver-at", [("deliver-at", b"2026-12-24T18:00:00")]),
+    ("bad-delay-level", [("delay-level", b"high")]),
+    ("two-delays", [("deliver-after", b"2s"), ("delay-level", b"1")]),
+    ("delay-too-long", [("deliver-after", b"4000d")]),
+    ("bad-deliver-to", [("deliver-to", b"no topic")]),
+    ("topic-not-allowed", [("deliver-to", b"someone-elses")]),
+]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One message to publish. `delay_ms` counts from its Kafka timestamp; None with `deliver_at_ms`, or if bad."""
+
+    key: bytes | None
+    value: bytes
+    headers: Headers
+    output: str
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A published message: its id, its Kafka timestamp and its due time, epoch ms (None for a bad one)."""
+
+    wanted: Wanted
+    id: str
+    published_ms: int
+    deliver_at_ms: int | None
+
+
+def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
+    """Give `count` messages, a plain one first. A deliver-at counts from the moment its message is taken."""
+    chance = random.Random(seed)
+    second = settings.topics.allowed_outputs[0]
+    levels = [(n, ms) for n, ms in enumerate(settings.levels.delays, 1) if SHORTEST_MS <= ms <= LONGEST_MS]
+    for number in range(count):
+        key = None if chance.random() < 0.2 else f"customer-{chance.randrange(50)}".encode()
+        value = f"message {number}".encode()
+        headers: Headers = [("trace", str(number).encode())]
+        if number % 20 == 7:
+            error, bad = _BAD[number // 20 % len(_BAD)]
+            yield Wanted(key, value, [*headers, *bad], settings.topics.dead_letter, error=error)
+            continue
+        output = settings.topics.output
+        if chance.random() < 0.2:
+            output = second
+            headers.append(("deliver-to", output.encode()))
+        form, delay_ms = chance.random(), chance.randint(SHORTEST_MS, LONGEST_MS)
+        if form < 0.15 or number == 0:
+            yield Wanted(key, value, headers, output, delay_ms=0)
+        elif form < 0.30:
+            level, delay_ms = chance.choice(levels)
+            yield Wanted(key, value, [*headers, ("delay-level", str(level).encode())], output, delay_ms)
+        elif form < 0.65:
+            yield Wanted(key, value, [*headers, ("deliver-after", f"{delay_ms}ms".encode())], output, delay_ms)
+        else:
+            due = time.time_ns() // 1_000_000 + delay_ms
+            yield Wanted(key, value, [*headers, ("deliver-at", str(due).encode())], output, deliver_at_ms=due)
+
+
+class Publication:
+    """Publishes the mixture in waves, each in a thread of its own. `sent` fills as the broker confirms."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self.sent: dict[str, Sent] = {}
+        self._settings = settings
+        self._mixture = mixture(settings, count)
+        self._asked = 0
+        self._problem: Exception | None = None
+        self._stop = threading.Event()
+        self._wave: threading.Thread | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was asked for is published. Raises what went wrong with it."""
+        if self._problem is not None:
+            raise PublishFailed(str(self._problem))
+        return len(self.sent) == self._asked
+
+    def start(self, count: int, seconds: float) -> None:
+        """Begin to publish the next `count` messages, evenly over `seconds`. The wave before must be done."""
+        self._asked += count
+        self._wave = threading.Thread(target=self._run, args=(count, seconds), daemon=True)
+        self._wave.start()
+
+    def close(self) -> None:
+        """Publish no more."""
+        self._stop.set()
+        if self._wave is not None:
+            self._wave.join(_FLUSH_S)
+
+    def _run(self, count: int, seconds: float) -> None:
+        try:
+            options = librdkafka_options(self._settings.kafka)
+            producer = Producer({"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options})
+            begun = time.monotonic()
+            for number in range(count):
+                if self._stop.wait(max(0.0, begun + seconds * number / count - time.monotonic())):
+                    break
+                self._publish(producer, next(self._mixture))
+            producer.flush(_FLUSH_S)
+        except Exception as problem:
+            self._problem = problem
+
+    def _publish(self, producer: Producer, wanted: Wanted) -> None:
+        def confirmed(error: Any, message: Any) -> None:
+            if error is not None:
+                self._problem = PublishFailed(str(error))
+                return
+            identity = f"{message.topic()}/{message.partition()}/{message.offset()}"
+            published_ms = message.timestamp()[1]
+            due = wanted.deliver_at_ms if wanted.delay_ms is None else published_ms + wanted.delay_ms
+            self.sent[identity] = Sent(wanted, identity, published_ms, due)
+
+        topic = self._settings.topics.input[0]
+        producer.produce(topic, wanted.value, wanted.key, headers=wanted.headers, on_delivery=confirmed)
+        producer.poll(0)

@@ -1,0 +1,202 @@
+"""One batch, from the state stage to the last commit: the steps of DESIGN.md's flow, in order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
+
+from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import CutoffMismatch
+from conf.failpoints import failpoint
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.bucket_table import CHUNK_KEY
+from sinks.delivery.task import DUE_TYPES, REPORT_SCHEMA, deliver_chunks
+from sinks.delivery.transactional_writer import DeliveryPlan
+from sinks.internal_topics.lease import HeldLease
+from state.buckets.operator import DUE, KEPT, SEALED
+from state.buckets.segments import Segment
+from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.checkpoint.progress import BatchSpan
+from streaming.checkpoint.checkpoint import PlannedBatch
+from streaming.checkpoint.recovery import Recovered
+from streaming.job.input_loss import warn_of_expired
+from streaming.job.prefetch_window import DueWindow
+from streaming.maintenance.maintenance import Upkeep
+from streaming.spark.session import worker_pool
+
+log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """Runs batches, one after the other, in the query's thread."""
+
+    def __init__(self, state: Recovered, settings: Settings, lease: HeldLease) -> None:
+        self._lease = lease
+        self._checkpoint = state.checkpoint
+        self._rules = state.rules
+        self._store = state.store
+        self._window = DueWindow(
+            state.store,
+            state.catalog,
+            state.delivered_before_ms,
+            state.overdue,
+            settings.window.ahead,
+            settings.window.max_messages,
+            settings.bucket.shards,
+        )
+        self._upkeep = Upkeep(state.store, state.catalog, state.partitions, settings.bucket.limit, state.rules.newest)
+        self._settings = settings
+        self._birth = state.checkpoint.birth
+        # The newest batch in the offset log: the running one, or the last. Read by the thread that watches the clock.
+        self.planned = state.planned
+        self._last: PlannedBatch | None = None
+        self._last_writers: dict[int, str] = {}
+        self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
+
+    def run(self, held: DataFrame, batch_id: int) -> None:
+        """Deliver and seal what the state stage of batch `batch_id` gives out; `held` has `HELD_SCHEMA`.
+
+        Called by `foreachBatch`. Whatever fails here fails the batch, which is then replayed whole: each step
+        either leaves nothing behind or knows on the second time that it is done.
+        """
+        failpoint("batch-begun")
+        self._lease.check()
+        begun = time.monotonic()
+        self.planned = planned = self._checkpoint.planned(batch_id)
+        span = self._span(planned)
+        if batch_id:
+            # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep. Nor beside
+            # a first batch: what it delivers it knows by its bucket.
+            self._upkeep.before_batch(self._birth.first_bucket + batch_id - 1, span.previous_ms)
+        held = held.persist()
+        try:
+            outcome = held.drop("chunk").collect()
+            _check(outcome, span.cutoff_ms)
+            if self._settings.topics.skip_expired:
+                warn_of_expired(self._settings, span)
+            failpoint("state-held")
+            sealed = [row for row in outcome if row["kind"] == SEALED]
+            due = self._due(held, outcome, span)
+            steps: list[Future[None]] = []
+            if due is not None:
+                steps.append(self._start(self._deliver, due))
+            if sealed:
+                steps.append(self._start(self._seal, held, batch_id))
+            for done in steps:
+                done.result()
+            self._window.add(_segments(sealed))
+            self._upkeep.sealed_into({row["time_partition"] for row in sealed})
+        finally:
+            held.unpersist()
+        self._window.advance(span.cutoff_ms)
+        self._last = planned
+        if due is not None or sealed:
+            log.info(
+                "batch %d: delivered below %d, sealed %d messages in %d segments, %.2f s",
+                batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
+                time.monotonic() - begun,
+            )  # fmt: skip
+        failpoint("batch-done")
+
+    def close(self) -> None:
+        """Stop what runs beside the batches."""
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._window.close()
+        self._upkeep.close()
+
+    def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
+        # Spark's local properties, the batch id among them, must reach the tasks of either step.
+        return self._beside.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
+
+    def _span(self, planned: PlannedBatch) -> BatchSpan:
+        """Read what the batch before left in the offset log, as a replayed batch finds it too."""
+        if not planned.batch_id:
+            return BatchSpan(self._birth, 0, 0, planned.cutoff_ms, self._birth.offsets, planned.offsets)
+        before = self._last
+        if before is None or before.batch_id != planned.batch_id - 1:
+            before = self._checkpoint.planned(planned.batch_id - 1)
+        if planned.cutoff_ms < before.cutoff_ms:
+            raise CutoffMismatch(
+                f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
+            )
+        cutoffs = (before.cutoff_ms, planned.cutoff_ms)
+        return BatchSpan(self._birth, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
+
+    def _due(self, held: DataFrame, outcome: list[Row], batch: BatchSpan) -> DataFrame | None:
+        """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
+
+        Chunks of a mutable bucket have no key, and are delivered whole; those of the window are cut to the batch's
+        range. Each task merges both kinds.
+        """
+        shards = sorted({row["shard"] for row in outcome if row["kind"] == DUE})
+        loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
+        if not loaded and not shards:
+            return None
+        # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
+        whole = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in DUE_TYPES.items() if name != "chunk")
+        due = held.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
+        if loaded:
+            shards = list(range(self._settings.bucket.shards))
+            span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
+            sealed = (piece.selectExpr("shard", *CHUNK_KEY, *span, "chunk") for piece in loaded)
+            due = reduce(DataFrame.union, sealed, due)
+        return self._delivery(due, shards, batch)
+
+    def _delivery(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
+        rules = self._rules.at(batch.batch_id)
+        plan = DeliveryPlan(
+            application_id=self._settings.application_id,
+            batch=batch,
+            progress_topic=self._settings.progress_topic,
+            lease_topic=self._settings.lease_topic,
+            lease_number=self._lease.number,
+            dead_letter=rules.dead_letter,
+            topics=tuple(rules.partitions),
+            slice_ms=self._settings.delivery.slice,
+            messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
+            transaction_messages=self._settings.delivery.transaction_messages,
+            transaction_timeout_ms=self._settings.delivery.transaction_timeout,
+            outage_limit_ms=self._settings.kafka.outage_limit,
+            lacks_expired=self._settings.topics.skip_expired,
+            options=librdkafka_options(self._settings.kafka),
+            last_writers=self._last_writers,
+        )
+        tasks = []
+        for shard in shards:
+            chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*CHUNK_KEY)
+            # A pool of its own for each shard, so that its task comes back to the process with its producer.
+            with worker_pool(due.sparkSession, f"shard-{shard}"):
+                tasks.append(chunks.select(*DUE_TYPES).mapInArrow(deliver_chunks(plan, shard), REPORT_SCHEMA))
+        return reduce(DataFrame.union, tasks)
+
+    def _deliver(self, due: DataFrame) -> None:
+        self._last_writers.update({report["shard"]: report["writer"] for report in due.collect()})
+        failpoint("delivered")
+
+    def _seal(self, held: DataFrame, batch_id: int) -> None:
+        as_stored = stored_rows(self._rules.at(batch_id).index_precision_bits)
+        with worker_pool(held.sparkSession):
+            rows = held.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
+        failpoint("sealing")
+        self._store.append(rows, self._birth.checkpoint, batch_id)
+        failpoint("sealed")
+
+
+def _check(outcome: Iterable[Row], cutoff_ms: int) -> None:
+    """Hold invariants 2 and 3 against what the state stage says."""
+    for row in outcome:
+        if row["cutoff_ms"] != cutoff_ms:
+            raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoff_ms}")
+        if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoff_ms:
+            raise CutoffMismatch(f"shard {row['shard']} holds back a message due at {row['min_deliver_at_ms']}")
+
+
+def _segments(sealed: Iterable[Row]) -> list[Segment]:
+    return [Segment(**{name: row[name] for name in Segment.__dataclass_fields__}) for row in sealed]

@@ -1,0 +1,63 @@
+"""Watching the host's clock: where it was set back, the job must not wait for hours as if nothing was."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from conf.errors import ClockBehind
+from streaming.checkpoint.checkpoint import PlannedBatch
+
+log = logging.getLogger(__name__)
+
+# Waited for in silence: clocks are slewed, and differ from host to host.
+_UNREMARKABLE_MS = 1_000
+# Waited for, with a warning. It covers `clock.lookahead`, which may have been longer (up to 1m) at the start before.
+TOLERANCE_MS = 60_000
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ClockWatch:
+    """Compares the clock of this host with what it showed before, by the offset log's newest batch.
+
+    Cutoffs never go back (invariant 3). When the clock does, all that falls due, and Spark's next trigger, wait until
+    it has caught up: the only choice is whether to wait.
+    """
+
+    def __init__(self, lookahead_ms: int, now_ms: Callable[[], int] = _now_ms) -> None:
+        self._lookahead_ms = lookahead_ms
+        self._now_ms = now_ms
+        self._warned = False
+
+    def check(self, newest: PlannedBatch | None) -> None:
+        """Raise ClockBehind if the clock is over a minute behind; warn, once until it has caught up, over a second."""
+        if newest is None:
+            return
+        # A batch's own time, and that of the batch before in its cutoff: either may be the later one.
+        shown_ms = max(newest.clock_ms, newest.cutoff_ms - self._lookahead_ms)
+        now_ms = self._now_ms()
+        behind_ms = shown_ms - now_ms
+        if behind_ms <= _UNREMARKABLE_MS:
+            self._warned = False
+            return
+        sentence = (
+            f"this host's clock shows {_text(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
+            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or the one before"
+        )
+        if behind_ms > TOLERANCE_MS:
+            raise ClockBehind(
+                f"{sentence}. Set it right, or start the job again when it has caught up. "
+                "Nothing is lost, and nothing was delivered before the clock showed its time"
+            )
+        if not self._warned:
+            self._warned = True
+            log.warning("%s: what falls due waits until it has caught up", sentence)
+
+
+def _text(instant_ms: int) -> str:
+    return datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,92 @@
+"""The query: how the parts are joined. One stateful stream from the input topics to `BatchRunner`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from conf.errors import CheckpointMismatch
+from conf.kafka.options import java_options
+from conf.settings import Settings
+from sources.intake.clock import tick
+from sources.intake.kafka_reader import CHUNK_SCHEMA, accepting, read_records
+from state.buckets.operator import HELD_SCHEMA, STATE_SCHEMA, hold
+from state.checkpoint.batch_settings import BatchRules, RuleBook
+from state.checkpoint.origin import Offsets
+
+
+def rules_of_task(book: RuleBook) -> Callable[[], tuple[int, BatchRules]]:
+    """Return a function that gives, inside a task, the running batch's id and its rules."""
+
+    def rules_now() -> tuple[int, BatchRules]:
+        context = TaskContext.get()
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if batch is None:
+            raise CheckpointMismatch("a task ran outside a batch, and cannot know its rules")
+        return int(batch), book.at(int(batch))
+
+    return rules_now
+
+
+def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, starts: Offsets) -> DataFrame:
+    """Return the stream of what each batch delivers, seals and keeps (`state.buckets.operator.HELD_SCHEMA`).
+
+    A new checkpoint reads the input from `starts`, and from the beginning where that names no offset.
+    """
+    rules_now = rules_of_task(book)
+    records = read_records(
+        spark,
+        java_options(settings.kafka),
+        settings.topics.input,
+        settings.limits.messages_per_trigger,
+        starts,
+        settings.kafka.outage_limit,
+        settings.topics.skip_expired,
+    )
+    messages = records.mapInArrow(accepting(rules_now), CHUNK_SCHEMA)
+    ticks = tick(spark, settings.clock.lookahead)
+    return (
+        messages.unionByName(ticks)
+        .withWatermark("event_time", "0 seconds")
+        # The clock has moved the watermark by here. A filter on any other column would be pushed below it.
+        .where(col("event_time").isNull())
+        .groupBy("shard_key")
+        .applyInPandasWithState(
+            hold(rules_now), HELD_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.EventTimeTimeout
+        )
+    )
+
+
+def start_query(
+    held: DataFrame, settings: Settings, checkpoint: str, run_batch: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
+    """Start the query; each batch goes to `run_batch`."""
+    return (
+        held.writeStream.queryName(settings.application_id)
+        .outputMode("append")
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime=f"{settings.clock.trigger} milliseconds")
+        .foreachBatch(run_batch)
+        .start()
+    )
+
+
+def shard_keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
+    """Return, for each shard, a group key that Spark's hash puts on the state partition of the shard's number.
+
+    Without this two shards can fall on one partition, and one task does all the work.
+    """
+    found = (
+        spark.range(64 * shards)
+        .selectExpr("CAST(id AS int) AS key", f"pmod(hash(CAST(id AS int)), {shards}) AS partition")
+        .groupBy("partition")
+        .min("key")
+        .collect()
+    )
+    keys = {row["partition"]: row["min(key)"] for row in found}
+    return tuple(keys[shard] for shard in range(shards))

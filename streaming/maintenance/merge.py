@@ -1,0 +1,83 @@
+"""One merge of sealed buckets, as the upkeep runs it: read, put in order, check, replace in one commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import BucketUnreadable
+from conf.failpoints import failpoint
+from sinks.bucket_table import CHUNK_KEY, METADATA_COLUMNS, BucketStore
+from state.buckets.merge import MergeSlice, merged_rows, slices
+from state.buckets.segments import Segment
+from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
+from state.checkpoint.batch_settings import BatchRules
+from streaming.spark.session import worker_pool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did: the `buckets` that are gone, and the live segments that hold their messages now."""
+
+    buckets: list[int]
+    segments: list[Segment]
+
+
+def merge_buckets(
+    store: BucketStore, buckets: Mapping[int, Collection[Segment]], delivered_before_ms: int, rules: BatchRules
+) -> Merged:
+    """Make one bucket of `buckets`, given by number with their live segments, without what is delivered for good.
+
+    It takes the number of the newest. Whoever reads the table finds the old ones or the new one. Raises
+    BucketUnreadable, with nothing changed, if what was read is not what the metadata says.
+    """
+    segments = [segment for parts in buckets.values() for segment in parts]
+    number = max(buckets)
+    version = store.version()
+    labels = {segment.time_partition for segment in segments}
+    pieces: list[DataFrame] = []
+    merged: list[Segment] = []
+    try:
+        # One after the other: a merge never has more than one of the cores that batches run on.
+        for within in slices(segments, delivered_before_ms):
+            chunks = store.chunks(within.start_ms, within.end_ms, labels, buckets, version)
+            pieces.append(_piece(chunks, number, within, rules))
+            metadata = pieces[-1].where(f"part = '{METADATA_PART}'").select(*METADATA_COLUMNS).collect()
+            merged += (described_segment(row.asDict()) for row in metadata)
+        _check(segments, merged, delivered_before_ms)
+        failpoint("merging")
+        store.replace(buckets, reduce(DataFrame.union, pieces).coalesce(1))
+        failpoint("merged")
+    finally:
+        for piece in pieces:
+            piece.unpersist()
+    log.info("merged buckets %s: %d segments into %d", sorted(buckets), len(segments), len(merged))
+    return Merged(sorted(buckets), merged)
+
+
+def _piece(chunks: DataFrame, number: int, within: MergeSlice, rules: BatchRules) -> DataFrame:
+    rows = chunks.coalesce(1).sortWithinPartitions("part", *CHUNK_KEY)
+    with worker_pool(chunks.sparkSession):
+        made = rows.mapInArrow(merged_rows(number, within, rules), from_arrow_schema(STORED_SCHEMA))
+    return made.persist(StorageLevel.DISK_ONLY)
+
+
+def _check(before: Collection[Segment], after: Collection[Segment], delivered_before_ms: int) -> None:
+    """Hold invariant 1. Of a segment that is delivered in part, the metadata does not tell how much is left."""
+    most = sum(segment.count for segment in before)
+    whole = (segment for segment in before if segment.min_deliver_at_ms >= delivered_before_ms)
+    least = sum(segment.count for segment in whole)
+    found = sum(segment.count for segment in after)
+    if not least <= found <= most:
+        raise BucketUnreadable(
+            f"buckets {sorted({segment.bucket for segment in before})} hold {found} waiting messages, and their "
+            f"metadata says {least} to {most}: they are left as they are"
+        )

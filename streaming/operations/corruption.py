@@ -1,0 +1,159 @@
+"""Damage to the files of sealed buckets: what can be read, segment by segment, and what is lost of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.bucket_table import CHUNK_KEY, BucketStore
+from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, remade
+from state.buckets.segments import Segment
+from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
+from state.index.message_index import offsets_by_source
+
+Identity = tuple[int, int, int]
+# The offsets of messages, by input topic and partition.
+Ids = dict[tuple[str, int], BitMap64]
+
+# Options of the session that damage is found in: it reads what is left.
+PASS_OVER_DAMAGE = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """A file of the table, below the table's path, and how many of its `rows` can be read."""
+
+    path: str
+    part: str
+    rows: int
+    readable: int
+
+
+@dataclass(frozen=True)
+class DamagedSegment:
+    """A segment of which `readable` messages are left. `described` is its metadata, None if that is lost itself."""
+
+    identity: Identity
+    part: str
+    described: Segment | None
+    readable: int
+
+    def waits(self, delivered_before_ms: int) -> bool:
+        """Say whether any of its messages may wait, where all that is due before `delivered_before_ms` is delivered."""
+        return self.described is None or self.described.max_deliver_at_ms >= delivered_before_ms
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What cannot be read of a table: its files, and the segments that they held some or all of."""
+
+    files: list[DamagedFile]
+    segments: list[DamagedSegment]
+
+
+def find_damage(store: BucketStore, delivered_before_ms: int) -> Damage:
+    """Read the whole table, and hold what is read against what the table's log and the metadata say.
+
+    Segments that are delivered whole are left out: their time partition may be deleted already. The session must
+    have the options `PASS_OVER_DAMAGE`.
+    """
+    # All columns are read, since all of them are needed afterwards.
+    others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
+    rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", others)
+    found = rows.mapInArrow(counted, COUNTED_SCHEMA).groupBy("file", "part", *IDENTITY).sum("rows", "messages")
+    rows_of: dict[str, int] = {}
+    left: dict[Identity, tuple[str, int]] = {}
+    known: set[Identity] = set()
+    for row in found.collect():
+        rows_of[row["file"]] = rows_of.get(row["file"], 0) + row["sum(rows)"]
+        identity = row["bucket"], row["shard"], row["segment"]
+        if row["part"] == METADATA_PART:
+            known.add(identity)
+        else:
+            before = left.get(identity, ("", 0))[1]
+            left[identity] = row["part"], before + row["sum(messages)"]
+    # Of a damaged file, reading these columns alone may give more rows than can be read whole.
+    described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
+    damaged = _damaged_segments(described, left)
+    return Damage(_damaged_files(store, rows_of), [each for each in damaged if each.waits(delivered_before_ms)])
+
+
+def _damaged_files(store: BucketStore, rows_of: Mapping[str, int]) -> list[DamagedFile]:
+    damaged = []
+    for file in store.files():
+        rows, readable = json.loads(file["stats"])["numRecords"], rows_of.get(file["path"].rpartition("/")[2], 0)
+        if readable != rows:
+            damaged.append(DamagedFile(file["path"], file["part"], rows, readable))
+    return damaged
+
+
+def _damaged_segments(described: list[Segment], left: Mapping[Identity, tuple[str, int]]) -> list[DamagedSegment]:
+    damaged, known = [], set()
+    for segment in described:
+        identity = _identity(segment)
+        known.add(identity)
+        _, readable = left.get(identity, ("", 0))
+        if readable != segment.count:
+            damaged.append(DamagedSegment(identity, segment.time_partition, segment, readable))
+    for identity, (part, readable) in left.items():
+        if identity not in known:
+            damaged.append(DamagedSegment(identity, part, None, readable))
+    return damaged
+
+
+def _identity(segment: Segment) -> Identity:
+    return segment.bucket, segment.shard, segment.segment
+
+
+def mended(store: BucketStore, damage: Damage, precision_bits: int) -> tuple[set[str], DataFrame]:
+    """Return the parts of the table that `damage` touches, and the rows that they are to hold instead.
+
+    These are all that can be read, with the metadata of damaged segments made anew of what is left of each.
+    """
+    parts = {METADATA_PART, *(file.part for file in damage.files), *(segment.part for segment in damage.segments)}
+    rows = store.rows().where(F.col("part").isin(sorted(parts)))
+    kept = rows.join(_identities(store, damage.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
+    return parts, kept.union(_remade(store, damage.segments, precision_bits))
+
+
+def lost_ids(store: BucketStore, damage: Damage, precision_bits: int, from_ms: int) -> Ids:
+    """Return the ids that the metadata of damaged segments names, without those that can be read of them.
+
+    And without those that are due in a tick of the index that ends before `from_ms`, since they are delivered.
+    """
+    metadata = store.rows().where(f"part = '{METADATA_PART}'")
+    lost = _ids(metadata.join(_identities(store, damage.segments), [*IDENTITY], "left_semi"), from_ms)
+    for source, offsets in _ids(_remade(store, damage.segments, precision_bits), from_ms).items():
+        if source in lost:
+            lost[source] -= offsets
+    return {source: offsets for source, offsets in sorted(lost.items()) if offsets}
+
+
+def _ids(rows: DataFrame, from_ms: int) -> Ids:
+    found: Ids = {}
+    entries = rows.where(f"part = '{METADATA_PART}'").select("precision_bits", "index_entries")
+    for row in entries.toLocalIterator():
+        for source, offsets in offsets_by_source(row["index_entries"], row["precision_bits"], from_ms).items():
+            found[source] = found.get(source, BitMap64()) | offsets
+    return found
+
+
+def _identities(store: BucketStore, segments: list[DamagedSegment]) -> DataFrame:
+    named = store.spark.createDataFrame(
+        [segment.identity for segment in segments], "bucket long, shard int, segment int"
+    )
+    return named.hint("broadcast")
+
+
+def _remade(store: BucketStore, segments: list[DamagedSegment], precision_bits: int) -> DataFrame:
+    chunks = store.rows().where(F.col("part").isin(sorted({each.part for each in segments})))
+    chunks = chunks.join(_identities(store, segments), [*IDENTITY], "left_semi")
+    ordered = chunks.select("part", *IDENTITY, *CHUNK_KEY, "count", "chunk").repartition("bucket", "shard")
+    ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *CHUNK_KEY)
+    return ordered.mapInArrow(remade(precision_bits), from_arrow_schema(STORED_SCHEMA))

@@ -1,0 +1,183 @@
+"""`delayline rebuild`: a new checkpoint in the place of one that is lost, from markers, tables and input.
+
+The markers say what is delivered, the buckets' message ids what is sealed. What was accepted, and is neither, was in
+the lost checkpoint's mutable buckets only: it is read from the input again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import CheckpointMismatch, UsageError
+from conf.kafka.options import java_options
+from conf.settings import Settings
+from sinks.bucket_table import BucketStore
+from sinks.delivery.transactional_writer import fence_writers
+from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topics import check_topics, input_bounds, partition_counts
+from sources.intake.accept import accept
+from sources.intake.kafka_reader import read_range
+from state.buckets.reseal import LEFT_SCHEMA, left_rows
+from state.buckets.table_rows import STORED_SCHEMA
+from state.checkpoint.batch_settings import BatchRules, rules_from
+from state.checkpoint.delivered import Delivered, newest_checkpoint
+from state.checkpoint.origin import Birth, Offsets
+from state.message import decode_chunk
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import put_in_place, rest_bucket, seal_rest
+from streaming.checkpoint.recovery import read_markers
+from streaming.operations.waiting_index import index_of
+from streaming.spark.exclusive_session import holding
+from streaming.storage.checks import check_storage
+from streaming.storage.failures import storage_told
+from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+# Of each input topic and partition: its first offset and the one after its last; the offsets that are in buckets.
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
+Sources = Mapping[tuple[str, int], BitMap64]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild did.
+
+    `resealed` messages were taken up again from the input or were overdue in the tables; `offsets` is where the new
+    checkpoint begins to read. `kept_at` is where the old checkpoint was put, if there was one.
+    """
+
+    resealed: int
+    offsets: Offsets
+    kept_at: str | None
+
+
+def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
+    """Make a new checkpoint for a job that lost its own. `discard` allows it beside one that is there.
+
+    `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
+    CheckpointMismatch if the progress topic does not tell what is delivered, BucketUnreadable if the table is damaged,
+    ApplicationHeld while the job runs.
+    """
+    check_storage(settings)
+    check_topics(settings)
+    with holding(settings, "rebuild") as (spark, lease):
+        current = Checkpoint(spark, checkpoint_path(settings))
+        if current.exists() and not discard:
+            raise UsageError(
+                f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
+                "--discard-checkpoint puts it aside"
+            )
+        store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+        with storage_told(settings):
+            return _rebuild(store, settings, current, now_ms, lease)
+
+
+def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
+    fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+    delivered = newest_checkpoint(read_markers(settings))
+    if delivered is None:
+        raise CheckpointMismatch(
+            f"the progress topic {settings.progress_topic} does not hold a marker of every shard: nothing tells what "
+            "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
+        )
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    store.check_log()
+    bounds = input_bounds(settings)
+    index = index_of(store, store.version())
+    sealed = {source: index.offsets_of(*source) for source in bounds}
+    starts, ends = _range(bounds, delivered, sealed)
+    numbers = [row["bucket"] for row in store.metadata()]
+    # One number for what is sealed here; a try that was cut off has done so already.
+    done = rest_bucket(store, delivered.birth.checkpoint)
+    bucket = 1 + max([delivered.birth.first_bucket + delivered.last_batch, *numbers]) if done is None else done
+    birth = Birth(
+        checkpoint=str(uuid.uuid4()),
+        generation=delivered.birth.generation + 1,
+        shards=settings.bucket.shards,
+        first_bucket=bucket + 1,
+        cutoff_ms=delivered.cutoff_ms,
+        offsets=ends,
+    )
+    successor = Checkpoint(store.spark, next_checkpoint_path(settings))
+    kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
+    if kept_at is not None:
+        # No job may run from it again: what it holds is about to be in a bucket as well.
+        lease.check_now()
+        current.move(kept_at)
+    resealed = 0
+    if done is None:
+        rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
+        records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
+        rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
+        rest = rest.union(_overdue(store, delivered, birth))
+        resealed = seal_rest(store, rest, birth, delivered.birth.checkpoint, delivered.cutoff_ms, rules)
+    put_in_place(settings, birth, successor, current, None, lease)
+    return Rebuilt(resealed, ends, kept_at)
+
+
+def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
+    """Return from where to where the lost checkpoint may have accepted records that are in no bucket.
+
+    Up to what a marker or a bucket tells of at the least: all beyond is new to the next checkpoint.
+    """
+    told = delivered.ends
+    for (topic, partition), offsets in sealed.items():
+        if offsets:
+            known = told.setdefault(topic, {})
+            known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
+    starts: Offsets = {}
+    ends: Offsets = {}
+    for (topic, partition), (first, last) in bounds.items():
+        number = str(partition)
+        start = max(first, delivered.birth.offsets.get(topic, {}).get(number, 0))
+        end = told.get(topic, {}).get(number, 0)
+        if end > last:
+            raise CheckpointMismatch(
+                f"{topic}/{partition} ends at offset {last}, and records up to {end} have been accepted: it is not "
+                "the topic that the lost checkpoint read"
+            )
+        starts.setdefault(topic, {})[number] = start
+        ends.setdefault(topic, {})[number] = max(start, end)
+    return starts, ends
+
+
+def _not_taken_up(delivered: Delivered, sealed: Sources, rules: BatchRules, now_ms: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that accepts records, and leaves out what is delivered or in a bucket."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                messages = accept(pa.Table.from_batches([batch]), rules, now_ms)
+                known = delivered.of_input(messages) | _among(messages, sealed)
+                yield from left_rows(messages.filter(pa.array(~known)), rules.shards)
+
+    return run
+
+
+def _among(messages: pa.Table, sealed: Sources) -> np.ndarray:
+    ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    nothing = BitMap64()
+    return np.array([offset in sealed.get((topic, partition), nothing) for topic, partition, offset in ids], dtype=bool)
+
+
+def _overdue(store: BucketStore, delivered: Delivered, birth: Birth) -> DataFrame:
+    """Return what waits in the tables below the new checkpoint's cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
+                messages = decode_chunk(chunk.as_py())
+                waiting = ~delivered.of_bucket(messages, bucket)
+                waiting &= messages.column("deliver_at_ms").to_numpy() < birth.cutoff_ms
+                yield from left_rows(messages.filter(pa.array(waiting)), birth.shards)
+
+    partitions = {row["time_partition"] for row in store.metadata()}
+    return store.chunks(0, birth.cutoff_ms, partitions).mapInArrow(run, LEFT_SCHEMA)

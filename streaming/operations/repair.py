@@ -1,0 +1,149 @@
+"""`delayline repair`: what is lost with damaged files of sealed buckets, and how the job goes on without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from conf.errors import UsageError
+from conf.settings import Settings
+from sinks.bucket_table import BucketStore
+from sinks.delivery.transactional_writer import fence_writers
+from sinks.topics.topics import check_topics, input_bounds, partition_counts
+from state.checkpoint.delivered import newest_checkpoint
+from state.checkpoint.origin import Offsets
+from streaming.checkpoint.recovery import read_markers
+from streaming.operations.corruption import PASS_OVER_DAMAGE, Damage, Ids, find_damage, lost_ids, mended
+from streaming.spark.exclusive_session import holding
+from streaming.storage.checks import check_storage
+from streaming.storage.failures import storage_told
+from streaming.storage.paths import buckets_path
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Of one input partition: the messages that are lost with damaged files, and those that can be read there again.
+
+    `accepted_again` are those that `delayline rebuild` takes up from the input, as long as they are in it.
+    """
+
+    topic: str
+    partition: int
+    offsets: BitMap64
+    accepted_again: BitMap64
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What was found, at `version` of the table, and what is `lost`; whether it was taken out of the table."""
+
+    table: str
+    version: int
+    damage: Damage
+    lost: list[Lost]
+    taken_out: bool
+
+
+def repair(settings: Settings, skip: bool, report: Path) -> Repair:
+    """Read the whole table, and tell what of it is damaged.
+
+    With `skip`, write the report (a new JSON file), and then take all that cannot be read out of the table, in one
+    commit. Raises UsageError if the report is there already or has no place to go, BucketUnreadable if the table's log
+    is damaged, ApplicationHeld while the job runs.
+    """
+    if skip:
+        _check_report(report)
+    check_storage(settings)
+    check_topics(settings)
+    with holding(settings, "repair", PASS_OVER_DAMAGE) as (spark, lease), storage_told(settings):
+        return _repair(BucketStore(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
+
+
+def _check_report(report: Path) -> None:
+    # With os.path, which takes what may not be looked at for not there.
+    if not os.path.isdir(report.parent) or not os.access(report.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--report {str(report)!r}: {str(report.parent)!r} is no folder that can be written to")
+    if os.path.lexists(report):
+        raise UsageError(f"--report {str(report)!r} is there already: name a new file")
+
+
+def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) -> Repair:
+    if not store.exists():
+        raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
+    if skip:
+        fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+    delivered = newest_checkpoint(read_markers(settings))
+    delivered_before_ms = delivered.whole_before_ms if delivered else 0
+    store.check_log()
+    version = store.version()
+    damage = find_damage(store, delivered_before_ms)
+    ids = lost_ids(store, damage, settings.index.precision_bits, delivered_before_ms) if damage.segments else {}
+    lost = list(_lost(settings, ids, delivered.birth.offsets if delivered else {}))
+    found = Repair(store.path, version, damage, lost, taken_out=skip and bool(damage.files or damage.segments))
+    if found.taken_out:
+        # Before the commit: what it takes out cannot be named afterwards.
+        _write(report, found)
+        store.replace_parts(*mended(store, damage, settings.index.precision_bits))
+    return found
+
+
+def _lost(settings: Settings, ids: Ids, born_at: Offsets) -> Iterator[Lost]:
+    bounds = input_bounds(settings)
+    for (topic, partition), offsets in ids.items():
+        first, end = bounds.get((topic, partition), (0, 0))
+        # A rebuild takes what the checkpoint before its birth had accepted for delivered, or for sealed.
+        start = max(first, born_at.get(topic, {}).get(str(partition), 0))
+        yield Lost(topic, partition, offsets, BitMap64(each for each in offsets if start <= each < end))
+
+
+def _write(report: Path, found: Repair) -> None:
+    with report.open("x") as file:
+        json.dump(as_json(found), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def as_json(found: Repair) -> dict[str, object]:
+    """Return what was found as the report has it; ids as [first, last] ranges of offsets."""
+    return {
+        "table": found.table,
+        "version": found.version,
+        "files": [vars(file) for file in found.damage.files],
+        "segments": [
+            {
+                "bucket": segment.identity[0],
+                "shard": segment.identity[1],
+                "segment": segment.identity[2],
+                "part": segment.part,
+                "min_deliver_at_ms": segment.described and segment.described.min_deliver_at_ms,
+                "max_deliver_at_ms": segment.described and segment.described.max_deliver_at_ms,
+                "messages": segment.described and segment.described.count,
+                "readable": segment.readable,
+            }
+            for segment in found.damage.segments
+        ],
+        "lost": [
+            {
+                "topic": lost.topic,
+                "partition": lost.partition,
+                "messages": len(lost.offsets),
+                "offsets": ranges(lost.offsets),
+                "accepted_again_by_rebuild": ranges(lost.accepted_again),
+            }
+            for lost in found.lost
+        ],
+    }
+
+
+def ranges(offsets: BitMap64) -> list[list[int]]:
+    """Return offsets as ascending [first, last] ranges."""
+    numbers = list(offsets)
+    starts = [0, *(at + 1 for at, (one, next_one) in enumerate(pairwise(numbers)) if next_one > one + 1)]
+    ends = [*(start - 1 for start in starts[1:]), len(numbers) - 1]
+    return [[numbers[start], numbers[end]] for start, end in zip(starts, ends, strict=True)] if numbers else []

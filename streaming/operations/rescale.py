@@ -1,0 +1,111 @@
+"""`delayline rescale`: a stopped job is moved to another number of shards, by a new checkpoint.
+
+Spark fixes the partitions of the state at a checkpoint's birth. So the state is sealed, as any bucket is, and a
+checkpoint without state begins at the same input offsets and cutoff.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from conf.errors import UsageError
+from conf.settings import Settings
+from sinks.bucket_table import BucketStore
+from sinks.delivery.transactional_writer import fence_writers
+from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topics import ensure_shards
+from state.buckets.reseal import LEFT_SCHEMA, left_in_state
+from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.origin import Birth
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import put_in_place, seal_rest
+from streaming.job.service import finish_planned
+from streaming.spark.exclusive_session import holding
+from streaming.storage.checks import check_storage
+from streaming.storage.failures import storage_told
+from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """What a rescale did: shard counts, messages that were sealed, and where the old checkpoint is kept."""
+
+    before: int
+    after: int
+    sealed: int
+    kept_at: str
+
+
+def rescale(settings: Settings, shards: int) -> Rescaled:
+    """Move the application to `shards`. Of `settings`, `bucket.shards` is not heeded.
+
+    Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read, ApplicationHeld
+    while the job runs.
+    """
+    check_storage(settings)
+    with holding(settings, "rescale") as (spark, lease), storage_told(settings):
+        return _rescale(spark, settings, shards, lease)
+
+
+def with_shards(settings: Settings, shards: int) -> Settings:
+    """Return `settings` with another `bucket.shards`."""
+    return settings.model_copy(update={"bucket": settings.bucket.model_copy(update={"shards": shards})})
+
+
+def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
+    current = Checkpoint(spark, checkpoint_path(settings))
+    successor = Checkpoint(spark, next_checkpoint_path(settings))
+    if not current.exists() and successor.is_born():
+        # Cut off between its last two steps: the first of them is done.
+        after = successor.birth
+        kept_at = _kept_at(current, after.generation - 1)
+        lease.check_now()
+        successor.move(current.path)
+        return Rescaled(Checkpoint(spark, kept_at).birth.shards, after.shards, 0, kept_at)
+    if not current.exists():
+        raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
+    before = current.birth
+    if before.shards == shards and not current.is_retired():
+        raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
+    ensure_shards(settings, shards)
+    if not current.is_retired():
+        spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
+        finish_planned(spark, with_shards(settings, before.shards), current, lease)
+        # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
+        current.retire()
+    fence_writers(settings, max(before.shards, shards))
+    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+    return _succeed(store, settings, shards, current, successor, lease)
+
+
+def _succeed(
+    store: BucketStore, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
+) -> Rescaled:
+    before, committed = current.birth, current.last_committed()
+    birth = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
+    sealed = 0
+    if committed is not None:
+        last = current.planned(committed)
+        # One number for the state, behind all that the old checkpoint has sealed.
+        first_bucket = before.first_bucket + committed + 2
+        birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
+        sealed = _seal_state(store, current, committed, birth)
+    kept_at = _kept_at(current, before.generation)
+    put_in_place(settings, birth, successor, current, kept_at, lease)
+    return Rescaled(before.shards, shards, sealed, kept_at)
+
+
+def _kept_at(current: Checkpoint, generation: int) -> str:
+    return f"{current.path}-retired-{generation}"
+
+
+def _seal_state(store: BucketStore, current: Checkpoint, committed: int, birth: Birth) -> int:
+    rules: BatchRules = current.rules().newest
+    state = store.spark.read.format("statestore").option("batchId", committed).load(current.path)
+    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
+    store.check_log()
+    # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
+    return seal_rest(store, rest, birth, current.birth.checkpoint, birth.cutoff_ms, rules)

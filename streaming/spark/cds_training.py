@@ -1,0 +1,71 @@
+"""The training run of `conf.java.cds_archive`: a small stream through all that a start and its first batches load.
+
+`python -m streaming.spark.cds_training ARCHIVE`
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from conf.java.cds_archive import training_options
+from conf.settings import Settings
+from sources.intake.clock import tick
+from streaming.spark.session import open_session
+
+_BATCHES = 3
+_LIMIT_S = 120
+
+
+def train(spark: SparkSession, folder: Path) -> None:
+    """Run a few batches of a stateful stream into a Delta table, and read that."""
+    table = f"{folder}/table"
+
+    def count(key: tuple[int], arrivals: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        total = sum(map(len, arrivals)) + (state.get[0] if state.exists else 0)
+        state.update((total,))
+        state.setTimeoutTimestamp(max(1, state.getCurrentWatermarkMs() + 1))
+        yield pd.DataFrame({"key": [key[0]], "total": [total]})
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        writer = rows.coalesce(1).sortWithinPartitions("key").write.format("delta").mode("append")
+        writer.option("txnAppId", "training").option("txnVersion", batch_id).save(table)
+
+    stream = tick(spark, 2_000).withWatermark("event_time", "0 seconds").groupBy("shard_key")
+    counted = stream.applyInPandasWithState(
+        count, "key int, total long", "total long", "append", GroupStateTimeout.EventTimeTimeout
+    )
+    query = counted.writeStream.option("checkpointLocation", f"{folder}/checkpoint").foreachBatch(write)
+    query = query.trigger(processingTime="100 milliseconds").start()
+    try:
+        while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < _BATCHES):
+            query.awaitTermination(0.2)
+    finally:
+        query.stop()
+    spark.read.format("delta").load(table).where("total > 0").collect()
+
+
+def main() -> None:
+    """Train, and let Java write the archive as it ends."""
+    (archive,) = sys.argv[1:]
+    with tempfile.TemporaryDirectory(prefix="delayline-training-") as folder:
+        options = {"spark.driver.extraJavaOptions": training_options(Path(archive))}
+        spark = open_session(Settings(), options)
+        train(spark, Path(folder))
+        gateway = spark.sparkContext._gateway
+        spark.stop()
+        # Java ends with the gateway, and is then given the time to write.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(_LIMIT_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Spark and the lease, for the commands that deliver or seal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+from pyspark.sql import SparkSession
+
+from conf.kafka.clients import check_clients
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from streaming.spark.session import open_session
+
+
+@contextmanager
+def holding(
+    settings: Settings, command: str, options: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, HeldLease]]:
+    """Start Spark and claim the lease, at the same time, since after a crash either takes seconds; give both up after.
+
+    `options` are Spark's, over all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable,
+    and what `check_clients` does.
+    """
+    check_clients(settings)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
+        claiming = claimer.submit(HeldLease, settings, command)
+        # Last: nobody else may begin while a batch of this one still runs.
+        stack.callback(_give_up, claiming)
+        spark = open_session(settings, options)
+        stack.callback(spark.stop)
+        yield spark, claiming.result()
+
+
+def _give_up(claiming: Future[HeldLease]) -> None:
+    if claiming.exception() is None:
+        claiming.result().close()

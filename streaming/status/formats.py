@@ -1,0 +1,141 @@
+"""How a status is shown: one JSON object, or tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from conf.durations import format_duration
+from sinks.internal_topics.lease_record import Lease
+from streaming.checkpoint.checkpoint import PlannedBatch
+from streaming.status.read import LATER, SPANS_MS, BrokerAnswer, Status
+
+_BAR = 40
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """Return the status as values that JSON knows. The keys are stable, and explained in docs/operate.md."""
+    mutable, sealed = _totals(status)
+    return {
+        "checkpoint": status.checkpoint,
+        "now_ms": status.now_ms,
+        "committed_batch": _batch(status, status.committed),
+        "planned_batch": _batch(status, status.planned),
+        "waiting": {
+            "total": mutable + sealed,
+            "mutable": mutable,
+            "sealed": sealed,
+            "mutable_bytes": status.mutable_bytes,
+            "sealed_bytes": status.sealed_bytes,
+        },
+        "next_due_ms": status.next_due_ms,
+        "shards": [asdict(shard) for shard in status.shards],
+        "sealed": {"buckets": status.buckets, "segments": status.segments},
+        "due": status.due,
+        "due_is_estimated": status.due_is_estimated,
+        "input_lag": None
+        if status.broker.lag is None
+        else {
+            "total": sum(part.lag for part in status.broker.lag),
+            "partitions": [asdict(part) | {"lag": part.lag} for part in status.broker.lag],
+        },
+        "holder": _holder(status.broker.holder),
+    }
+
+
+def as_lines(status: Status) -> Iterator[str]:
+    """Give the lines of the table form."""
+    yield from _summary(status)
+    if status.committed is None:
+        return
+    yield ""
+    yield f"{'shard':>8}{'mutable':>14}{'sealed':>14}  next due"
+    for shard in status.shards:
+        yield f"{shard.shard:>8}{shard.mutable:>14,}{shard.sealed:>14,}  {_due(status, shard.next_due_ms)}"
+    yield ""
+    yield f"{'due':>8}{'messages':>14}" + ("  (estimated)" if status.due_is_estimated else "")
+    most = max(1, *status.due.values())
+    for name, count in status.due.items():
+        bar = "#" * -(-count * _BAR // most)
+        yield f"{_span(name):>8}{count:>14,}  {bar}".rstrip()
+    if status.broker.lag and any(part.lag for part in status.broker.lag):
+        yield ""
+        yield f"{'lag':>8}  input partition"
+        for part in sorted(status.broker.lag, key=lambda part: -part.lag):
+            yield f"{part.lag:>8,}  {part.topic}/{part.partition}, read up to {part.read_offset} of {part.end_offset}"
+
+
+def _summary(status: Status) -> Iterator[str]:
+    mutable, sealed = _totals(status)
+    committed, planned = status.committed, status.planned
+    if committed is None:
+        yield f"nothing yet: no batch is committed in {status.checkpoint}"
+    else:
+        yield f"checkpoint   {status.checkpoint}"
+        yield f"committed    batch {committed.batch_id}, begun {_ago(status, committed.clock_ms)}"
+        yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is delivered"
+    if planned is not None:
+        yield f"planned      batch {planned.batch_id}, begun {_ago(status, planned.clock_ms)}, not committed"
+    if committed is not None:
+        yield (
+            f"waiting      {mutable + sealed:,} messages: {mutable:,} in mutable buckets, {sealed:,} in "
+            f"{status.buckets:,} sealed buckets ({status.segments:,} segments)"
+        )
+        yield f"next due     {_due(status, status.next_due_ms)}"
+    yield from _of_broker(status.broker)
+
+
+def _of_broker(told: BrokerAnswer) -> Iterator[str]:
+    if told.lag is None:
+        yield f"input lag    not known: {told.problem}"
+    else:
+        yield f"input lag    {sum(part.lag for part in told.lag):,} messages"
+    if told.holder is not None:
+        yield f"lease        {told.holder.holder}"
+    elif told.lease_problem:
+        yield f"lease        not known: {told.lease_problem}"
+    elif told.lag is not None:
+        yield "lease        held by nobody"
+
+
+def _totals(status: Status) -> tuple[int, int]:
+    return sum(shard.mutable for shard in status.shards), sum(shard.sealed for shard in status.shards)
+
+
+def _batch(status: Status, batch: PlannedBatch | None) -> dict[str, int] | None:
+    if batch is None:
+        return None
+    return {
+        "batch_id": batch.batch_id,
+        "clock_ms": batch.clock_ms,
+        "age_ms": status.now_ms - batch.clock_ms,
+        "cutoff_ms": batch.cutoff_ms,
+    }
+
+
+def _holder(lease: Lease | None) -> dict[str, Any] | None:
+    if lease is None:
+        return None
+    return {"host": lease.host, "pid": lease.pid, "command": lease.command, "since_ms": lease.since_ms}
+
+
+def _span(name: str) -> str:
+    return name if name == LATER or not SPANS_MS[name] else f"< {name}"
+
+
+def _ago(status: Status, instant_ms: int) -> str:
+    return f"{format_duration(max(0, status.now_ms - instant_ms))} ago"
+
+
+def _due(status: Status, instant_ms: int | None) -> str:
+    if instant_ms is None:
+        return "-"
+    away = instant_ms - status.now_ms
+    told = f"in {format_duration(away)}" if away >= 0 else f"{format_duration(-away)} ago"
+    try:
+        instant = datetime.fromtimestamp(instant_ms // 1000, UTC)
+    except (OverflowError, ValueError):
+        return f"{instant_ms} ms"
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC, {told}"

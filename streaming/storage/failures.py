@@ -1,0 +1,133 @@
+"""Failures of the storage, told from what Spark says of them: the sentence has the place, the cause, and what to do."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming import StreamingQuery
+
+from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
+from conf.settings import Settings
+from streaming.checkpoint.logs import NEW_ONE
+from streaming.storage.checks import free_space
+from streaming.storage.paths import storage_path
+
+log = logging.getLogger(__name__)
+
+# What to do about a file of the table, in every error that names one.
+REPAIR = (
+    "Put the file back from a backup. Without one, stop the job: `delayline repair` tells what is lost with it, and "
+    "`delayline repair --skip` takes that out of the table"
+)
+# As the operating system and Java word them. A quota is a full disk to the one whose it is.
+_REFUSED = (
+    ("No space left on device|Disk quota exceeded", "no space left", "written"),
+    ("Read-only file system", "the file system is read-only", "written"),
+    ("Permission denied|AccessDenied", "permission denied", "written or read"),
+    ("Input/output error", "the device fails", "written or read"),
+)
+# What was being written, by what Spark's traces name: the first that fits. None is Spark's own working folder.
+_STEPS: tuple[tuple[str, str, str | None], ...] = (
+    ("markMicroBatchStart", "the offset log", "checkpoint/offsets"),
+    ("markMicroBatchEnd", "the commit log", "checkpoint/commits"),
+    (r"TASK_WRITE_FAILED|sql\.delta\.", "a bucket", "buckets"),
+    (r"RocksDBException|DiskStore|DiskBlock|shuffle\.sort", "a working file of Spark", None),
+    (r"streaming\.state\.", "the state of the mutable buckets", "checkpoint/state"),
+)
+_STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|CANNOT_READ_STREAMING_STATE_FILE")
+_STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
+_READ_FILE = re.compile(r"FAILED_READ_FILE[\w.]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
+_LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FILE\w*|TRUNCATED\w*|MISSING\w*))\] (.+)")
+_LOG_FILE = re.compile(r"(?:file:/*(?=/))?(\S+/_delta_log/[\w.-]+\.(?:json|parquet))")
+# Py4J puts a colon before the Java exception that it tells of.
+_CAUSE = re.compile(r"^(?:Caused by: |: )?([\w.$]+(?:Error|Exception)\b.*)$", re.MULTILINE)
+_CAUSE_CHARS = 200
+# A cause that is its own would have no end.
+_MOST_CAUSES = 20
+
+
+@contextmanager
+def storage_told(settings: Settings) -> Iterator[None]:
+    """Let what Spark raises inside, if it is a failure of the storage, come out as the error that names it."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as problem:
+        failure = storage_failure(text_of(problem), storage_path(settings))
+        if failure is None:
+            raise
+        log.debug("the storage failed: %s", text_of(problem))
+        raise failure from problem
+
+
+def text_of(problem: Exception) -> str:
+    """Return all that Spark tells of a failure, Java's trace with its causes included."""
+    # pyspark keeps the trace of what it has given a class of its own, and prints it on demand only.
+    return f"{problem}\n{getattr(problem, '_stackTrace', None) or ''}"
+
+
+def text_of_query(query: StreamingQuery) -> str:
+    """Return all that Spark tells of a query that failed, with the traces of its causes, which pyspark leaves out."""
+    lines = [str(query.exception())]
+    found = query._jsq.exception()
+    cause = found.get().getCause() if found.isDefined() else None
+    while cause is not None and len(lines) < _MOST_CAUSES:
+        frames = "\n".join(f"\tat {frame.toString()}" for frame in cause.getStackTrace())
+        lines.append(f"Caused by: {cause.toString()}\n{frames}")
+        cause = cause.getCause()
+    return "\n".join(lines)
+
+
+def storage_failure(text: str, storage: str) -> DelaylineError | None:
+    """Return the error that `text`, all that Spark tells of a failure, stands for; None if it is not the storage's.
+
+    `storage` is where the job stores: a path, or a URI.
+    """
+    for pattern, reason, done in _REFUSED:
+        if re.search(pattern, text):
+            return _refused(text, reason, done, storage)
+    if _STATE.search(text):
+        file = found[1] if (found := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
+        return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {NEW_ONE}")
+    if unread := _LOG_FILE.search(text) or _LOG.search(text):
+        return BucketUnreadable(
+            f"the log of the table of sealed buckets cannot be read: {unread[1]} is missing or damaged "
+            f"({cause_of(text)}). Put {storage}/buckets/_delta_log back from a backup, whole and as new as the "
+            "checkpoint"
+        )
+    if file := unreadable_file(text):
+        return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {REPAIR}")
+    return None
+
+
+def unreadable_file(text: str) -> str | None:
+    """Return the data file that Spark could not read, if that is what `text` tells."""
+    found = _READ_FILE.search(text)
+    return found[1] if found else None
+
+
+def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
+    steps = ((what, place) for pattern, what, place in _STEPS if re.search(pattern, text))
+    what, place = next(steps, ("a file", ""))
+    folder = tempfile.gettempdir() if place is None else f"{storage}/{place}".rstrip("/")
+    return StorageFailed(
+        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Mend that and "
+        "run the same command again: it goes on from what is committed, and nothing is lost"
+    )
+
+
+def cause_of(text: str) -> str:
+    """Return what the innermost cause says."""
+    kind, _, message = innermost_cause(text).partition(": ")
+    return (message if message and _CAUSE.match(kind) else innermost_cause(text))[:_CAUSE_CHARS]
+
+
+def innermost_cause(text: str) -> str:
+    """Return the last exception that `text`, all that Spark tells of a failure, has: `class: what it says`."""
+    causes = _CAUSE.findall(text)
+    return str(causes[-1] if causes else text.splitlines()[0])

@@ -1,0 +1,53 @@
+"""The archive of Spark's classes: where it is looked for, and that a start does without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.java import cds_archive as module
+from conf.java.cds_archive import archive_options, class_archive, make_class_archive
+
+
+def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
+    assert class_archive().is_file(), "make it with `delayline jars`"
+    started = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    javas = [process for process in (started, *started.children()) if process.name() == "java"]
+    mapped = {each.path for java in javas for each in java.memory_maps()}
+    assert str(class_archive()) in mapped
+
+
+def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = class_archive()
+    jar = tmp_path / "one.jar"
+    shutil.copy(module.spark_jars()[0], jar)
+    monkeypatch.setattr(module, "spark_jars", lambda: [jar])
+    other = class_archive()
+    assert other != before
+    os.utime(jar, (1, 1))
+    assert class_archive() not in (before, other)
+    assert archive_options() == ""
+
+
+def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    folder = tmp_path / "share" / "delayline"
+    folder.mkdir(parents=True)
+    (folder / "spark-classes-of-before.jsa").touch()
+    monkeypatch.setattr(module, "spark_jars", list)
+
+    def fail(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 1, "", "Traceback\nno Java\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    said: list[str] = []
+    make_class_archive(said.append)
+    assert said[-1] == "classes: not archived (no Java); starts are slower"
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,112 @@
+"""Finding Java, and the jars that Ivy fetches."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import conf.java.jars
+from conf.errors import JarsMissing, JavaMissing
+from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, spark_jars
+
+
+def names(jars: list[Path]) -> set[str]:
+    """Artifact names without versions."""
+    return {re.split(r"-\d+\.", jar.name)[0] for jar in jars}
+
+
+def fake_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+def test_sparks_jars_bring_nothing_that_pyspark_has() -> None:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    shipped = names([*Path(spec.origin).parent.glob("jars/*.jar")])
+    ours = names(spark_jars())
+    assert {"spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "delta-spark_2.13"} <= ours
+    assert not ours & shipped
+
+
+def test_the_broker_has_a_log_and_every_codec() -> None:
+    # snappy-java is packaged as a bundle, which Ivy leaves out unless told to take them.
+    wanted = {"kafka_2.13", "log4j-slf4j-impl", "snappy-java", "zstd-jni", "lz4-java"}
+    assert wanted <= names(broker_jars())
+
+
+def test_they_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(JarsMissing, match="delayline jars"):
+        spark_jars()
+    said: list[str] = []
+    fetch_jars(said.append)
+    assert jars_folder("spark") == tmp_path / "share" / "delayline" / "jars" / "spark"
+    assert {jar.parent for jar in spark_jars()} == {jars_folder("spark")}
+    assert {"delta-spark", "hadoop-bare-naked-local-fs", "spark-sql-kafka"} <= {
+        re.split(r"[-_]\d", jar.name)[0] for jar in spark_jars()
+    }
+    assert len(broker_jars()) > 40
+    assert {folder.name for folder in jars_folder("spark").parent.iterdir()} == {"spark", "broker"}
+
+    written_ns = jars_folder("spark").stat().st_mtime_ns
+    said.clear()
+    fetch_jars(said.append)
+    assert [line.split(" in ")[0] for line in said] == ["spark: complete", "broker: complete"]
+    assert jars_folder("spark").stat().st_mtime_ns == written_ns
+
+
+def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark.xml").write_text("<ivy-module/>")
+    monkeypatch.setattr(conf.java.jars, "JAVA_FILES", tmp_path)
+    with pytest.raises(JarsMissing, match="of another version"):
+        spark_jars()
+
+
+def test_a_fetch_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark.xml").write_text("this is no ivy file")
+    monkeypatch.setattr(conf.java.jars, "JAVA_FILES", tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(JarsMissing, match=r"could not fetch the spark jars[\s\S]*spark\.xml"):
+        fetch_jars(lambda line: None)
+    assert list((tmp_path / "share" / "delayline" / "jars").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("17.0.15", True), ("21", True), ("11.0.2", False), ("1.8.0_392", False)]
+)
+def test_java_of_java_home_must_be_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+) -> None:
+    java = fake_java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if fits:
+        assert java_command() == str(java)
+    else:
+        with pytest.raises(JavaMissing, match="Java 17 or newer"):
+            java_command()
+
+
+def test_java_is_found_on_the_path_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(JavaMissing, match="no java in PATH"):
+        java_command()
+    java = fake_java(tmp_path, "17")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    assert java_command() == str(java)
+
+
+def test_a_java_home_without_java_is_told_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Spark would take JAVA_HOME and fail later.
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaMissing, match="JAVA_HOME"):
+        java_command()

@@ -1,0 +1,66 @@
+"""What librdkafka refuses among the options, told before any of its clients is needed; no broker is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import SettingError
+from conf.kafka.clients import check_clients
+from conf.load import load_settings
+from conf.settings import Settings
+
+
+def settings(*overrides: str) -> Settings:
+    return load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", *overrides], environ={})
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["kafka.linger.ms=abc"], r'"linger\.ms"'),
+        (["kafka.queue.buffering.max.ms=abc"], r'"queue\.buffering\.max\.ms"'),
+        (["kafka.linger.ms=-1"], r"linger\.ms"),
+        (["kafka.compression.type=zip"], r'"zip" .*"compression\.type"'),
+        (["kafka.max.in.flight=10"], r"`max\.in\.flight` must be set <= 5"),
+        (
+            ["kafka.max.in.flight.requests.per.connection=10"],
+            r"`max\.in\.flight\.requests\.per\.connection` must be",
+        ),
+        (["kafka.retries=0"], r"`retries` must be set >= 1"),
+        # The lease's transactions last 10 s, and the deliveries' a minute.
+        (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, by lease\.period"),
+        (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, by lease\.period"),
+        (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, by delivery.transaction_timeout"),
+        # Only a consumer is refused for these.
+        (["kafka.session.timeout.ms=400000"], r"`max\.poll\.interval\.ms`.*`session\.timeout\.ms`"),
+    ],
+)
+def test_options_that_a_client_refuses_are_wrong_settings(options: list[str], names: str) -> None:
+    with pytest.raises(SettingError, match=rf"\[kafka\]: .*{names}"):
+        check_clients(settings(*options))
+
+
+def test_what_looks_like_a_secret_is_not_repeated() -> None:
+    with pytest.raises(SettingError, match=r'"\*{6}" .*"compression\.type"') as raised:
+        check_clients(settings("kafka.compression.type=user:hunter2@host"))
+    assert "hunter2" not in str(raised.value)
+    # No cause that a traceback would show in clear.
+    assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["kafka.socket.timeout.ms=10000", "kafka.linger.ms=50", "kafka.compression.type=zstd", "kafka.max.in.flight=1"],
+        # The lease's producer does not linger.
+        ["kafka.linger.ms=5000", "lease.period=2s"],
+        ["kafka.socket.timeout.ms=30000", "lease.period=30s"],
+        ["kafka.log_level=7"],
+    ],
+)
+def test_options_that_fit_pass_and_nothing_is_said_of_a_broker_that_is_away(
+    options: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    check_clients(settings(*options))
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,79 @@
+"""What the tests of a shard's delivery share: a batch, and what is committed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from sinks.delivery.transactional_writer import DeliveryPlan
+from state.checkpoint.origin import Birth
+from state.checkpoint.progress import BatchSpan
+from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.eventually import assert_eventually
+
+Read = Callable[[str], list[Message]]
+
+
+@pytest.fixture
+def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
+    """A batch of an application of its own."""
+    return DeliveryPlan(
+        application_id=f"app-{uuid.uuid4().hex[:8]}",
+        batch=BatchSpan(Birth("c", 1, 1), 1),
+        progress_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_topic=make_topic(**{"cleanup.policy": "compact"}),
+        lease_number=1,
+        dead_letter=make_topic(2),
+        topics=(),
+        slice_ms=100,
+        messages_per_second=0,
+        transaction_messages=2_000,
+        transaction_timeout_ms=10_000,
+        outage_limit_ms=60_000,
+        lacks_expired=False,
+        options={"bootstrap.servers": broker.bootstrap},
+    )
+
+
+@pytest.fixture
+def read(broker: EmbeddedBroker) -> Read:
+    """A function that returns what is committed in a topic, once no transaction is open there."""
+    return partial(committed, broker)
+
+
+def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
+    """Return what is committed in a topic of `broker`, once no transaction is open there."""
+
+    def reader(isolation: str) -> Consumer:
+        return Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
+             "enable.partition.eof": True}
+        )  # fmt: skip
+
+    consumer, other = reader("read_committed"), reader("read_uncommitted")
+    numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    places = [TopicPartition(topic, number, 0) for number in numbers]
+
+    def bounds(of: Consumer) -> list[tuple[int, int]]:
+        return [of.get_watermark_offsets(place, 10) for place in places]
+
+    assert_eventually(lambda: bounds(consumer) == bounds(other))
+    consumer.assign(places)
+    found: list[Message] = []
+    ends = 0
+    while ends < len(numbers):
+        message = consumer.poll(20)
+        assert message is not None
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().name() == "_PARTITION_EOF"
+            ends += 1
+    consumer.close()
+    other.close()
+    return found

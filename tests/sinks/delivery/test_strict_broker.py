@@ -1,0 +1,211 @@
+"""A broker that grants little: what a login may not see, and transactions that are shorter than by default."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from conf.errors import TopicMismatch
+from conf.kafka.options import librdkafka_options
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.delivery import shard_delivery
+from sinks.delivery.shard_delivery import deliver
+from sinks.delivery.transactional_writer import DeliveryPlan, fence_writers, transactional_id
+from sinks.internal_topics.newest_record import _last_value, newest_value
+from sinks.internal_topics.progress import announce_birth, read_progress
+from sinks.topics.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
+from state.checkpoint.origin import Birth
+from streaming.local.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+from tests.messages import messages
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+_PROPERTIES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # Who comes by the plain listener: the node itself, and what the tests prepare.
+    "super.users": "User:ANONYMOUS",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} user_guest="guest";',
+    "transaction.max.timeout.ms": "20000",
+}
+_LOGIN = [
+    "kafka.security.protocol=SASL_PLAINTEXT",
+    "kafka.sasl.mechanism=PLAIN",
+    "kafka.sasl.username=guest",
+    "kafka.sasl.password=guest",
+]
+_ANY_OF_GUEST = AclBindingFilter(
+    ResourceType.ANY, None, ResourcePatternType.ANY, "User:guest", None, AclOperation.ANY, AclPermissionType.ANY
+)
+Allow = Callable[..., None]
+_SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+# All that may be done to a topic but to see its configuration.
+_USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    folder = tmp_path_factory.mktemp("strict")
+    with EmbeddedBroker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(strict: EmbeddedBroker) -> Settings:
+    """Those of an application with its topics, whose user may do anything."""
+    own = f"app-{uuid.uuid4().hex[:8]}"
+    topics = [f"topics.{role}={own}-{role}" for role in ("input", "output", "dead_letter")]
+    short = ["delivery.transaction_timeout=15s", "lease.period=5s"]
+    servers = f"kafka.bootstrap_servers={strict.bootstrap}"
+    settings = load_settings(None, [f"application_id={own}", servers, *topics, *short], environ={})
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
+    """Those of the same application, for a user who has to be allowed things."""
+    topics = [f"topics.{role}={owner.application_id}-{role}" for role in ("input", "output", "dead_letter")]
+    servers = f"kafka.bootstrap_servers={strict.secured('SASL_PLAINTEXT')}"
+    return load_settings(None, [f"application_id={owner.application_id}", servers, *topics, *_LOGIN], environ={})
+
+
+@pytest.fixture
+def allow(strict: EmbeddedBroker) -> Allow:
+    """A function that lets the guest do things to topics, or others: `allow([topic], AclOperation.READ)`."""
+    client = AdminClient({"bootstrap.servers": strict.bootstrap})
+
+    def let(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
+        who = (ResourcePatternType.LITERAL, "User:guest", "*")
+        bindings = [
+            AclBinding(kind, name, *who, operation, AclPermissionType.ALLOW)
+            for name in names
+            for operation in operations
+        ]
+        for done in client.create_acls(bindings).values():
+            done.result()
+        # The node's controller has them by now, and its broker in a moment.
+        assert_eventually(lambda: set(bindings) <= set(client.describe_acls(_ANY_OF_GUEST).result()))
+
+    return let
+
+
+def test_topics_that_may_not_be_described_are_named_with_the_right_and_not_taken_for_missing(
+    guest: Settings, allow: Allow
+) -> None:
+    *others, lease = needed_topics(guest)
+    allow(others, *_USE, AclOperation.DESCRIBE_CONFIGS)
+    for command in (show_topics, check_topics, ensure_topics):
+        with pytest.raises(TopicMismatch, match=rf"whether there is {lease}: .* Describe there"):
+            command(guest)
+    allow([lease], AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    assert {report.state for report in show_topics(guest)} == {"exists"}
+    check_topics(guest)
+
+
+def test_a_configuration_that_may_not_be_described_is_named_with_the_right(guest: Settings, allow: Allow) -> None:
+    allow(list(needed_topics(guest)), *_USE)
+    for command in (check_topics, ensure_topics):
+        with pytest.raises(TopicMismatch, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
+            command(guest)
+    allow([guest.progress_topic], AclOperation.DESCRIBE_CONFIGS)
+    with pytest.raises(TopicMismatch, match=rf"of {guest.lease_topic}: .* DescribeConfigs there"):
+        check_topics(guest)
+    with pytest.raises(TopicMismatch, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
+        input_retentions(guest)
+
+
+def test_the_newest_record_is_read_without_a_right_to_any_group(owner: Settings, guest: Settings, allow: Allow) -> None:
+    topic = owner.progress_topic
+    allow([topic], AclOperation.READ)
+    producer = Producer(librdkafka_options(owner.kafka))
+    for n in range(1_000):
+        producer.produce(topic, b"%d" % n, b"k", 0)
+    assert producer.flush(10) == 0
+    assert newest_value(librdkafka_options(guest.kafka), topic, 0) == b"999"
+
+
+class _Told:
+    """A message of a consumer: a record's value, or an error."""
+
+    def __init__(self, value: bytes | None, code: int | None) -> None:
+        self._value, self._error = value, None if code is None else KafkaError(code)
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+
+def test_a_group_that_the_broker_refuses_in_between_does_no_harm() -> None:
+    # When it does is the broker's affair: mostly behind the records.
+    told = iter([_Told(b"1", None), _Told(None, KafkaError.GROUP_AUTHORIZATION_FAILED), _Told(b"2", None),
+                 _Told(None, KafkaError._PARTITION_EOF)])  # fmt: skip
+
+    class Reader:
+        def assign(self, partitions: list[TopicPartition]) -> None:
+            assert partitions == [TopicPartition("t", 0, 7)]
+
+        def poll(self, timeout_s: float) -> _Told:
+            return next(told)
+
+    assert _last_value(Reader(), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+
+
+@pytest.mark.parametrize("barred", ["output", "dead_letter", "progress"])
+def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_comes_out_when_it_may_be(
+    owner: Settings, guest: Settings, allow: Allow, plan: DeliveryPlan, monkeypatch: pytest.MonkeyPatch, barred: str
+) -> None:
+    monkeypatch.setattr(shard_delivery, "_open_writers", {})
+    topics = {role: getattr(owner.topics, role) for role in ("output", "dead_letter")}
+    topics["progress"] = owner.progress_topic
+    allow([*topics.values(), owner.lease_topic], *_SEE)
+    allow([topic for role, topic in topics.items() if role != barred], AclOperation.WRITE)
+    allow([transactional_id(owner.application_id, 0)], AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
+    own = {
+        "progress_topic": owner.progress_topic,
+        "lease_topic": owner.lease_topic,
+        "dead_letter": topics["dead_letter"],
+    }
+    plan = replace(plan, **own, application_id=owner.application_id, options=librdkafka_options(guest.kafka))
+    rows = [
+        {"output_topic": topics["output"]},
+        {"output_topic": topics["dead_letter"], "error_code": "bad", "offset": 1},
+    ]
+    due = messages({"error_text": "bad", **row} for row in rows)
+    for attempt in range(2):
+        with pytest.raises(
+            TopicMismatch, match=rf"not let the job write to {topics[barred]}\b.* the right Write there"
+        ):
+            deliver(plan, 0, iter([due]), attempt)
+    allow([topics[barred]], AclOperation.WRITE)
+    assert deliver(plan, 0, iter([due]), attempt=2)[0] == 2
+
+
+def test_writers_are_fenced_and_a_birth_is_announced_where_only_short_transactions_are_allowed(owner: Settings) -> None:
+    birth = Birth("c", 1, owner.bucket.shards)
+    fence_writers(owner, birth.shards)
+    announce_birth(owner, birth)
+    options = librdkafka_options(owner.kafka)
+    for shard in range(birth.shards):
+        # What is committed can be read a moment later.
+        marker = assert_eventually(partial(read_progress, options, owner.progress_topic, shard))
+        assert marker is not None
+        assert marker.batch.birth == birth

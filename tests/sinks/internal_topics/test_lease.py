@@ -1,0 +1,196 @@
+"""The lease of an application id against a real broker: who gets it, who loses it, and when."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from conf.errors import ApplicationHeld, CheckpointMismatch, TopicMissing
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease, read_lease, refuse_others
+from sinks.internal_topics.lease_record import Lease
+from sinks.topics.topics import ensure_topics
+from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
+
+_PERIOD_S = 4
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Those of an application with its topics, and a short lease."""
+    settings = make_settings(f"lease.period={_PERIOD_S}s")
+    ensure_topics(settings)
+    return settings
+
+
+def _hold(settings: Settings, told: multiprocessing.connection.Connection) -> None:
+    lease = HeldLease(settings, "run")
+    told.send(lease.number)
+    while True:
+        told.recv()
+        try:
+            lease.check()
+            told.send("held")
+        except ApplicationHeld as problem:
+            told.send(str(problem))
+
+
+class Holder:
+    """A process that holds the lease, and tells on demand whether it does."""
+
+    def __init__(self, settings: Settings) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_hold, args=(settings, other))
+        self._process.start()
+        # Or nobody would see that the other end is gone with its process.
+        other.close()
+        self.pid = self._process.pid or 0
+        self.number = self._answer()
+
+    def ask(self) -> str:
+        self._pipe.send("?")
+        return str(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._pipe.poll(60), "no answer"
+        return self._pipe.recv()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+@pytest.fixture
+def start_holder(settings: Settings) -> Iterator[Callable[[], Holder]]:
+    """A function that starts a process which holds the lease."""
+    started: list[Holder] = []
+
+    def start() -> Holder:
+        started.append(Holder(settings))
+        return started[-1]
+
+    yield start
+    for holder in started:
+        holder.end()
+
+
+def _newest(settings: Settings) -> Lease:
+    lease = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    assert lease is not None
+    return lease
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(
+    settings: Settings, start_holder: Callable[[], Holder]
+) -> None:
+    holder = start_holder()
+    with pytest.raises(ApplicationHeld, match=rf"process {holder.pid} on host .*delayline run"):
+        HeldLease(settings, "run")
+    assert holder.ask() == "held"
+
+
+def test_one_that_is_released_is_taken_at_once_and_one_of_a_killed_process_after_its_period(
+    settings: Settings, start_holder: Callable[[], Holder]
+) -> None:
+    with closing(HeldLease(settings, "run")) as first:
+        assert not first.after_a_crash
+    assert _newest(settings).released
+    second = start_holder()
+    assert second.number == first.number + 1
+    second.end()
+    with closing(HeldLease(settings, "rescale")) as third:
+        assert third.number == second.number + 1
+        assert third.after_a_crash
+        assert "delayline rescale" in _newest(settings).holder
+
+
+def test_a_process_that_was_stopped_past_the_takeover_finds_out_before_it_does_anything(
+    settings: Settings, start_holder: Callable[[], Holder]
+) -> None:
+    zombie = start_holder()
+    zombie.signal(signal.SIGSTOP)
+    with closing(HeldLease(settings, "run")) as lease:
+        zombie.signal(signal.SIGCONT)
+        assert f"process {os.getpid()} on host" in zombie.ask()
+        beat = _newest(settings).beat
+        # The zombie has shut nobody out.
+        assert_eventually(lambda: _newest(settings).beat > beat + 1, 10)
+        lease.check()
+
+
+def test_a_fenced_or_timed_out_producer_alone_does_not_take_the_lease_away(settings: Settings) -> None:
+    with closing(HeldLease(settings, "run")) as lease:
+        options = librdkafka_options(settings.kafka)
+        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        beat = _newest(settings).beat
+        assert_eventually(lambda: _newest(settings).beat > beat + 1, 10)
+        lease.check()
+
+
+def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Settings) -> None:
+    options = librdkafka_options(settings.kafka)
+
+    def write(value: bytes) -> None:
+        producer = Producer(options)
+        producer.produce(settings.lease_topic, value, b"lease", 0)
+        assert producer.flush(10) == 0
+
+    with closing(HeldLease(settings, "run")) as lease:
+        before = _newest(settings)
+        write(b"no lease")
+        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        assert_eventually(lambda: lease.failing, 10)
+        write(before.to_bytes())
+        assert_eventually(lambda: _newest(settings).beat > before.beat + 2, 10)
+        lease.check_now()
+
+
+def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life_is(
+    make_settings: MakeSettings,
+) -> None:
+    # So long that no sign of life comes between.
+    settings = make_settings("lease.period=1m")
+    ensure_topics(settings)
+    with closing(HeldLease(settings, "run")) as lease:
+        producer = Producer(options := librdkafka_options(settings.kafka))
+        taken = replace(_newest(settings), number=lease.number + 1, host="elsewhere")
+        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        producer.produce(settings.lease_topic, taken.to_bytes(), b"lease", 0)
+        assert producer.flush(10) == 0
+        with pytest.raises(ApplicationHeld, match="on host elsewhere"):
+            lease.check_now()
+
+
+def test_writers_of_an_earlier_holder_are_refused(settings: Settings) -> None:
+    options = librdkafka_options(settings.kafka)
+    refuse_others(options, settings.lease_topic, 1)
+    for _ in range(2):
+        HeldLease(settings, "run").close()
+    refuse_others(options, settings.lease_topic, 2)
+    with pytest.raises(ApplicationHeld):
+        refuse_others(options, settings.lease_topic, 1)
+
+
+def test_a_missing_topic_and_a_strange_record_are_named(settings: Settings, make_settings: MakeSettings) -> None:
+    with pytest.raises(TopicMissing, match="delayline topics create"):
+        HeldLease(make_settings("topics.lease=never-made"), "run")
+    producer = Producer(librdkafka_options(settings.kafka))
+    producer.produce(settings.lease_topic, b'{"number": "one"}', b"lease", 0)
+    producer.flush(10)
+    with pytest.raises(CheckpointMismatch, match="no lease"):
+        HeldLease(settings, "run")

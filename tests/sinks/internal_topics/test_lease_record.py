@@ -1,0 +1,43 @@
+"""The lease record."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from conf.errors import CheckpointMismatch
+from sinks.internal_topics.lease_record import Lease, claim_after
+
+
+def test_a_claim_names_this_process_and_is_one_higher() -> None:
+    first = claim_after(None, "run", 10_000)
+    second = claim_after(first, "rescale", 10_000)
+    assert (first.number, second.number) == (1, 2)
+    assert f"process {os.getpid()} on host {socket.gethostname()} (delayline rescale, since 20" in second.holder
+
+
+def test_signs_of_life_are_of_one_claim_and_come_back_as_written() -> None:
+    lease = claim_after(None, "run", 10_000)
+    last = lease.next_beat().next_beat(released=True)
+    assert last.is_of_claim(lease)
+    assert (last.beat, last.released) == (2, True)
+    assert Lease.from_bytes(last.to_bytes()) == last
+    assert not claim_after(lease, "run", 10_000).is_of_claim(lease)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"number": 1}',
+        b'{"number": "1", "host": "h", "pid": 1, "command": "run", "since_ms": 0, "period_ms": 1}',
+        b'{"number": 1, "host": "h", "pid": 1, "command": "run", "since_ms": 0, "period_ms": 1, "more": 1}',
+    ],
+)
+def test_what_is_no_lease_is_refused(value: bytes) -> None:
+    with pytest.raises(CheckpointMismatch, match="no lease"):
+        Lease.from_bytes(value)

@@ -1,0 +1,207 @@
+"""Making and checking the job's topics on a real broker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.topics.limits import dead_letter_limits
+from sinks.topics.topics import (
+    check_topics,
+    ensure_shards,
+    ensure_topics,
+    input_bounds,
+    input_retentions,
+    list_topics,
+    needed_topics,
+    partition_counts,
+    show_topics,
+)
+from sources.publisher import Publisher
+from tests.conftest import MakeSettings, MakeTopic
+from tests.eventually import assert_eventually
+
+
+def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings) -> None:
+    settings = make_settings("topics.allowed_outputs=orders,mail-*", "topics.input=a,b")
+    own = settings.application_id
+    assert needed_topics(settings) == {
+        "a": "input",
+        "b": "input",
+        f"{own}-output": "output",
+        "orders": "output",
+        f"{own}-dead_letter": "dead letter",
+        f"{own}-progress": "progress",
+        f"{own}-lease": "lease",
+    }
+
+
+def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: KafkaAdminClient) -> None:
+    settings = make_settings("bucket.shards=3")
+    assert {report.state for report in show_topics(settings)} == {"missing"}
+    first = ensure_topics(settings, partitions=2)
+    assert [(report.role, report.partitions, report.state) for report in first] == [
+        ("input", 2, "created"),
+        ("output", 2, "created"),
+        ("dead letter", 2, "created"),
+        ("progress", 3, "created"),
+        ("lease", 1, "created"),
+    ]
+    # Others may ask for another number; what exists stays as it is.
+    again = ensure_topics(settings, partitions=7)
+    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3, 1)]
+    assert show_topics(settings) == again
+    assert check_topics(settings) == {report.name: report.partitions for report in again}
+
+
+def test_only_what_is_missing_is_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    settings = make_settings(f"topics.input={make_topic(5)}")
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 4]
+
+
+def test_each_missing_topic_is_named_with_the_way_out(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    settings = make_settings(f"topics.output={make_topic()}")
+    with pytest.raises(TopicMissing) as raised:
+        check_topics(settings)
+    said = str(raised.value)
+    own = settings.application_id
+    for missing in (f"{own}-input (input)", f"{own}-dead_letter (dead letter)", f"{own}-progress (progress)"):
+        assert missing in said
+    assert settings.topics.output not in said
+    assert "delayline topics create" in said
+
+
+def test_a_progress_topic_for_another_number_of_shards_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    progress = make_topic(2, **{"cleanup.policy": "compact"})
+    settings = make_settings(f"topics.progress={progress}", "bucket.shards=4")
+    with pytest.raises(TopicMismatch, match=r"has 2 partitions, but bucket.shards is 4"):
+        ensure_topics(settings)
+    # It was refused before anything was made.
+    assert [report.state for report in show_topics(settings)] == ["missing"] * 3 + ["exists", "missing"]
+
+
+def test_the_progress_topic_grows_with_the_shards_and_keeps_what_it_has(settings: Settings) -> None:
+    ensure_topics(settings)
+    for shards, partitions in ((5, 5), (3, 5)):
+        ensure_shards(settings, shards)
+        assert_eventually(lambda: check_topics(settings)[settings.progress_topic] == partitions, 10)  # noqa: B023
+
+
+def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
+    with pytest.raises(TopicMissing, match="nothing tells what is delivered"):
+        ensure_shards(settings, 3)
+
+
+def test_the_bounds_of_the_input_are_of_each_partition(settings: Settings) -> None:
+    ensure_topics(settings, partitions=2)
+    (name,) = settings.topics.input
+    with Publisher(settings, name, partition=1) as publisher:
+        assert len(list(publisher.publish([b"x"] * 3))) == 3
+    assert input_bounds(settings) == {(name, 0): (0, 0), (name, 1): (0, 3)}
+
+
+def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that_does_not_is_warned_of(
+    make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = make_topic(**{"max.message.bytes": "3000000"})
+    settings = make_settings(f"topics.input={large},{make_topic()}")
+    ensure_topics(settings)
+    limits, needed = dead_letter_limits(settings)
+    assert (limits.max_bytes, needed) == (3_004_096, 3_004_096)
+    check_topics(settings)
+    assert caplog.text == ""
+    small = make_settings(f"topics.input={large}", f"topics.dead_letter={make_topic()}")
+    ensure_topics(small)
+    check_topics(small)
+    assert f"{small.topics.dead_letter} has max.message.bytes=1048588" in caplog.text
+    assert "Set it to 3004096 or more" in caplog.text
+
+
+def test_a_dead_letter_topic_that_demands_keys_is_warned_of(
+    make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(f"topics.dead_letter={make_topic(**{'cleanup.policy': 'compact'})}")
+    ensure_topics(settings)
+    check_topics(settings)
+    assert f"{settings.topics.dead_letter} is compacted: it forgets dead letters" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_progress_topic_that_forgets_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic, policy: str
+) -> None:
+    progress = make_topic(2, **{"cleanup.policy": policy})
+    settings = make_settings(f"topics.progress={progress}")
+    with pytest.raises(TopicMismatch, match="would forget"):
+        ensure_topics(settings)
+
+
+def test_what_the_broker_refuses_to_create_is_said(settings: Settings) -> None:
+    with pytest.raises(TopicMismatch, match=r"refused to create.*replication factor of 3"):
+        ensure_topics(settings, 1, replication=3)
+
+
+def test_partition_counts_leave_missing_topics_out(
+    settings: Settings, make_topic: MakeTopic, admin: KafkaAdminClient
+) -> None:
+    three = make_topic(3)
+    assert partition_counts(settings, [three, "nowhere"]) == {three: 3}
+    assert partition_counts(settings, []) == {}
+    assert three in list_topics(settings)
+    assert not any(name.startswith("__") for name in list_topics(settings))
+
+
+def test_a_job_may_write_what_its_allow_list_matches_but_never_its_own_input(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    source, other = make_topic(2), make_topic(4)
+    settings = make_settings(f"topics.input={source}", "topics.allowed_outputs=t-*")
+    ensure_topics(settings, 1)
+    counts = partition_counts(settings)
+    assert counts[other] == 4
+    assert {settings.topics.output, settings.topics.dead_letter} <= set(counts)
+    assert not {source, settings.progress_topic} & set(counts)
+
+
+def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    default, short = make_topic(), make_topic(**{"retention.ms": "5000"})
+    others = [
+        {"retention.ms": "-1"},
+        {"cleanup.policy": "compact"},
+        {"message.timestamp.type": "LogAppendTime"},
+    ]
+    topics = [default, short, *(make_topic(**configs) for configs in others)]
+    settings = make_settings(f"topics.input={','.join(topics)}")
+    assert input_retentions(settings) == {default: 7 * 86_400_000, short: 5_000}
+
+
+def test_an_option_that_a_later_client_would_refuse_is_told_before_a_broker_is_asked() -> None:
+    settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", "kafka.linger.ms=abc"], environ={})
+    with pytest.raises(SettingError, match=r'"linger\.ms"'):
+        show_topics(settings)
+
+
+def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.topics.admin_client.CONNECT_TIMEOUT_MS", 1_000)
+    settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
+    begun_s = time.monotonic()
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
+        list_topics(settings)
+    assert time.monotonic() - begun_s < 10
+
+
+def test_a_named_topic_is_counted_though_its_name_begins_as_kafkas_own_do(make_settings: MakeSettings) -> None:
+    letters = f"__{uuid.uuid4().hex}"
+    settings = make_settings(f"topics.dead_letter={letters}", f"topics.allowed_outputs={letters}-audit")
+    ensure_topics(settings, partitions=2)
+    assert partition_counts(settings) == {settings.topics.output: 2, letters: 2, f"{letters}-audit": 2}

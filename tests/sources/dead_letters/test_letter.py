@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, Headers, read_letter
+from sources.subscriber import Received
+
+SERVICE: Headers = [
+    ("delayline-id", b"in/2/7"),
+    ("delayline-error", b"two-delays"),
+    ("delayline-error-text", b"why"),
+    ("delayline-timestamp", b"1000"),
+]
+
+
+def record(headers: Headers) -> Received:
+    return Received(
+        topic="dead",
+        partition=1,
+        offset=5,
+        timestamp_ms=5000,
+        key=b"k",
+        value=None,
+        headers=headers,
+        received_ms=0,
+    )
+
+
+def letter(*headers: tuple[str, bytes | None]) -> DeadLetter:
+    found = read_letter(record([*headers, *SERVICE]))
+    assert found is not None
+    return found
+
+
+def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() -> None:
+    forwarded: Headers = [("delayline-id", b"other/0/1"), ("a", None), ("a", b"\xff")]
+    found = letter(*forwarded)
+    assert (found.topic, found.input_partition, found.input_offset, found.id) == ("in", 2, 7, "in/2/7")
+    assert (found.code, found.text, found.timestamp_ms) == ("two-delays", "why", 1000)
+    assert (found.key, found.value, found.headers) == (b"k", None, forwarded)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        SERVICE[:2],
+        SERVICE[::-1],
+        [*SERVICE, ("x", b"")],
+        [*SERVICE[:3], ("delayline-timestamp", b"soon")],
+        [*SERVICE[:3], ("delayline-timestamp", None)],
+        [("delayline-id", b"in/2"), *SERVICE[1:]],
+        [("delayline-id", b"in/2/x"), *SERVICE[1:]],
+        [("delayline-id", None), *SERVICE[1:]],
+    ],
+)
+def test_what_no_job_wrote_is_no_letter(headers: Headers) -> None:
+    assert read_letter(record(headers)) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "fits"),
+    [
+        (Choice(), True),
+        (Choice(codes=frozenset({"two-delays", "x"})), True),
+        (Choice(codes=frozenset({"x"})), False),
+        (Choice(ids=frozenset({"in/2/7"})), True),
+        (Choice(ids=frozenset({"in/2/8"})), False),
+        (Choice(ids=frozenset({"in/2/7"}), codes=frozenset({"x"})), False),
+        (Choice(partition=1, first=5, last=5), True),
+        (Choice(partition=0), False),
+        (Choice(partition=1, first=6), False),
+        (Choice(partition=1, last=4), False),
+        (Choice(since_ms=1000, until_ms=1001), True),
+        (Choice(since_ms=1001), False),
+        (Choice(until_ms=1000), False),
+    ],
+)
+def test_a_choice_takes_what_fits_all_that_it_asks_for(choice: Choice, fits: bool) -> None:
+    assert choice.fits(letter()) is fits
+
+
+@pytest.mark.parametrize(
+    ("to_set", "to_drop", "after"),
+    [
+        ([], [], [("a", b"1"), ("b", None), ("a", b"2")]),
+        ([("a", b"3")], [], [("a", b"3"), ("b", None)]),
+        ([("b", b"3"), ("b", b"4")], [], [("a", b"1"), ("b", b"3"), ("b", b"4"), ("a", b"2")]),
+        ([("c", b"3")], ["a"], [("b", None), ("c", b"3")]),
+        ([], ["a", "b", "absent"], []),
+    ],
+)
+def test_changed_headers_keep_the_place_of_the_others(to_set: Any, to_drop: list[str], after: Headers) -> None:
+    changed = HeaderChanges(to_set, frozenset(to_drop)).applied(letter(("a", b"1"), ("b", None), ("a", b"2")))
+    assert changed == [*after, ("delayline-first-id", b"in/2/7")]
+
+
+def test_a_letter_that_comes_back_keeps_the_link_to_its_first_id() -> None:
+    once_more = letter(("delayline-first-id", b"in/0/1"), ("a", b"1"))
+    assert HeaderChanges().applied(once_more) == [("a", b"1"), ("delayline-first-id", b"in/0/1")]

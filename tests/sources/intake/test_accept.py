@@ -1,0 +1,170 @@
+"""The contract with publishers, rule by rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf import errors
+from conf.errors import Rejected
+from conf.settings import HeaderSettings
+from sources.intake.accept import accept
+from state.message import MESSAGE_SCHEMA
+from tests.messages import PARTITIONS, headers, records, some_rules
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_000
+DAY_MS = 86_400_000
+RULES = some_rules(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
+
+
+def accept_one(*pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
+    table = records([{"timestamp_ms": WRITTEN_MS, "headers": headers(*pairs), **record}])
+    row: dict[str, Any] = accept(table, RULES, CLOCK_MS).to_pylist()[0]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("header", "deliver_at_ms"),
+    [
+        (("deliver-at", b"1798000005000"), 1_798_000_005_000),
+        (("deliver-at", b"2026-12-24T18:00:00Z"), 1_798_135_200_000),
+        (("deliver-at", b"5"), 5),
+        (("deliver-after", b"10s"), WRITTEN_MS + 10_000),
+        (("deliver-after", b"0"), WRITTEN_MS),
+        (("deliver-after", b"366d"), WRITTEN_MS + 366 * DAY_MS),
+        (("delay-level", b"3"), WRITTEN_MS + 10_000),
+        (("delay-level", b"99"), WRITTEN_MS + 7_200_000),
+        (("delay-level", b"0"), WRITTEN_MS),
+        (("x-other", b"1"), WRITTEN_MS),
+    ],
+)
+def test_each_header_sets_the_due_time(header: tuple[str, bytes], deliver_at_ms: int) -> None:
+    message = accept_one(header)
+    assert (message["deliver_at_ms"], message["error_code"]) == (deliver_at_ms, None)
+    assert message["output_topic"] == "delayline-out"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"),
+    [
+        ([("deliver-at", b"1"), ("deliver-after", b"1s")], errors.TwoDelays),
+        ([("deliver-after", b"1s"), ("deliver-after", b"1s")], errors.TwoDelays),
+        ([("delay-level", b"x"), ("deliver-at", b"x")], errors.TwoDelays),
+        ([("deliver-at", b"soon")], errors.BadDeliverAt),
+        ([("deliver-at", None)], errors.BadDeliverAt),
+        ([("deliver-after", b"\x00")], errors.BadDeliverAfter),
+        ([("deliver-after", None)], errors.BadDeliverAfter),
+        ([("delay-level", b"-1")], errors.BadDelayLevel),
+        ([("deliver-after", b"367d")], errors.DelayTooLong),
+        ([("deliver-at", b"9" * 100)], errors.DelayTooLong),
+        ([("deliver-after", b"999999999999999999d")], errors.DelayTooLong),
+        ([("deliver-to", b"")], errors.BadDeliverTo),
+        ([("deliver-to", None)], errors.BadDeliverTo),
+        ([("deliver-to", b"orders\x00")], errors.BadDeliverTo),
+        ([("deliver-to", b"orders"), ("deliver-to", b"orders")], errors.BadDeliverTo),
+        ([("deliver-to", b"secret")], errors.TopicNotAllowed),
+        ([("deliver-to", b"delayline-in")], errors.TopicNotAllowed),
+        ([("deliver-to", b"new-orders")], errors.TopicUnknown),
+        ([("x", bytes(1_000))], errors.MessageTooLarge),
+        # Of two errors the one about the delay is told.
+        ([("deliver-to", b"secret"), ("deliver-after", b"soon")], errors.BadDeliverAfter),
+        ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], errors.BadDeliverTo),
+        ([("deliver-to", b"secret"), ("x", bytes(1_000))], errors.TopicNotAllowed),
+    ],
+)
+def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
+    pairs: list[tuple[str, bytes | None]], error: type[Rejected]
+) -> None:
+    message = accept_one(*pairs, key=b"k", value=b"whole", offset=7)
+    assert message["error_code"] == error.code
+    assert message["error_text"].startswith(f"{error.code}: ")
+    assert message["output_topic"] == "delayline-dead-letter"
+    assert message["output_partition"] < PARTITIONS["delayline-dead-letter"]
+    assert message["deliver_at_ms"] == WRITTEN_MS
+    assert (message["key"], message["value"], message["offset"]) == (b"k", b"whole", 7)
+    assert message["headers"] == headers(*pairs)
+
+
+def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
+    marks = test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code.pytestmark  # type: ignore[attr-defined]
+    # What an output topic does not take shows when it is due.
+    assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - {errors.RecordRefused}
+
+
+def test_one_bad_record_leaves_the_others_alone() -> None:
+    good = {"headers": headers(("deliver-after", b"10s")), "timestamp_ms": WRITTEN_MS}
+    bad = {"headers": headers(("deliver-after", b"ten")), "timestamp_ms": WRITTEN_MS}
+    accepted = accept(records([good, bad, good]), RULES, CLOCK_MS)
+    assert accepted.column("error_code").to_pylist() == [None, "bad-deliver-after", None]
+    assert accepted.column("deliver_at_ms").to_pylist() == [
+        WRITTEN_MS + 10_000,
+        WRITTEN_MS,
+        WRITTEN_MS + 10_000,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ms", "plain_ms", "after_10s_ms"),
+    [
+        (-1, CLOCK_MS, CLOCK_MS + 10_000),
+        (0, 0, 10_000),
+        (CLOCK_MS, CLOCK_MS, CLOCK_MS + 10_000),
+        # A plain message is due at once whatever its timestamp, from which a delay counts.
+        (CLOCK_MS + 9000 * DAY_MS, CLOCK_MS, CLOCK_MS + 9000 * DAY_MS + 10_000),
+    ],
+)
+def test_odd_timestamps_lose_nothing(timestamp_ms: int, plain_ms: int, after_10s_ms: int) -> None:
+    assert accept_one(timestamp_ms=timestamp_ms)["deliver_at_ms"] == plain_ms
+    delayed = accept_one(("deliver-after", b"10s"), timestamp_ms=timestamp_ms)
+    assert (delayed["deliver_at_ms"], delayed["error_code"]) == (after_10s_ms, None)
+
+
+def test_deliver_to_chooses_topic_and_partition_and_can_stand_beside_a_delay() -> None:
+    message = accept_one(("deliver-to", b"orders"), ("deliver-after", b"1s"), key=b"foobar")
+    assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", WRITTEN_MS + 1000)
+    assert message["output_partition"] == (-790332482 & 0x7FFFFFFF) % PARTITIONS["orders"]
+
+
+@pytest.mark.parametrize(("partition", "output_partition"), [(0, 0), (3, 3), (4, 0), (11, 3)])
+def test_without_a_key_the_partition_follows_the_input(partition: int, output_partition: int) -> None:
+    assert accept_one(partition=partition)["output_partition"] == output_partition
+    assert accept_one(partition=partition, key=b"")["output_partition"] == accept_one(key=b"")["output_partition"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x00", bytes(range(256))])
+def test_bytes_and_headers_come_through_as_they_are(content: bytes | None) -> None:
+    kept = [("a", content), ("", None), ("a", b""), ("ö", b"\xff"), ("deliver-after", b"1s")]
+    message = accept_one(*kept, key=content, value=content)
+    assert (message["key"], message["value"], message["headers"]) == (content, content, headers(*kept))
+
+
+@pytest.mark.parametrize(
+    ("record", "bytes_"),
+    [
+        ({"key": bytes(400), "value": bytes(600)}, 1_000),
+        ({"key": None, "value": bytes(1_001)}, 1_001),
+        ({"key": bytes(1_001), "value": None}, 1_001),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("ö", bytes(47)))}, 1_000),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("öx", bytes(47)))}, 1_001),
+    ],
+)
+def test_key_value_and_headers_count_together_against_the_size_limit(record: dict[str, Any], bytes_: int) -> None:
+    message = accept_one(**record)
+    assert message["error_code"] == (None if bytes_ <= 1_000 else "message-too-large")
+    assert bytes_ <= 1_000 or f" {bytes_} bytes; limits.max_message_bytes is 1000:" in message["error_text"]
+
+
+def test_null_and_empty_headers_stay_what_they_are() -> None:
+    assert [accept_one(headers=given)["headers"] for given in (None, list[Any]())] == [None, []]
+
+
+def test_the_names_of_the_headers_are_those_of_the_settings() -> None:
+    rules = some_rules(headers=HeaderSettings(deliver_after="x-delay"))
+    row = {"headers": headers(("deliver-after", b"1s"), ("x-delay", b"2s")), "timestamp_ms": WRITTEN_MS}
+    assert accept(records([row]), rules, CLOCK_MS).column("deliver_at_ms").to_pylist() == [WRITTEN_MS + 2000]
+
+
+def test_no_records_are_no_messages() -> None:
+    assert accept(records([]), RULES, CLOCK_MS) == MESSAGE_SCHEMA.empty_table()

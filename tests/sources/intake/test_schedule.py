@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected
+from conf.settings import LevelSettings
+from sources.intake.schedule import (
+    MAX_INSTANT_MS,
+    level_delay_ms,
+    parse_delay_level,
+    parse_deliver_after,
+    parse_deliver_at,
+    parse_deliver_to,
+)
+
+ROCKETMQ = LevelSettings().delays
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        (b"0", 0),
+        (b" 1798135200000 ", 1_798_135_200_000),
+        (b"0" * 50 + b"1798135200000", 1_798_135_200_000),
+        (b"9" * 5000, MAX_INSTANT_MS),
+        (b"2026-12-24T18:00:00Z", 1_798_135_200_000),
+        (b"2026-12-24T19:30:00+01:30", 1_798_135_200_000),
+        (b"2026-12-24 18:00:00.250+00:00", 1_798_135_200_250),
+        (b"1970-01-01T00:00:00Z", 0),
+    ],
+)
+def test_deliver_at_is_epoch_ms_or_iso_with_an_offset(text: bytes, ms: int) -> None:
+    assert parse_deliver_at(text) == ms
+
+
+@pytest.mark.parametrize("fraction", ["0001", "000001", "000000001", "000000100"])
+def test_a_part_of_a_millisecond_is_rounded_up_so_that_nothing_is_early(fraction: str) -> None:
+    assert parse_deliver_at(f"2026-12-24T18:00:00.{fraction}Z".encode()) == 1_798_135_200_001
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=OFFSETS))
+@settings(max_examples=100)
+def test_deliver_at_is_never_before_the_written_instant_and_less_than_1_ms_after_it(
+    instant: datetime,
+) -> None:
+    parsed = EPOCH + timedelta(milliseconds=parse_deliver_at(instant.isoformat().encode()))
+    assert timedelta(0) <= parsed - instant < timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"\x00",
+        b"\xff\xfe",
+        b"tomorrow",
+        b"-1",
+        b"+1",
+        b"1.5",
+        b"1e12",
+        "١٢٣".encode(),
+        b"2026-12-24",
+        b"2026-12-24T18:00:00",
+        b"2026-02-30T00:00:00Z",
+        b"1969-12-31T23:59:59.999Z",
+        b"9999-12-31T23:59:59.9999999Z",
+        b"0001-01-01T00:00:00+14:00",
+    ],
+)
+def test_any_other_deliver_at_is_refused(value: bytes | None) -> None:
+    with pytest.raises(BadDeliverAt, match="deliver-at is epoch ms or ISO-8601"):
+        parse_deliver_at(value)
+
+
+def test_deliver_after_is_a_duration_in_each_form() -> None:
+    assert [parse_deliver_after(text) for text in (b"1500", b"1500ms", b"10s", b"PT10S", b"0")] == [
+        1500,
+        1500,
+        10_000,
+        10_000,
+        0,
+    ]
+    assert parse_deliver_after(b"999999999999999999d") == MAX_INSTANT_MS
+
+
+@pytest.mark.parametrize("value", [None, b"", b"-1s", b"soon", b"\xff", b"1 y", b"10s\x00"])
+def test_any_other_deliver_after_is_refused(value: bytes | None) -> None:
+    with pytest.raises(BadDeliverAfter, match="deliver-after is ms"):
+        parse_deliver_after(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        (b"0", 0),
+        (b"1", 1_000),
+        (b"5", 60_000),
+        (b"18", 7_200_000),
+        (b"19", 7_200_000),
+        (b"9" * 5000, 7_200_000),
+    ],
+)
+def test_levels_are_rocketmqs_and_above_the_last_is_the_last(text: bytes, ms: int) -> None:
+    assert level_delay_ms(parse_delay_level(text), ROCKETMQ) == ms
+
+
+@pytest.mark.parametrize("value", [None, b"", b"-1", b"1.0", b"three", "²".encode(), b"\xff"])
+def test_any_other_level_is_refused(value: bytes | None) -> None:
+    with pytest.raises(BadDelayLevel, match="delay-level is 0"):
+        parse_delay_level(value)
+
+
+def test_deliver_to_names_a_topic() -> None:
+    assert parse_deliver_to(b" orders.v1_x-y ") == "orders.v1_x-y"
+    assert parse_deliver_to(b"t" * 249) == "t" * 249
+
+
+@pytest.mark.parametrize("value", [None, b"", b"  ", b"a b", b"\xff", b"a\x00", b"..", b"t" * 250, "ö".encode()])
+def test_what_cannot_be_a_topic_is_refused(value: bytes | None) -> None:
+    with pytest.raises(BadDeliverTo, match="deliver-to names a topic"):
+        parse_deliver_to(value)
+
+
+@given(st.one_of(st.binary(max_size=40), st.text(max_size=30).map(lambda text: text.encode("utf-8"))))
+@settings(max_examples=200)
+def test_any_bytes_give_a_number_or_a_rejection_that_says_why(value: bytes) -> None:
+    for parse in (parse_deliver_at, parse_deliver_after, parse_delay_level):
+        try:
+            assert 0 <= parse(value) <= MAX_INSTANT_MS
+        except Rejected as error:
+            assert str(error).startswith(error.code)  # noqa: PT017 - both outcomes are right, and nothing else is

@@ -1,0 +1,158 @@
+"""Which buckets are merged, and that a merge keeps every waiting message in its place."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.buckets.merge import MergeSlice, choose, merged_rows, slices
+from state.buckets.segments import Segment, cut
+from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment, segment_rows
+from state.index.due_counts import tick
+from state.index.message_index import MessageIndex
+from state.message import decode_chunk, in_order
+from state.shards import shards_of
+from tests.messages import placed, some_rules
+
+KEY = ["deliver_at_ms", "topic", "partition", "offset"]
+HELD = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+def segment(bucket: int, count: int, due_ms: int = 0, number: int = 0) -> Segment:
+    return Segment(bucket, 0, number, "0-1", due_ms, due_ms + 1, count, 1)
+
+
+def buckets_of(*counts: int) -> dict[int, list[Segment]]:
+    return {number: [segment(number, count)] for number, count in enumerate(counts)}
+
+
+def test_nothing_is_merged_up_to_the_limit() -> None:
+    assert choose(buckets_of(1, 1, 1), limit=3) == []
+    assert choose({}, limit=1) == []
+    assert choose(buckets_of(5), limit=1) == []
+
+
+def test_four_adjacent_buckets_with_the_fewest_messages_are_merged() -> None:
+    assert choose(buckets_of(9, 9, 1, 2, 3, 1, 9), limit=3) == [2, 3, 4, 5]
+    # The two smallest are not adjacent, and stay.
+    assert choose(buckets_of(1, 50, 50, 50, 50, 9, 9, 9, 1), limit=3) == [5, 6, 7, 8]
+
+
+def test_where_there_are_fewer_than_four_all_are_merged() -> None:
+    assert choose(buckets_of(3, 1, 2), limit=2) == [0, 1, 2]
+    assert choose(buckets_of(3, 1), limit=1) == [0, 1]
+
+
+def test_among_equals_the_run_with_the_earliest_message_is_merged() -> None:
+    buckets = {number: [segment(number, 10, due_ms=1000 - number)] for number in range(8)}
+    assert choose(buckets, limit=3) == [4, 5, 6, 7]
+
+
+def test_all_segments_of_a_bucket_count() -> None:
+    buckets = buckets_of(4, 4, 4, 4, 5)
+    buckets[0].append(segment(0, 10, number=1))
+    assert choose(buckets, limit=3) == [1, 2, 3, 4]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 90_000)), min_size=1, max_size=60)
+)
+def test_slices_meet_and_cover_all_that_waits(spans: list[tuple[int, int, int]]) -> None:
+    segments = [
+        Segment(1, 0, at, "", first, first + length, count, 1) for at, (first, length, count) in enumerate(spans)
+    ]
+    found = slices(segments, start_ms=0)
+    assert [within.number for within in found] == list(range(len(found)))
+    assert all(one.end_ms == other.start_ms for one, other in pairwise(found))
+    assert all(within.start_ms < within.end_ms for within in found)
+    assert found[0].start_ms == 0
+    assert found[-1].end_ms == max(each.max_deliver_at_ms for each in segments) + 1
+    assert len(found) <= 17
+
+
+def stored(buckets: list[pa.Table]) -> pa.Table:
+    rules = some_rules(segment_max_ms=20, segment_max_messages=7, time_partition_ms=30, index_precision_bits=2)
+    rows = [
+        batch
+        for number, sealed in enumerate(buckets)
+        # Sealed at another cutoff, the same instant can be in a time partition of another length.
+        for segment, part in cut(sealed, number, 0, -2000 * number, rules)
+        for batch in segment_rows(segment, part, rules.index_precision_bits)
+    ]
+    return pa.Table.from_batches(rows, schema=STORED_SCHEMA)
+
+
+def chunks_of(table: pa.Table) -> pa.Table:
+    return table.filter(pa.array(part != METADATA_PART for part in table.column("part").to_pylist()))
+
+
+@given(
+    st.lists(HELD, min_size=1, max_size=4),
+    st.integers(0, 60),
+    st.lists(st.integers(1, 99), max_size=3),
+    st.integers(1, 3),
+)
+@settings(max_examples=80)
+def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
+    held: list[Any], start_ms: int, cuts: list[int], shards: int
+) -> None:
+    tables = placed(held)
+    before = chunks_of(stored(tables))
+    bounds = [start_ms, *sorted({cut for cut in cuts if cut > start_ms}), 100]
+    rules = some_rules(
+        segment_max_ms=25, segment_max_messages=9, shard_keys=tuple(range(shards)), index_precision_bits=3
+    )
+    given_rows: list[dict[str, Any]] = []
+    for number, (low, high) in enumerate(pairwise(bounds)):
+        source = before.sort_by([("part", "ascending"), *((name, "ascending") for name in KEY)])
+        run = merged_rows(9, MergeSlice(number, low, high), rules)
+        for batch in run(iter(source.to_batches(max_chunksize=3))):
+            given_rows += batch.to_pylist()
+
+    label_of = {
+        offset: row["part"]
+        for row in before.to_pylist()
+        for offset in decode_chunk(row["chunk"]).column("offset").to_pylist()
+    }
+    chunks = [row for row in given_rows if row["part"] != METADATA_PART]
+    found = {}
+    for row in chunks:
+        piece = decode_chunk(row["chunk"])
+        assert piece == in_order(piece)
+        assert row["bucket"] == 9
+        assert [row[name] for name in KEY] == [piece.column(name)[0].as_py() for name in KEY]
+        assert set(shards_of(piece, shards).tolist()) == {row["shard"]}
+        for offset_found, due in zip(
+            *(piece.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True
+        ):
+            assert offset_found not in found
+            assert label_of[offset_found] == row["part"]
+            found[offset_found] = due
+    waiting = {
+        offset: due
+        for table in tables
+        for offset, due in zip(*(table.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True)
+        if due >= start_ms
+    }
+    assert found == waiting
+
+    metadata = [row for row in given_rows if row["part"] == METADATA_PART]
+    index = MessageIndex(3)
+    for row in metadata:
+        index.add_entries(row["index_entries"], row["precision_bits"])
+    assert len(index) == len(waiting)
+    assert all(index.tick_of("delayline-in", 0, at) == tick(due >> 3, 3) for at, due in waiting.items())
+
+    described = [described_segment(row) for row in metadata]
+    assert len({(each.shard, each.segment) for each in described}) == len(described)
+    assert sum(each.count for each in described) == len(waiting)
+    for each in described:
+        own = [row for row in chunks if (row["shard"], row["segment"]) == (each.shard, each.segment)]
+        assert sum(row["count"] for row in own) == each.count
+        assert {row["part"] for row in own} == {each.time_partition}
+        assert min(row["deliver_at_ms"] for row in own) == each.min_deliver_at_ms
+        assert max(row["max_deliver_at_ms"] for row in own) == each.max_deliver_at_ms

@@ -1,0 +1,87 @@
+"""The state function with pyspark's own group state, which needs no JVM."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import BinaryType, StructType
+
+from state.buckets.operator import DUE, HELD_COLUMNS, KEPT, SEALED, hold
+from state.message import decode_chunk, encode_chunk
+from tests.messages import messages, some_rules
+
+RULES = some_rules(shard_keys=(7, 1), bucket_max_messages=4, near_ms=1000)
+
+
+def group_state(cutoff_ms: int, kept: bytes | None = None) -> GroupState:
+    return GroupState(
+        optionalValue=Row(kept),
+        batchProcessingTimeMs=0,
+        eventTimeWatermarkMs=cutoff_ms,
+        timeoutConf=GroupStateTimeout.EventTimeTimeout,
+        hasTimedOut=False,
+        watermarkPresent=True,
+        defined=kept is not None,
+        updated=False,
+        removed=False,
+        timeoutTimestamp=GroupState.NO_TIMESTAMP,
+        keyAsUnsafe=b"",
+        valueSchema=StructType().add("bucket", BinaryType()),
+    )
+
+
+def due_at(*instants_ms: int) -> pa.Table:
+    return messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in enumerate(instants_ms))
+
+
+def held(state: GroupState, *chunks: pa.Table, key: int = 1) -> pd.DataFrame:
+    frames = [pd.DataFrame({"chunk": [encode_chunk(chunk)]}) for chunk in chunks]
+    (frame,) = hold(lambda: (12, RULES))((key,), iter(frames), state)
+    assert list(frame.columns) == HELD_COLUMNS
+    return frame
+
+
+def test_what_stays_is_in_the_state_and_wakes_the_shard_at_its_earliest() -> None:
+    state = group_state(cutoff_ms=100)
+    held(state, due_at(500, 50), due_at(300))
+    assert decode_chunk(state.get[0]).column("deliver_at_ms").to_pylist() == [300, 500]
+    assert state._timeout_timestamp == 300
+
+
+def test_the_state_is_gone_when_nothing_stays() -> None:
+    state = group_state(cutoff_ms=1000, kept=encode_chunk(due_at(500)))
+    frame = held(state)
+    assert frame["kind"].tolist() == [DUE, KEPT]
+    assert not state.exists
+
+
+def test_due_sealed_and_kept_rows_tell_what_they_hold() -> None:
+    frame = held(group_state(cutoff_ms=100), due_at(50, 60, 200, 300, 5000, 6000, 7000))
+    assert frame["kind"].tolist() == [DUE, SEALED, KEPT]
+    assert frame["count"].tolist() == [2, 3, 2]
+    assert frame["min_deliver_at_ms"].tolist() == [50, 5000, 200]
+    assert frame["max_deliver_at_ms"].tolist() == [60, 7000, 300]
+    assert [decode_chunk(chunk).num_rows for chunk in frame["chunk"][:2]] == [2, 3]
+    assert frame["chunk"][2] == b""
+    assert set(frame["cutoff_ms"]) == {100}
+    assert set(frame["bucket"]) == {12}
+
+
+@pytest.mark.parametrize(("key", "shard"), [(7, 0), (1, 1)])
+def test_rows_name_the_shard_that_the_key_stands_for(key: int, shard: int) -> None:
+    assert held(group_state(cutoff_ms=0), key=key)["shard"].tolist() == [shard]
+
+
+def test_an_idle_shard_still_tells_its_cutoff() -> None:
+    frame = held(group_state(cutoff_ms=100))
+    assert frame[["kind", "cutoff_ms", "count", "min_deliver_at_ms"]].to_numpy().tolist() == [[KEPT, 100, 0, -1]]
+
+
+def test_a_message_due_at_the_epoch_is_held_over_the_first_cutoff() -> None:
+    state = group_state(cutoff_ms=0)
+    assert held(state, due_at(0))["kind"].tolist() == [KEPT]
+    assert state._timeout_timestamp == 1
+    assert held(group_state(cutoff_ms=1, kept=state.get[0]))["kind"].tolist() == [DUE, KEPT]

@@ -1,0 +1,71 @@
+"""Segments made anew of what can be read of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from state.buckets.salvage import counted, readable, remade
+from state.buckets.segments import cut
+from state.buckets.table_rows import METADATA_PART, segment_rows
+from state.message import decode_chunk, encode_chunk
+from tests.messages import messages, some_rules
+
+BITS = 10
+
+
+def stored(*dues: int) -> list[dict[str, Any]]:
+    """The rows of one bucket with a message due at each of `dues`, two a segment, as a table has them."""
+    sealed = messages([{"deliver_at_ms": due, "offset": due} for due in dues])
+    rows = [
+        row
+        for segment, part in cut(sealed, 7, 1, 0, some_rules(segment_max_messages=2))
+        for batch in segment_rows(segment, part, BITS)
+        for row in batch.to_pylist()
+    ]
+    return [{**row, "file": "f"} for row in rows]
+
+
+def run(function: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = ("file", "part", "bucket", "shard", "segment", "count", "chunk")
+    given = [{name: row[name] for name in names} for row in rows]
+    # In batches that end in the middle of a segment's chunks.
+    batches = [pa.RecordBatch.from_pylist([row]) for row in given]
+    return [row for batch in function(iter(batches)) for row in batch.to_pylist()]
+
+
+def chunks_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["part"] != METADATA_PART]
+
+
+def test_whole_segments_are_made_as_they_were() -> None:
+    rows = stored(1, 2, 3)
+    made = run(remade(BITS), chunks_of(rows))
+    assert made == [{name: value for name, value in row.items() if name != "file"} for row in rows]
+
+
+def test_of_a_segment_with_a_damaged_chunk_the_rest_is_kept_and_described() -> None:
+    first, second = (
+        encode_chunk(messages({"deliver_at_ms": due, "offset": due} for due in dues)) for dues in ((1, 2), (3,))
+    )
+    common = {"file": "f", "part": "p", "bucket": 7, "shard": 1, "segment": 0}
+    rows = [{**common, "count": 2, "chunk": first[:-40]}, {**common, "count": 1, "chunk": second}]
+    metadata, chunk = run(remade(BITS), rows)
+    assert (metadata["count"], metadata["deliver_at_ms"], metadata["max_deliver_at_ms"]) == (1, 3, 3)
+    assert decode_chunk(chunk["chunk"]).column("offset").to_pylist() == [3]
+    assert run(remade(BITS), rows[:1]) == []
+
+
+def test_rows_are_counted_by_what_their_chunks_give() -> None:
+    rows = stored(1, 2, 3)
+    chunks_of(rows)[0]["chunk"] = b"\0" * 100
+    found = [(row["part"] == METADATA_PART, row["rows"], row["messages"]) for row in run(counted, rows)]
+    assert found == [(True, 1, 0), (False, 0, 0), (True, 1, 0), (False, 1, 1)]
+
+
+def test_a_chunk_that_gives_another_number_of_messages_is_damaged() -> None:
+    chunk = encode_chunk(messages([{"offset": 1}]))
+    assert readable(chunk, 1) is not None
+    assert readable(chunk, 2) is None
+    assert readable(b"", 0) is None

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap64
+
+from state.buckets.segments import cut
+from state.buckets.table_rows import CHUNK_MESSAGES, METADATA_PART, STORED_SCHEMA, stored_rows
+from state.message import decode_chunk, encode_chunk, in_order
+from tests.messages import headers, messages, some_rules
+
+BITS = 11
+HELD = pa.schema(
+    [
+        ("kind", pa.string()), ("shard", pa.int32()), ("bucket", pa.int64()), ("segment", pa.int32()),
+        ("time_partition", pa.string()), ("min_deliver_at_ms", pa.int64()), ("max_deliver_at_ms", pa.int64()),
+        ("count", pa.int64()), ("bytes", pa.int64()), ("chunk", pa.binary()),
+    ]
+)  # fmt: skip
+CONTENTS: list[dict[str, Any]] = [
+    {"key": None, "value": None, "headers": None},
+    {"key": b"", "value": b"", "headers": headers()},
+    {"key": b"\x00", "value": bytes(900_000), "headers": headers(("a", None), ("a", b"\x00"))},
+]
+
+
+@pytest.fixture(scope="module")
+def sealed() -> pa.Table:
+    return in_order(
+        messages(
+            {**CONTENTS[at % 3], "deliver_at_ms": at * 1000, "offset": at, "partition": at % 2} for at in range(30)
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(sealed: pa.Table) -> pa.Table:
+    """The rows of a bucket of six segments, whose held rows come in two batches."""
+    rules = some_rules(segment_max_messages=5, bucket_max_bytes=10**8)
+    held = [
+        {**asdict(segment), "kind": "sealed", "chunk": encode_chunk(rows)}
+        for segment, rows in cut(sealed, 4, 1, 0, rules)
+    ]
+    batches = [pa.RecordBatch.from_pylist(part, schema=HELD) for part in (held[:4], held[4:])]
+    return pa.Table.from_batches(stored_rows(BITS)(iter(batches)), schema=STORED_SCHEMA)
+
+
+def in_chunk(row: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = decode_chunk(row["chunk"]).to_pylist()
+    return found
+
+
+def test_every_message_is_stored_as_it_was_in_order_and_once(stored: pa.Table, sealed: pa.Table) -> None:
+    chunks = [row for row in stored.to_pylist() if row["part"] != METADATA_PART]
+    assert [message for row in chunks for message in in_chunk(row)] == sealed.to_pylist()
+
+
+def test_a_chunk_says_where_it_begins_and_ends(stored: pa.Table) -> None:
+    for row in stored.to_pylist():
+        if row["part"] != METADATA_PART:
+            first, *_, last = [in_chunk(row)[0], *in_chunk(row)]
+            key = ("deliver_at_ms", "topic", "partition", "offset")
+            assert [row[name] for name in key] == [first[name] for name in key]
+            assert (row["max_deliver_at_ms"], row["count"]) == (last["deliver_at_ms"], len(in_chunk(row)))
+
+
+def test_each_segment_has_one_metadata_row_that_describes_its_messages(stored: pa.Table) -> None:
+    rows = stored.to_pylist()
+    metadata = [row for row in rows if row["part"] == METADATA_PART]
+    assert [row["segment"] for row in metadata] == list(range(6))
+    for described in metadata:
+        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        assert {row["part"] for row in own} == {described["time_partition"]}
+        for name in ("bucket", "shard"):
+            assert {row[name] for row in own} == {described[name]}
+        messages_of = [message for row in own for message in in_chunk(row)]
+        assert described["deliver_at_ms"] == messages_of[0]["deliver_at_ms"]
+        assert described["max_deliver_at_ms"] == messages_of[-1]["deliver_at_ms"]
+        assert described["count"] == len(messages_of)
+
+
+def test_the_metadata_tells_every_id_of_its_segment_and_the_tick_in_which_it_is_due(stored: pa.Table) -> None:
+    rows = stored.to_pylist()
+    for described in (row for row in rows if row["part"] == METADATA_PART):
+        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        told = [
+            (each["topic"], each["partition"], offset, each["tick_ms"])
+            for each in described["index_entries"]
+            for offset in BitMap64.deserialize(each["offsets"])
+        ]
+        assert sorted(told) == sorted(
+            (each["topic"], each["partition"], each["offset"], each["deliver_at_ms"] >> BITS << BITS)
+            for row in own
+            for each in in_chunk(row)
+        )
+        assert sum(each["count"] for each in described["index_entries"]) == described["count"]
+        assert described["precision_bits"] == BITS
+
+
+def test_chunks_carry_no_index(stored: pa.Table) -> None:
+    chunks = [row for row in stored.to_pylist() if row["part"] != METADATA_PART]
+    assert {(row["precision_bits"], row["index_entries"]) for row in chunks} == {(None, None)}
+
+
+def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> None:
+    def chunk_counts(count: int, value: bytes) -> list[int]:
+        many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
+        held = dict.fromkeys(HELD.names, 0) | {"kind": "sealed", "time_partition": "", "chunk": encode_chunk(many)}
+        batches = list(stored_rows(BITS)(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
+        assert all(batch.schema == STORED_SCHEMA for batch in batches)
+        return [batch.column("count")[0].as_py() for batch in batches[1:]]
+
+    assert chunk_counts(2 * CHUNK_MESSAGES + 1, b"v") == [CHUNK_MESSAGES, CHUNK_MESSAGES, 1]
+    assert chunk_counts(5, bytes(500_000)) == [2, 2, 1]
+    assert chunk_counts(2, bytes(5_000_000)) == [1, 1]

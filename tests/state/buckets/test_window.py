@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.buckets.segments import cut
+from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, segment_rows
+from state.buckets.window import WINDOW_SCHEMA, window_rows
+from state.message import decode_chunk, in_order
+from state.shards import shards_of
+from tests.messages import messages, placed, some_rules
+
+KEY = ["deliver_at_ms", "topic", "partition", "offset"]
+BUCKET = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30)
+
+
+def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
+    """The stored chunks of several buckets, in order of their keys, three to a batch."""
+    rules = some_rules(segment_max_ms=20)
+    rows = [
+        batch
+        for number, sealed in enumerate(buckets)
+        for segment, part in cut(sealed, number, 0, 0, rules)
+        for batch in segment_rows(segment, part, rules.index_precision_bits)
+    ]
+    table = pa.Table.from_batches(rows, schema=STORED_SCHEMA)
+    chunks = table.filter(pa.array(part != METADATA_PART for part in table.column("part").to_pylist()))
+    return chunks.select([*KEY, "chunk"]).sort_by([(name, "ascending") for name in KEY]).to_batches(max_chunksize=3)
+
+
+@given(st.lists(BUCKET, min_size=1, max_size=5), st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))
+@settings(max_examples=60)
+def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
+    buckets: list[Any], one: int, other: int, shards: int
+) -> None:
+    start_ms, end_ms = sorted((one, other))
+    tables = placed(buckets)
+    given_rows = [
+        row for batch in window_rows(start_ms, end_ms, shards)(iter(stored_chunks(tables))) for row in batch.to_pylist()
+    ]
+    columns = [column.split()[0] for column in WINDOW_SCHEMA.split(", ")]
+    assert all(list(row) == columns for row in given_rows)
+    everything = in_order(pa.concat_tables(tables))
+    wanted = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
+    for shard in range(shards):
+        rows = [row for row in given_rows if row["shard"] == shard]
+        found = pa.concat_tables([messages([]), *(decode_chunk(row["chunk"]) for row in rows)])
+        assert shards_of(found, shards).tolist() == [shard] * found.num_rows
+        assert found.to_pylist() == [row for row in wanted if shards_of(messages([row]), shards)[0] == shard]
+        for row in rows:
+            own = decode_chunk(row["chunk"]).to_pylist()
+            assert [row[name] for name in KEY] == [own[0][name] for name in KEY]
+            assert (row["max_deliver_at_ms"], row["count"]) == (own[-1]["deliver_at_ms"], len(own))

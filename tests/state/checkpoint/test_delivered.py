@@ -1,0 +1,209 @@
+"""What the markers say is delivered, against a small model of the whole service."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.checkpoint.delivered import Delivered, newest_checkpoint
+from state.checkpoint.origin import Birth
+from state.checkpoint.progress import BatchSpan, Progress
+from state.shards import shards_of
+from tests.messages import messages
+
+Row = dict[str, Any]
+
+
+def place(row: Row) -> tuple[int, str, int, int]:
+    return row["deliver_at_ms"], row["topic"], row["partition"], row["offset"]
+
+
+@dataclass
+class Model:
+    """Batches, shards, buckets and markers of an application, without Spark, Kafka or Delta."""
+
+    chance: random.Random
+    birth: Birth = field(default_factory=lambda: Birth("c-1", 1, 2))
+    clock_ms: int = 0
+    batch_id: int = -1
+    cutoff_ms: int = 0
+    read: dict[str, dict[str, int]] = field(default_factory=lambda: {"in": {"0": 0, "1": 0}})
+    held: list[Row] = field(default_factory=list)
+    sealed: dict[int, list[Row]] = field(default_factory=dict)
+    accepted: list[Row] = field(default_factory=list)
+    delivered: set[tuple[int, int]] = field(default_factory=set)
+    markers: dict[int, Progress] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.announce()
+
+    def read_so_far(self) -> dict[str, dict[str, int]]:
+        return {topic: dict(offsets) for topic, offsets in self.read.items()}
+
+    def announce(self) -> None:
+        self.markers |= {shard: Progress(BatchSpan(self.birth)) for shard in range(self.birth.shards)}
+
+    def accept(self, count: int) -> None:
+        for _ in range(count):
+            partition = self.chance.randrange(2)
+            offset = self.read["in"][str(partition)]
+            self.read["in"][str(partition)] += 1
+            bad = self.chance.random() < 0.1
+            # As `accept` does: what is bad, or plain, is due now.
+            due = self.clock_ms if bad else max(0, self.clock_ms + self.chance.randrange(-30, 60))
+            row = {
+                "deliver_at_ms": due, "topic": "in", "partition": partition, "offset": offset,
+                "output_partition": self.chance.randrange(5), "error_code": "bad" if bad else None,
+            }  # fmt: skip
+            self.accepted.append(row)
+            self.held.append(row)
+
+    def batch(self, finished: bool = True) -> None:
+        """Run a batch; one that is not `finished` is cut off after some of each shard's messages."""
+        self.batch_id += 1
+        starts = self.read_so_far()
+        previous_ms = self.cutoff_ms if self.batch_id else 0
+        # The watermark of a batch is the clock of the batch before.
+        self.cutoff_ms = self.birth.cutoff_ms if not self.batch_id else max(self.cutoff_ms, self.clock_ms + 5)
+        self.clock_ms += self.chance.randrange(1, 20)
+        self.accept(self.chance.randrange(6))
+        batch = BatchSpan(self.birth, self.batch_id, previous_ms, self.cutoff_ms, starts, self.read_so_far())
+        due = [row for row in self.held if row["deliver_at_ms"] < self.cutoff_ms or row["error_code"]]
+        self.held = [row for row in self.held if row not in due]
+        for bucket, rows in self.sealed.items():
+            overdue_only = bucket == self.birth.overdue_bucket and not self.batch_id
+            first_ms = 0 if overdue_only else max(previous_ms, self.birth.cutoff_ms)
+            due += [row for row in rows if first_ms <= row["deliver_at_ms"] < self.cutoff_ms]
+        if self.chance.random() < 0.4:
+            far = [row for row in self.held if self.chance.random() < 0.5]
+            self.held = [row for row in self.held if row not in far]
+            self.sealed[self.birth.first_bucket + self.batch_id] = far
+        for shard in range(self.birth.shards):
+            own = sorted((row for row in due if self.shard_of(row) == shard), key=place)
+            if not finished:
+                own = own[: self.chance.randrange(len(own) + 1)]
+            if own:
+                twice = {(row["partition"], row["offset"]) for row in own} & self.delivered
+                assert not twice, "the model itself delivers twice"
+                self.delivered |= {(row["partition"], row["offset"]) for row in own}
+                self.markers[shard] = Progress(batch, len(own), place(own[-1]))
+
+    def shard_of(self, row: Row) -> int:
+        return int(shards_of(messages([row]), self.birth.shards)[0])
+
+    def rescale(self, shards: int) -> None:
+        """Seal what is held, and begin a checkpoint with `shards`."""
+        bucket = self.birth.first_bucket + self.batch_id + 1
+        self.sealed[bucket], self.held = self.held, []
+        self.birth = replace(
+            self.birth, checkpoint=f"c-{self.birth.generation + 1}", generation=self.birth.generation + 1,
+            shards=shards, first_bucket=bucket + 1, cutoff_ms=self.cutoff_ms, offsets=self.read_so_far(),
+        )  # fmt: skip
+        self.batch_id = -1
+        self.announce()
+
+    def rebuild(self, shards: int) -> None:
+        """Lose the checkpoint, and make another as `streaming.operations.rebuild` does."""
+        told = newest_checkpoint([self.markers.get(shard) for shard in range(max(self.markers) + 1)])
+        assert told is not None
+        in_bucket = {(row["partition"], row["offset"]) for rows in self.sealed.values() for row in rows}
+        ends = told.ends.get("in", {})
+        for partition, offset in in_bucket:
+            ends[str(partition)] = max(ends.get(str(partition), 0), offset + 1)
+        rest = [
+            row for row in self.accepted
+            if row["offset"] < ends.get(str(row["partition"]), 0)
+            and (row["partition"], row["offset"]) not in in_bucket
+            and not told.of_input(messages([row]))[0]
+        ]  # fmt: skip
+        rest += [
+            row for bucket, rows in self.sealed.items() for row in rows
+            if row["deliver_at_ms"] < told.cutoff_ms and not told.of_bucket(messages([row]), bucket)[0]
+        ]  # fmt: skip
+        bucket = max([told.birth.first_bucket + told.last_batch, *self.sealed]) + 1
+        self.sealed[bucket] = rest
+        self.birth = Birth(
+            f"c-{told.birth.generation + 1}", told.birth.generation + 1, shards, bucket + 1, told.cutoff_ms,
+            {"in": {number: ends.get(number, 0) for number in ("0", "1")}},
+        )  # fmt: skip
+        self.batch_id, self.cutoff_ms, self.held = -1, told.cutoff_ms, []
+        # What lies beyond the ends was never heard of, and is read as new.
+        again = [row for row in self.accepted if row["offset"] >= self.birth.offsets["in"][str(row["partition"])]]
+        self.accepted = [row for row in self.accepted if row not in again]
+        self.read = {"in": dict(self.birth.offsets["in"])}
+        self.accept(len(again))
+        self.announce()
+
+
+SEEDS = st.integers(0, 10**9)
+
+
+@given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
+@settings(max_examples=150)
+def test_the_markers_tell_exactly_what_is_delivered(
+    seed: int, before: int, after: int, shards: int, finished: bool
+) -> None:
+    model = Model(random.Random(seed))
+    for _ in range(before):
+        model.batch()
+    if before:
+        model.rescale(shards)
+    for _ in range(after):
+        model.batch()
+    model.batch(finished)
+    told = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
+    assert told is not None
+    for row in model.accepted:
+        out = (row["partition"], row["offset"]) in model.delivered
+        buckets = [bucket for bucket, rows in model.sealed.items() if row in rows]
+        if buckets:
+            assert told.of_bucket(messages([row]), buckets[0])[0] == out
+            assert out or row["deliver_at_ms"] >= told.whole_before_ms
+        else:
+            assert told.of_input(messages([row]))[0] == out
+        if out and not row["error_code"]:
+            assert row["deliver_at_ms"] < told.cutoff_ms
+
+
+@given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
+@settings(max_examples=150)
+def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
+    seed: int, lives: list[tuple[int, int, bool]]
+) -> None:
+    model = Model(random.Random(seed))
+    for batches, shards, finished in lives:
+        for _ in range(batches):
+            model.batch()
+        model.batch(finished)
+        model.rebuild(shards)
+    model.clock_ms += 1000
+    for _ in range(3):
+        model.batch()
+    model.clock_ms += 1000
+    model.batch()
+    due = [row for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]]
+    assert due
+    assert {(row["partition"], row["offset"]) for row in due} <= model.delivered
+
+
+def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
+    birth = Birth("c", 2, 2)
+    mine, old = Progress(BatchSpan(birth)), Progress(BatchSpan(Birth("b", 2, 3)))
+    assert newest_checkpoint([mine, None]) is None
+    assert newest_checkpoint([mine, old]) is None
+    assert newest_checkpoint([]) is None
+    assert newest_checkpoint([mine, mine, old]) == Delivered((mine, mine))
+
+
+@pytest.mark.parametrize(("offset", "delivered"), [(4, True), (5, False)])
+def test_before_the_birth_all_of_the_input_is_settled(offset: int, delivered: bool) -> None:
+    told = Delivered((Progress(BatchSpan(Birth("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
+    assert told.of_input(messages([{"offset": offset}])).tolist() == [delivered]
+    assert told.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
+    assert np.array_equal(told.of_input(messages([])), [])

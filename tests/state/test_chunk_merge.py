@@ -1,0 +1,77 @@
+"""The merge against a sort of everything at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state import chunk_merge
+from state.chunk_merge import Key, merge
+from state.message import in_order
+from tests.messages import messages
+
+PLACE = st.tuples(st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
+# Each chunk is in order, and no message is in two.
+CHUNKS = st.lists(PLACE, unique_by=lambda place: place[1:], max_size=60).flatmap(
+    lambda places: st.lists(st.integers(0, 5), min_size=len(places), max_size=len(places)).map(
+        lambda of: [sorted(p for p, c in zip(places, of, strict=True) if c == chunk) for chunk in range(6)]
+    )
+)
+
+
+def table(places: list[Key]) -> pa.Table:
+    columns = ("deliver_at_ms", "topic", "partition", "offset")
+    return in_order(messages(dict(zip(columns, place, strict=True)) for place in places))
+
+
+def keyed(chunks: list[list[Any]], without_key: int) -> Iterator[tuple[Key | None, pa.Table]]:
+    full = [chunk for chunk in chunks if chunk]
+    for chunk in full[:without_key]:
+        yield None, table(chunk)
+    for chunk in sorted(full[without_key:]):
+        yield chunk[0], table(chunk)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_merge, "_PIECE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@given(CHUNKS, st.integers(0, 3))
+@settings(max_examples=200)
+def test_all_comes_out_once_in_order_and_as_soon_as_it_can(chunks: list[list[Any]], without_key: int) -> None:
+    pieces = list(merge(keyed(chunks, without_key)))
+    assert all(piece.num_rows for piece in pieces)
+    everything = table([place for chunk in chunks for place in chunk])
+    assert [row for piece in pieces for row in piece.to_pylist()] == everything.to_pylist()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_of_chunks_side_by_side_no_more_than_one_is_held() -> None:
+    taken = 0
+
+    def chunks() -> Iterator[tuple[Key, pa.Table]]:
+        nonlocal taken
+        for start in range(0, 100, 10):
+            taken += 1
+            yield (start, "a", 0, 0), table([(start + at, "a", 0, 0) for at in range(10)])
+
+    # A piece is known to be whole when the chunk after the next is seen.
+    assert [(piece.num_rows, taken) for piece in merge(chunks())] == [*((10, n) for n in range(2, 11)), (10, 10)]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_messages_of_one_millisecond_are_told_apart_by_their_ids() -> None:
+    chunks = [((5, "a", 0, at), table([(5, "a", 0, at), (5, "a", 0, at + 1)])) for at in range(0, 40, 2)]
+    assert [piece.num_rows for piece in merge(chunks)] == [2] * 20
+
+
+def test_what_is_sliced_to_nothing_is_no_piece() -> None:
+    assert list(merge([(None, table([])), ((1, "a", 0, 0), table([]))])) == []
+    assert list(merge([])) == []

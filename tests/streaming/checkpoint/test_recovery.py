@@ -1,0 +1,102 @@
+"""A start that finds less in the checkpoint than in the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.bucket_table import BucketStore
+from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import marker_key
+from sinks.topics.topics import ensure_topics
+from state.checkpoint.progress import BatchSpan, Progress
+from streaming.checkpoint.recovery import recover
+from streaming.storage.paths import buckets_path
+from tests.conftest import MakeSettings
+from tests.messages import some_rules
+from tests.streaming.sealed import sealed_rows
+
+
+def plan(checkpoint: Path, batch_id: int) -> None:
+    """Let the offset log have a batch, as Spark writes it."""
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    about = json.dumps({"batchTimestampMs": 20, "batchWatermarkMs": 10})
+    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{about}\n{{"in":{{"0":7}}}}')
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Those of an application whose topics are there."""
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    """What a start must hold."""
+    with closing(HeldLease(settings, "run")) as lease:
+        yield lease
+
+
+def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    born = recover(spark, settings, False, lease).checkpoint.birth
+    plan(tmp_path / "checkpoint", 0)
+    recover(spark, settings, False, lease)
+    options = librdkafka_options(settings.kafka)
+
+    def deliver(span: BatchSpan) -> None:
+        producer = Producer(options)
+        producer.produce(settings.progress_topic, Progress(span, 1, (1, "in", 0, 0)).to_bytes(), marker_key(1), 1)
+        assert producer.flush(10) == 0
+
+    deliver(BatchSpan(born, 0))
+    recover(spark, settings, False, lease)
+    deliver(BatchSpan(born, 3))
+    with pytest.raises(CheckpointMismatch, match="batch 3 has been delivered, but the checkpoint is at batch 0"):
+        recover(spark, settings, False, lease)
+    deliver(BatchSpan(replace(born, checkpoint="other", generation=born.generation + 1)))
+    with pytest.raises(CheckpointMismatch, match="was replaced by other"):
+        recover(spark, settings, False, lease)
+
+
+def test_a_checkpoint_whose_rest_is_sealed_is_refused(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    plan(tmp_path / "checkpoint", 0)
+    store, birth = recovered.store, replace(recovered.checkpoint.birth, first_bucket=5)
+    rows = sealed_rows(spark, birth.overdue_bucket, [{"deliver_at_ms": 99}], some_rules())
+    store.append(rows, f"{birth.checkpoint}-rest", birth.overdue_bucket)
+    with pytest.raises(CheckpointMismatch, match="delayline rebuild --discard-checkpoint"):
+        recover(spark, settings, False, lease)
+
+
+def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    born = recover(spark, settings, False, lease).checkpoint.birth
+    plan(tmp_path / "checkpoint", 0)
+    plan(tmp_path / "checkpoint", 1)
+    store = BucketStore(spark, buckets_path(settings))
+    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_rules()), born.checkpoint, 1)
+    assert recover(spark, settings, False, lease).catalog.messages == 1
+    (tmp_path / "checkpoint" / "offsets" / "1").unlink()
+    lost = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
+    with pytest.raises(CheckpointMismatch, match=lost):
+        recover(spark, settings, False, lease)
+    (tmp_path / "checkpoint" / "offsets" / "0").unlink()
+    with pytest.raises(CheckpointMismatch, match="ends with batch None"):
+        recover(spark, settings, False, lease)

@@ -1,0 +1,92 @@
+"""What `delayline repair` says and writes of what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyroaring import BitMap64
+from typer.testing import CliRunner, Result
+
+from state.buckets.segments import Segment
+from streaming.cli.app import app
+from streaming.operations import repair as repairs
+from streaming.operations.corruption import Damage, DamagedFile, DamagedSegment
+from streaming.operations.repair import Lost, Repair, as_json, ranges
+
+SEGMENT = Segment(7, 1, 2, "p", 60_000, 90_000, 10, 1_000)
+DAMAGE = Damage(
+    [DamagedFile("part=p/part-0.parquet", "p", 3, 1)],
+    [DamagedSegment((7, 1, 2), "p", SEGMENT, 4), DamagedSegment((8, 0, 0), "p", None, 5)],
+)
+LOST = [Lost("in", 0, BitMap64([1, 2, 3, 7]), BitMap64([3, 7])), Lost("in", 1, BitMap64([9, 10]), BitMap64())]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: Repair, *arguments: str) -> Result:
+    monkeypatch.setattr(repairs, "repair", lambda settings, skip, report: found)
+    return CliRunner().invoke(app, ["repair", *arguments])
+
+
+def test_damage_is_listed_and_left_and_the_exit_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST, taken_out=False))
+    assert told.exit_code == 1
+    assert told.stdout.splitlines() == [
+        "/t/part=p/part-0.parquet: 1 of 3 rows can be read",
+        "bucket 7, shard 1, segment 2, due from 1970-01-01T00:01:00Z to 1970-01-01T00:01:30Z: 4 of 10 messages can be "
+        "read",
+        "bucket 8, shard 0, segment 0: its metadata is lost, and is made anew of its 5 messages that can be read",
+        "6 waiting messages are lost; `delayline rebuild` can accept 2 of them again from the input topics",
+    ]
+
+
+def test_what_was_taken_out_is_told_with_the_report_and_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST, taken_out=True), "--skip", "--report", "r.json")
+    assert told.exit_code == 0
+    assert "the ids are in r.json" in told.stdout
+    assert "delayline rebuild --discard-checkpoint" in told.stdout
+    nothing = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST[1:], taken_out=True), "--skip")
+    assert "--discard-checkpoint" not in nothing.stdout
+
+
+def test_a_whole_table_is_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run(monkeypatch, Repair("/t", 5, Damage([], []), [], taken_out=False))
+    assert (told.exit_code, told.stdout) == (0, "all of /t can be read\n")
+
+
+def test_the_report_has_the_ids_as_ranges() -> None:
+    written = json.loads(json.dumps(as_json(Repair("/t", 5, DAMAGE, LOST, taken_out=True))))
+    assert [(one["messages"], one["offsets"], one["accepted_again_by_rebuild"]) for one in written["lost"]] == [
+        (4, [[1, 3], [7, 7]], [[3, 3], [7, 7]]),
+        (2, [[9, 10]], []),
+    ]
+    assert [(one["messages"], one["readable"]) for one in written["segments"]] == [(10, 4), (None, 5)]
+    assert written["files"][0]["path"] == "part=p/part-0.parquet"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"), [([], []), ([5], [[5, 5]]), ([0, 1, 2], [[0, 2]]), ([1, 3, 4], [[1, 1], [3, 4]])]
+)
+def test_ranges(offsets: list[int], expected: list[list[int]]) -> None:
+    assert ranges(BitMap64(offsets)) == expected
+
+
+def test_a_report_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text("of an earlier repair")
+    assert "name a new file" in _refused(tmp_path, report)
+    assert report.read_text() == "of an earlier repair"
+
+
+@pytest.mark.parametrize("name", ["no/such/dir/r.json", "report.json/r.json"])
+def test_a_report_that_has_no_place_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "report.json").touch()
+    assert "is no folder that can be written to" in _refused(tmp_path, tmp_path / name)
+
+
+def _refused(tmp_path: Path, report: Path) -> str:
+    storage = f"storage.path={tmp_path}/storage"
+    refused = CliRunner().invoke(app, ["repair", "--skip", "--report", str(report), "--set", storage])
+    assert (refused.exit_code, (tmp_path / "storage").exists()) == (2, False)
+    assert refused.stderr.startswith("error: bad-usage: ")
+    return refused.stderr

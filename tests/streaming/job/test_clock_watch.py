@@ -1,0 +1,78 @@
+"""How far behind the host's clock may be before the job refuses to wait for it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from conf.errors import ClockBehind
+from streaming.checkpoint.checkpoint import PlannedBatch
+from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch
+
+_LOOKAHEAD_MS = 2_000
+_SHOWN_MS = 1_795_264_674_131
+# Begun 500 ms after the batch before, whose clock and lookahead made its cutoff.
+_BATCH = PlannedBatch(7, _SHOWN_MS, _SHOWN_MS - 500 + _LOOKAHEAD_MS, {})
+
+
+class Host:
+    """A clock to be set."""
+
+    now_ms = _SHOWN_MS
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def watch(host: Host) -> ClockWatch:
+    return ClockWatch(_LOOKAHEAD_MS, lambda: host.now_ms)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.levelno == logging.WARNING for record in caplog.records)
+
+
+def test_a_clock_that_goes_on_or_forward_is_nothing_to_speak_of(
+    watch: ClockWatch, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch.check(None)
+    for ahead_ms in (-1_000, 0, 500, 86_400_000):
+        host.now_ms = _SHOWN_MS + ahead_ms
+        watch.check(_BATCH)
+    assert not _warnings(caplog)
+
+
+def test_up_to_a_minute_is_waited_for_with_one_warning_each_time(
+    watch: ClockWatch, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    for behind_ms in (TOLERANCE_MS, 30_000, 1_001):
+        host.now_ms = _SHOWN_MS - behind_ms
+        watch.check(_BATCH)
+        assert _warnings(caplog) == 1
+    assert "0:01:00 less than" in caplog.text
+    host.now_ms = _SHOWN_MS
+    watch.check(_BATCH)
+    host.now_ms = _SHOWN_MS - 20_000
+    watch.check(_BATCH)
+    assert _warnings(caplog) == 2
+
+
+def test_more_than_a_minute_is_refused_with_both_times_and_what_to_do(watch: ClockWatch, host: Host) -> None:
+    host.now_ms = _SHOWN_MS - 3_600_000
+    with pytest.raises(ClockBehind, match=r"T11:37:54\.131Z, 1:00:00 less than the .*T12:37:54\.131Z.* Set it right"):
+        watch.check(_BATCH)
+
+
+def test_a_batch_that_began_after_the_clock_was_set_back_does_not_hide_it(watch: ClockWatch, host: Host) -> None:
+    host.now_ms = _SHOWN_MS - TOLERANCE_MS - 2
+    begun_since = PlannedBatch(8, host.now_ms - 1, _SHOWN_MS + _LOOKAHEAD_MS, {})
+    with pytest.raises(ClockBehind):
+        watch.check(begun_since)
+
+
+def test_a_lookahead_that_was_a_minute_at_the_start_before_is_no_error(host: Host) -> None:
+    ClockWatch(0, lambda: host.now_ms).check(PlannedBatch(7, _SHOWN_MS, _SHOWN_MS + 60_000, {}))

@@ -1,0 +1,107 @@
+"""The due window over many buckets, and beside a merge, on a real Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.bucket_table import BucketStore
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.segments import cut
+from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
+from state.checkpoint.batch_settings import BatchRules
+from state.message import decode_chunk
+from streaming.job.prefetch_window import DueWindow
+from streaming.maintenance.merge import merge_buckets
+from tests.messages import messages, some_rules
+
+RULES = some_rules()
+Dues = dict[int, list[int]]
+
+
+def seal(store: BucketStore, dues: Dues, batch_id: int, rules: BatchRules = RULES) -> None:
+    """Store buckets in one commit, each with messages due at its `dues`; offsets count through all of them."""
+    offsets, rows = iter(range(10**9)), list[pa.RecordBatch]()
+    for number, of_bucket in dues.items():
+        sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(of_bucket)])
+        for segment, part in cut(sealed, number, 0, 0, rules):
+            rows += segment_rows(segment, part, rules.index_precision_bits)
+    given = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
+    store.append(given.coalesce(1), "checkpoint", batch_id)
+
+
+def window_of(store: BucketStore, ahead_ms: int = 1_000, max_messages: int = 10**6) -> tuple[DueWindow, SegmentCatalog]:
+    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
+    return DueWindow(store, catalog, 0, [], ahead_ms, max_messages, shards=2), catalog
+
+
+def taken(window: DueWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+    """What a batch takes: (due, offset) of each message."""
+    found: list[tuple[int, int]] = []
+    for piece in window.take(start_ms, end_ms):
+        for row in piece.collect():
+            chunk = decode_chunk(bytes(row["chunk"]))
+            places = zip(*(chunk.column(name).to_pylist() for name in ("deliver_at_ms", "offset")), strict=True)
+            found += [(due, offset) for due, offset in places if start_ms <= due < end_ms]
+    window.advance(end_ms)
+    return found
+
+
+def in_batches(window: DueWindow, cutoffs: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
+    start_ms = 0
+    for cutoff_ms in cutoffs:
+        yield taken(window, start_ms, cutoff_ms)
+        start_ms = cutoff_ms
+
+
+def test_ten_thousand_buckets_give_each_message_once(store: BucketStore) -> None:
+    buckets = {number: [number % 997, 1_000 + number % 991] for number in range(10_000)}
+    seal(store, buckets, 1)
+    window, catalog = window_of(store)
+    assert len(catalog.buckets) == 10_000
+    found = [message for batch in in_batches(window, range(300, 2_101, 300)) for message in batch]
+    window.close()
+    assert len(found) == len(set(found)) == 20_000
+    assert sorted(due for due, _ in found) == sorted(due for dues in buckets.values() for due in dues)
+    assert len(catalog) == 0
+
+
+@pytest.mark.parametrize("dues", [list(range(0, 3_000, 3)), [1_500] * 1_000], ids=["spread", "one millisecond"])
+def test_a_segment_larger_than_the_window_comes_once(store: BucketStore, dues: list[int]) -> None:
+    seal(store, {1: dues}, 1)
+    window, _ = window_of(store, ahead_ms=100, max_messages=50)
+    batches = list(in_batches(window, range(400, 3_201, 400)))
+    window.close()
+    found = [message for batch in batches for message in batch]
+    assert sorted(due for due, _ in found) == dues
+    assert len(set(found)) == len(dues)
+
+
+def test_a_merge_beside_the_window_of_what_is_about_to_be_due_changes_nothing(store: BucketStore) -> None:
+    dues: Dues = {1: [100, 500, 900], 2: [150, 500, 950], 3: [120, 520, 980]}
+    seal(store, dues, 1)
+    window, catalog = window_of(store, ahead_ms=200)
+    found = taken(window, 0, 200)
+    known = {number: list(segments) for number, segments in catalog.buckets.items()}
+    # The next messages are loaded or loading by now; the commit comes between them and those after.
+    merged = merge_buckets(store, {number: known[number] for number in (1, 2)}, 200, RULES)
+    found += taken(window, 200, 510)
+    catalog.replace(merged.buckets, merged.segments)
+    found += taken(window, 510, 1_000)
+    window.close()
+    assert sorted(due for due, _ in found) == sorted(due for of_bucket in dues.values() for due in of_bucket)
+    assert len(set(found)) == 9
+
+
+def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketStore) -> None:
+    dues: Dues = {1: [100, 900], 2: [120, 950]}
+    seal(store, dues, 1)
+    segments = [described_segment(row.asDict()) for row in store.metadata()]
+    overdue = [segment for segment in segments if segment.bucket == 2]
+    window = DueWindow(store, SegmentCatalog(segments), 500, overdue, 100, 100, shards=2)
+    assert [due for due, _ in taken(window, 0, 500)] == [120]
+    assert sorted(due for due, _ in taken(window, 500, 1_000)) == [900, 950]
+    window.close()

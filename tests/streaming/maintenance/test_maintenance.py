@@ -1,0 +1,183 @@
+"""Days of upkeep in a minute: Delta's clock and the upkeep's are set, and the table must not grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.bucket_table import BucketStore
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.segments import Segment, cut
+from state.buckets.table_rows import STORED_SCHEMA, segment_rows
+from streaming.maintenance.maintenance import Upkeep
+from tests.eventually import assert_eventually
+from tests.messages import messages, some_rules
+
+_HOUR_MS = 3_600_000
+_STEP_MS = 6 * _HOUR_MS
+RULES = some_rules()
+
+
+class Table:
+    """A store whose Delta log reads a clock that the test sets."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        # The next full hour: none of the files that are written meanwhile is younger than the clock says.
+        self.now_ms = (time.time_ns() // 1_000_000 // _HOUR_MS + 1) * _HOUR_MS
+        self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
+        self.path = path
+        folder = jvm.org.apache.hadoop.fs.Path(str(path))
+        # All that follows in this session finds this log, with its clock, by its path.
+        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
+        self.store = BucketStore(spark, str(path))
+        self.store.create(from_arrow_schema(STORED_SCHEMA))
+
+    def advance(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        self.clock.setTime(self.now_ms)
+
+    def files(self) -> dict[str, int]:
+        """Files that lie in the folder, by kind."""
+        log = [each for each in (self.path / "_delta_log").iterdir() if each.suffix in (".json", ".parquet")]
+        return {"data": len(list(self.path.glob("part=*/*.parquet"))), "log": len(log)}
+
+    def unnamed(self) -> set[str]:
+        """Return the data files in the folder that the table does not name any more."""
+        return {file.name for file in self.path.glob("part=*/*.parquet")} - {
+            Path(file["path"]).name for file in self.store.files()
+        }
+
+    def size(self) -> int:
+        return sum(each.stat().st_size for each in self.path.glob("part=*/*.parquet"))
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
+    made = Table(spark, tmp_path / "buckets")
+    yield made
+    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
+    sealed = messages(
+        [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
+    )
+    segments = list(cut(sealed, number, 0, table.now_ms, RULES))
+    rows = [batch for segment, part in segments for batch in segment_rows(segment, part, RULES.index_precision_bits)]
+    given = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
+    table.store.append(given.coalesce(1), "checkpoint", number)
+    return [segment for segment, _ in segments]
+
+
+def run_until_idle(upkeep: Upkeep, last_bucket: int, cutoff_ms: int) -> None:
+    """Let the batches go by in which an upkeep is started, runs, and is taken note of."""
+    for _ in range(3):
+        upkeep.before_batch(last_bucket, cutoff_ms)
+        assert_eventually(lambda: upkeep._running is None or upkeep._running.done(), 60, "the upkeep")
+
+
+def test_what_merges_replaced_goes_though_nothing_falls_due_for_days(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 2, RULES, now=lambda: table.now_ms / 1000)
+    for number in range(3):
+        segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
+        catalog.add(segments)
+        upkeep.sealed_into({segment.time_partition for segment in segments})
+    run_until_idle(upkeep, 2, table.now_ms)
+    assert len(catalog.buckets) == 1
+    assert len(table.unnamed()) >= 3
+    table.advance(2 * _HOUR_MS)
+    run_until_idle(upkeep, 2, table.now_ms)
+    upkeep.close()
+    assert table.unnamed() == set()
+    assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
+
+
+def test_what_the_last_messages_left_goes_though_no_more_come(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    upkeep.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
+    table.advance(_STEP_MS)
+    # What an earlier run left is looked for first, and finds nothing.
+    run_until_idle(upkeep, 0, table.now_ms)
+    assert (table.store.metadata(), table.files()["data"] > 0) == ([], True)
+    for _ in range(2):
+        table.advance(_HOUR_MS)
+        run_until_idle(upkeep, 0, table.now_ms)
+    upkeep.close()
+    assert table.files()["data"] == 0
+
+
+class Recorded:
+    """A store that notes what is asked of it, and in which minute."""
+
+    def __init__(self) -> None:
+        self.spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
+        self.minute = 0
+        self.asked: list[tuple[str, int]] = []
+
+    def delete(self, partitions: set[str]) -> None:
+        self.asked.append(("delete", self.minute))
+
+    def compact_metadata(self, *_: object) -> None:
+        self.asked.append(("compact", self.minute))
+
+    def vacuum(self) -> None:
+        self.asked.append(("vacuum", self.minute))
+
+
+def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() -> None:
+    store: Any = Recorded()
+    # A time partition that ends after three hours, and two in the fifth hour.
+    ends_ms = [minute * 60_000 for minute in (180, 310, 330)]
+    upkeep = Upkeep(store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, RULES, now=lambda: store.minute * 60)
+    for store.minute in range(24 * 60):
+        upkeep.before_batch(0, store.minute * 60_000)
+        if upkeep._running is not None:
+            upkeep._running.result(10)
+    upkeep.close()
+    vacuums = [minute for what, minute in store.asked if what == "vacuum"]
+    deletes = [minute for what, minute in store.asked if what == "delete"]
+    assert deletes == [180, 310, 330]
+    # Two for what may lie there at the start; one for the first; two, an hour apart, for the others.
+    assert vacuums == [5, 66, 241, 371, 432]
+
+
+def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(table: Table) -> None:
+    catalog = SegmentCatalog()
+    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    seen: list[dict[str, int]] = []
+    number = 0
+    for _ in range(14):
+        # Each bucket reaches over the next twelve hours.
+        dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
+        segments = seal(table, number, dues)
+        catalog.add(segments)
+        upkeep.sealed_into({segment.time_partition for segment in segments})
+        table.advance(_STEP_MS)
+        catalog.forget_before(table.now_ms)
+        run_until_idle(upkeep, number, table.now_ms)
+        assert len(catalog.buckets) <= 5
+        seen.append(table.files())
+        number += 1
+    # More than three days: the second half is no larger than the first.
+    for kind in ("data", "log"):
+        first, second = (max(each[kind] for each in half) for half in (seen[4:9], seen[9:]))
+        assert second <= first * 1.2, f"{kind} files: {[each[kind] for each in seen]}"
+    for _ in range(3):
+        table.advance(_STEP_MS)
+        catalog.forget_before(table.now_ms)
+        run_until_idle(upkeep, number, table.now_ms)
+    upkeep.close()
+    assert len(catalog) == 0
+    assert table.store.metadata() == []
+    assert table.size() < 20_000, "of 14 buckets with 12 kB each something is left"

@@ -1,0 +1,318 @@
+"""Dead letters to their input topics again, against a real broker and without Spark."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner, Result
+
+from conf.errors import PublishFailed
+from conf.settings import Settings
+from sinks.resender import Outgoing, Resender
+from sinks.topics.topics import ensure_topics
+from sources.dead_letters.reader import DeadLetterReader
+from sources.subscriber import Received, Subscriber
+from streaming.cli.app import app
+from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeSettings, MakeTopic
+
+PATIENCE_MS = 20_000
+HOUR_AGO_MS = int(time.time() * 1000) - 3_600_000
+Headers = list[tuple[str, bytes | None]]
+
+
+@dataclass
+class Desk:
+    """An application with dead letters, and the command that resends them."""
+
+    settings: Settings
+    broker: EmbeddedBroker
+
+    def __post_init__(self) -> None:
+        options = {"bootstrap.servers": self.broker.bootstrap, "compression.type": "lz4"}
+        self._producer = Producer({**options, "transactional.id": f"{self.settings.application_id}-0"})
+        self._producer.init_transactions(30)
+        self._offsets = count(100)
+
+    @property
+    def input(self) -> str:
+        return self.settings.topics.input[0]
+
+    def add(self, *letters: dict[str, Any], commit: bool = True) -> list[str]:
+        """Write dead letters as the job does, in a transaction; return their ids."""
+        self._producer.begin_transaction()
+        ids = []
+        for letter in letters:
+            identity = f"{letter.get('topic', self.input)}/{letter.get('input_partition', 0)}/{next(self._offsets)}"
+            ids.append(identity)
+            code = letter.get("code", "bad-deliver-after")
+            service = [("delayline-id", identity.encode()), ("delayline-error", code.encode())]
+            service.append(("delayline-error-text", f"{code}: why".encode()))
+            published_ms = letter.get("published_ms", HOUR_AGO_MS)
+            service.append(("delayline-timestamp", str(published_ms).encode()))
+            self._producer.produce(
+                self.settings.topics.dead_letter,
+                letter.get("value", b"v"),
+                letter.get("key"),
+                letter.get("partition", 0),
+                headers=[*letter.get("headers", []), *service],
+            )
+        assert self._producer.flush(30) == 0
+        if commit:
+            self._producer.commit_transaction(30)
+        else:
+            self._producer.abort_transaction(30)
+        return ids
+
+    def resend(self, *arguments: str) -> Result:
+        topics = self.settings.topics
+        sets = [
+            f"kafka.bootstrap_servers={self.broker.bootstrap}",
+            f"application_id={self.settings.application_id}",
+            f"topics.input={','.join(topics.input)}",
+            f"topics.output={topics.output}",
+            f"topics.dead_letter={topics.dead_letter}",
+        ]
+        options = [part for one in sets for part in ("--set", one)]
+        return CliRunner().invoke(app, ["resend", *arguments, *options], env={"DELAYLINE_CONFIG": None})
+
+    def resent(self, *arguments: str) -> list[str]:
+        """Resend, and return the first ids of what was sent."""
+        result = self.resend("--format", "json", *arguments)
+        assert result.exit_code == 0, result.output
+        return [json.loads(line)["id"] for line in result.stdout.splitlines()]
+
+    def inputs(self, expected: int) -> list[Received]:
+        """All that is in the input topic: `expected` records, and no more."""
+        with Subscriber(self.settings, self.input, from_beginning=True) as subscriber:
+            found = list(subscriber.records(expected, PATIENCE_MS))
+            assert len(found) == expected
+            return found + list(subscriber.records(1, 300))
+
+
+@pytest.fixture
+def desk_of(make_settings: MakeSettings, broker: EmbeddedBroker) -> Callable[..., Desk]:
+    """A function that makes the desk of an application with these settings over the others."""
+
+    def make(*overrides: str) -> Desk:
+        settings = make_settings(*overrides)
+        ensure_topics(settings, 3)
+        return Desk(settings, broker)
+
+    return make
+
+
+@pytest.fixture
+def desk(desk_of: Callable[..., Desk]) -> Desk:
+    return desk_of()
+
+
+def test_a_letter_is_sent_again_as_it_was_published_but_for_the_changed_headers(desk: Desk) -> None:
+    odd: Headers = [("a", None), ("deliver-after", b"ten"), ("a", b"\xff\x00"), ("", b""), ("drop", b"1")]
+    (identity,) = desk.add({"headers": odd, "key": b"\xff", "value": b"\x00" * 1000, "input_partition": 2})
+    (other,) = desk.add({"value": None, "input_partition": 1, "published_ms": HOUR_AGO_MS + 7})
+    shown = desk.resend("--set-header", "deliver-after=10s", "--drop-header", "drop", "--drop-header", "absent")
+    assert (shown.exit_code, shown.stderr) == (0, "2 resent, 0 refused\n")
+    assert f"{identity}  bad-deliver-after  {desk.input}/2/0" in shown.stdout.splitlines()
+    keyed, null = sorted(desk.inputs(2), key=lambda record: -record.partition)
+    assert (keyed.partition, keyed.key, keyed.value) == (2, b"\xff", b"\x00" * 1000)
+    assert keyed.timestamp_ms == HOUR_AGO_MS
+    after = [("a", None), ("deliver-after", b"10s"), ("a", b"\xff\x00"), ("", b"")]
+    assert keyed.headers == [*after, ("delayline-first-id", identity.encode())]
+    assert (null.partition, null.key, null.value, null.timestamp_ms) == (1, None, None, HOUR_AGO_MS + 7)
+    assert null.headers == [("deliver-after", b"10s"), ("delayline-first-id", other.encode())]
+
+
+def test_nothing_is_resent_twice_unless_it_is_asked_for(desk: Desk) -> None:
+    first = desk.add({}, {"partition": 1})
+    desk.add({}, commit=False)
+    assert set(desk.resent()) == set(first)
+    assert desk.resent() == []
+    later = desk.add({"partition": 1}, {"partition": 2})
+    assert set(desk.resent()) == set(later)
+    assert len(desk.inputs(4)) == 4
+    assert desk.resent("--again", "--id", first[0]) == [first[0]]
+    assert desk.resent() == []
+    assert len(desk.inputs(5)) == 5
+
+
+def test_what_was_not_chosen_waits_for_its_turn(desk: Desk) -> None:
+    codes = ["bad-deliver-at", "topic-not-allowed", "bad-deliver-at", "two-delays", "topic-not-allowed"]
+    ids = desk.add(*({"code": code, "published_ms": HOUR_AGO_MS + at} for at, code in enumerate(codes)))
+    assert desk.resent("--code", "topic-not-allowed") == [ids[1], ids[4]]
+    assert desk.resent("--code", "topic-not-allowed", "--code", "two-delays") == [ids[3]]
+    # Offset 5 is the end of the transaction.
+    assert desk.resent("--partition", "0", "--offsets", "1-9") == [ids[2]]
+    assert desk.resent("--since", str(HOUR_AGO_MS + 1)) == []
+    assert desk.resent("--since", "2h", "--until", str(HOUR_AGO_MS)) == []
+    assert desk.resent("--since", "2h", "--until", "10m") == [ids[0]]
+    assert desk.resent() == []
+    assert {record.header("delayline-first-id") for record in desk.inputs(5)} == {each.encode() for each in ids}
+
+
+def test_the_rest_can_be_passed_over_for_good(desk: Desk) -> None:
+    ids = desk.add({"code": "two-delays"}, {"code": "bad-deliver-at"}, {"code": "two-delays"})
+    assert desk.resent("--code", "bad-deliver-at", "--skip-rest") == [ids[1]]
+    assert desk.resent() == []
+    assert desk.resent("--again", "--code", "two-delays") == [ids[0], ids[2]]
+
+
+def test_what_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None:
+    good, bad = desk.add({"headers": [("x", b"1")]}, {"headers": [("deliver-to", b"nowhere")]})
+    mistaken = desk.resend("--set-header", "deliver-after=soon")
+    assert (mistaken.exit_code, mistaken.stderr) == (1, "0 resent, 2 refused\n")
+    assert mistaken.stdout.count("refused: bad-deliver-after: ") == 2
+    shown = desk.resend("--format", "json")
+    assert shown.exit_code == 1
+    outcomes = {line["id"]: line for line in map(json.loads, shown.stdout.splitlines())}
+    assert outcomes[good]["new_id"] == f"{desk.input}/0/0"
+    assert outcomes[bad]["new_id"] is None
+    assert outcomes[bad]["refusal"].startswith("topic-not-allowed: ")
+    assert len(desk.inputs(1)) == 1
+    assert desk.resent("--unchecked") == [bad]
+    assert len(desk.inputs(2)) == 2
+
+
+def test_the_delay_of_a_letter_counts_from_when_it_was_published(desk: Desk) -> None:
+    published_ms = HOUR_AGO_MS - 60_000
+    desk.add({"published_ms": published_ms, "headers": [("deliver-after", b"30m")], "code": "message-too-large"})
+    assert len(desk.resent()) == 1
+    (record,) = desk.inputs(1)
+    assert record.timestamp_ms == published_ms
+    assert [name for name, _ in record.headers] == ["deliver-after", "delayline-first-id"]
+
+
+def test_a_dry_run_tells_and_does_nothing(desk: Desk) -> None:
+    (identity,) = desk.add({})
+    for _ in range(2):
+        shown = desk.resend("--dry-run")
+        assert shown.stdout == f"{identity}  bad-deliver-after  would be resent\n"
+        assert shown.stderr == "1 would be resent, 0 refused\n"
+    assert desk.inputs(0) == []
+    assert desk.resent() == [identity]
+
+
+def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
+) -> None:
+    desk = desk_of(f"topics.input={make_topic(3, **{'retention.ms': '3600000'})}")
+    (identity,) = desk.add({})
+    refused = desk.resend()
+    assert refused.exit_code == 1
+    assert "keeps records for 1h (retention.ms)" in refused.stdout
+    assert desk.resent("--stamp", "now") == [identity]
+    (record,) = desk.inputs(1)
+    assert abs(record.timestamp_ms - record.received_ms) < 600_000
+
+
+def test_records_that_are_no_letters_of_this_job_are_left_alone(desk: Desk) -> None:
+    desk.add({"topic": "of-another-job"})
+    foreign = Producer({"bootstrap.servers": desk.broker.bootstrap})
+    foreign.produce(desk.settings.topics.dead_letter, b"x", partition=0)
+    assert foreign.flush(30) == 0
+    own = desk.add({})
+    assert desk.resent() == own
+    assert len(desk.inputs(1)) == 1
+
+
+def test_options_that_its_producer_cannot_have_are_wrong_settings(desk: Desk) -> None:
+    for wrong, names in (("90000", "lease.period"), ("10000", "delivery.transaction_timeout")):
+        told = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "delivery.transaction_timeout=5s")
+        assert told.exit_code == 2
+        line = told.stderr.splitlines()[-1]
+        assert line.startswith("error: bad-setting: [kafka]: ")
+        assert "`socket.timeout.ms` must be set" in line
+        assert names in line
+
+
+def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming.operations.resend.MAX_CHUNK_LETTERS", 7)
+    ids = desk.add(*({"partition": number % 3, "code": "two-delays"} for number in range(100)))
+    desk.add(*({"partition": number % 3} for number in range(10)))
+    assert set(desk.resent("--code", "two-delays")) == set(ids)
+    assert len(desk.resent()) == 10
+    assert len(desk.inputs(110)) == 110
+
+
+def test_what_its_topic_does_not_take_stays_a_dead_letter_and_many_small_ones_are_not_taken_for_one_large(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
+) -> None:
+    desk = desk_of(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
+    *small, large = desk.add(*({"value": b"v" * 200} for _ in range(20)), {"value": random.randbytes(2_000)})
+    refused = desk.resend()
+    assert (refused.exit_code, refused.stderr) == (1, "20 resent, 1 refused\n")
+    assert "refused: message-too-large: the record takes 2" in refused.stdout
+    assert f"max.message.bytes of {desk.input} is 1000" in refused.stdout
+    found = [record.header("delayline-first-id") for record in desk.inputs(20)]
+    assert found == [identity.encode() for identity in small]
+    assert large in desk.resend("--dry-run").stdout
+
+
+def test_a_record_that_the_broker_refuses_keeps_all_of_its_transaction_back(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic
+) -> None:
+    # Compressed it might be small enough: only the broker can tell.
+    topic = make_topic(3, **{"max.message.bytes": "1000"})
+    desk = desk_of(f"topics.input={topic}")
+    small, _ = desk.add({}, {"value": random.randbytes(2_000)})
+    failed = desk.resend("--set", "kafka.compression.type=gzip")
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert "error: publish-failed: nothing of this transaction was resent" in failed.stderr
+    assert "too large" in failed.stderr
+    assert desk.resent("--id", small) == [small]
+    (record,) = desk.inputs(1)
+    assert record.header("delayline-first-id") == small.encode()
+
+
+def test_a_second_resend_ends_the_first_and_goes_on_where_that_was(desk: Desk) -> None:
+    ids = desk.add({}, {})
+    with closing(DeadLetterReader(desk.settings, range(3))) as reader:
+        begun = Resender(desk.settings, {})
+        assert desk.resent() == ids
+        with pytest.raises(PublishFailed, match="nothing of this transaction was resent"):
+            begun.send([Outgoing(desk.input, 0, HOUR_AGO_MS, None, b"late", [])], {0: (0, "")}, reader.group())
+    assert desk.resent() == []
+    assert [record.value for record in desk.inputs(2)] == [b"v", b"v"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--code", "bad"], "the codes are bad-delay-level, "),
+        (["--id", "in/0"], "write topic/partition/offset"),
+        (["--id", "in/0/5"], "no such dead letter is waiting"),
+        (["--partition", "3"], "has 0 to 2"),
+        (["--offsets", "1-2"], "name the partition"),
+        (["--partition", "0", "--offsets", "a"], "write 10-20"),
+        (["--partition", "0", "--offsets", "2-1"], "the last is before the first"),
+        (["--since", "yesterday"], "--since 'yesterday': write epoch ms"),
+        (["--since", "\udcff"], "write epoch ms"),
+        (["--set-header", "x"], "write NAME=VALUE"),
+        (["--set-header", "\udcff=1"], "write UTF-8"),
+        (["--drop-header", "\udcff"], "write UTF-8"),
+        (["--set-header", "delayline-id=x"], "the service's own"),
+        (["--drop-header", "delayline-id"], "the service's own"),
+        (["--drop-header", ""], "name a header"),
+        (["--set-header", "a=1", "--drop-header", "a"], "either --set-header or --drop-header"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_nothing_is_sent(desk: Desk, arguments: Sequence[str], says: str) -> None:
+    refused = desk.resend(*arguments)
+    assert refused.exit_code == 2
+    assert "error: bad-usage: " in refused.stderr
+    assert says in refused.stderr
+
+
+def test_letters_of_a_topic_that_has_become_smaller_go_where_kafka_puts_them(desk: Desk) -> None:
+    desk.add({"input_partition": 9, "key": b"k"})
+    desk.resent()
+    assert len(desk.inputs(1)) == 1

@@ -1,0 +1,65 @@
+"""The options that Spark is started with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conf.load import load_settings
+from streaming.spark.session import spark_options
+
+_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_ours"),
+    [("./data", True), ("file:///srv/delayline", True), ("hdfs://name/delayline", False), ("s3a://bucket/x", False)],
+)
+def test_only_a_local_checkpoint_is_written_past_sparks_own_choice(path: str, is_ours: bool) -> None:
+    options = spark_options(load_settings(None, [f"storage.path={path}"], environ={}))
+    assert (_MANAGER in options) == is_ours
+
+
+def test_compiled_code_has_room_on_the_driver_and_on_executors() -> None:
+    options = spark_options(load_settings(None, [], environ={}))
+    for role in ("driver", "executor"):
+        assert "-XX:ReservedCodeCacheSize=480m" in options[f"spark.{role}.defaultJavaOptions"]
+
+
+def test_options_of_a_deployment_go_over_those_of_delayline() -> None:
+    settings = load_settings(None, ["spark.spark.driver.memory=5g", "bucket.shards=3"], environ={})
+    options = spark_options(settings)
+    assert (options["spark.driver.memory"], options["spark.sql.shuffle.partitions"]) == ("5g", "3")
+
+
+_INTERRUPTED = """
+import sys
+from conf.settings import Settings
+from streaming.spark.session import open_session
+
+spark = open_session(Settings())
+try:
+    print("asking", flush=True)
+    spark.range(10**12).selectExpr("sum(hash(id))").collect()
+except KeyboardInterrupt:
+    spark.stop()
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_in_a_call_of_java_comes_out_as_an_interruption_without_a_trace() -> None:
+    program = [sys.executable, "-c", _INTERRUPTED]
+    # A group of its own, as a terminal gives it: Java, and what it starts, get the signal too.
+    asking = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "asking\n"
+        os.killpg(asking.pid, signal.SIGINT)
+        _, told = asking.communicate(timeout=60)
+    finally:
+        asking.kill()
+    assert (asking.returncode, told) == (130, "")

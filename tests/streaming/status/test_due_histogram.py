@@ -1,0 +1,143 @@
+"""The histogram of what is due when, against counting one by one."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import BucketUnreadable
+from state.buckets.segments import Segment
+from state.index.due_counts import DueCounts
+from state.index.message_index import index_entries
+from streaming.status.due_histogram import DueHistogram
+from streaming.status.waiting import waiting_counts
+from tests.messages import messages
+
+# Some of them within one tick of any precision below.
+EDGES = [0, 3, 10, 100, 1_000]
+DUES = st.lists(st.one_of(st.integers(-50, 2_000), st.integers(-5, 15)), max_size=50).map(sorted)
+BITS = st.integers(0, 12)
+
+
+def counted(dues: list[int]) -> list[int]:
+    edges = [-10_000, *EDGES, 10_000]
+    return [sum(low <= due < high for due in dues) for low, high in pairwise(edges)]
+
+
+def ticks(dues: list[int], bits: int) -> DueCounts:
+    counts = DueCounts(bits)
+    counts.add_instants(np.array(dues, dtype=np.int64))
+    return counts
+
+
+def histogram_of(dues: list[int], bits: int) -> DueHistogram:
+    histogram = DueHistogram(EDGES)
+    histogram.add_ticks(ticks(dues, bits), dues[0], dues[-1])
+    return histogram
+
+
+@given(DUES)
+def test_known_instants_are_counted_exactly(dues: list[int]) -> None:
+    histogram = DueHistogram(EDGES)
+    histogram.add_instants(np.array(dues, dtype=np.int64))
+    assert histogram.counts == counted(dues)
+    assert not histogram.estimated
+
+
+@given(DUES.filter(bool))
+def test_messages_that_no_edge_parts_are_counted_exactly_by_one_of_them(dues: list[int]) -> None:
+    histogram = DueHistogram(EDGES)
+    assert histogram.cuts(dues[0], dues[-1]) == (np.count_nonzero(counted(dues[:1] + dues[-1:])) > 1)
+    if not histogram.cuts(dues[0], dues[-1]):
+        histogram.add_uncut(dues[len(dues) // 2], len(dues))
+        assert histogram.counts == counted(dues)
+
+
+@given(DUES.filter(bool), BITS)
+def test_ticks_are_exact_in_sum_and_open_are_only_those_that_an_edge_cuts(dues: list[int], bits: int) -> None:
+    histogram = histogram_of(dues, bits)
+    counts = histogram.counts
+    assert sum(counts) == len(dues)
+    assert all(count >= 0 for count in counts)
+    assert (counts[0] > 0) == (dues[0] < EDGES[0])
+    assert (counts[-1] > 0) == (dues[-1] >= EDGES[-1])
+    unknown = [how_many_unknown(edge, dues, bits) for edge in EDGES]
+    assert histogram.estimated == any(unknown)
+    for edge, below, most in zip(EDGES, accumulate(counts), unknown, strict=False):
+        assert abs(below - sum(due < edge for due in dues)) <= most
+
+
+def how_many_unknown(edge_ms: int, dues: list[int], bits: int) -> int:
+    """Of how many messages the ticks and the bounds do not tell on which side of the edge they are due."""
+    if not dues[0] < edge_ms <= dues[-1] or edge_ms % (1 << bits) == 0:
+        return 0
+    return sum(due >> bits == edge_ms >> bits for due in dues[1:-1])
+
+
+@given(DUES.filter(bool))
+def test_without_precision_bits_nothing_is_estimated(dues: list[int]) -> None:
+    histogram = histogram_of(dues, 0)
+    assert histogram.counts == counted(dues)
+    assert not histogram.estimated
+
+
+def test_a_tick_that_an_edge_cuts_is_taken_to_be_spread_evenly_within_the_bounds() -> None:
+    # From 8 to 16, if it were not for the first and the last.
+    histogram = histogram_of([9, 10, 11, 12, 13], bits=3)
+    assert histogram.counts == [0, 0, 1, 4, 0, 0]
+    assert histogram.estimated
+
+
+def test_what_is_due_from_an_edge_on_is_not_counted_before_it_though_its_tick_begins_before() -> None:
+    histogram = histogram_of([10, 10, 12, 15], bits=3)
+    assert histogram.counts == [0, 0, 0, 4, 0, 0]
+    assert not histogram.estimated
+
+
+def test_several_segments_of_several_precisions_add_up() -> None:
+    histogram = DueHistogram(EDGES)
+    histogram.add_ticks(ticks([1, 2], 1), 1, 2)
+    histogram.add_ticks(ticks([50, 150], 4), 50, 150)
+    histogram.add_uncut(99, 7)
+    histogram.add_instants(np.array([100, 999, 1_000]))
+    assert histogram.counts == [0, 2, 0, 8, 3, 1]
+    assert not histogram.estimated
+
+
+ROWS = st.lists(
+    st.tuples(st.one_of(st.integers(0, 2_000), st.integers(0, 15)), st.sampled_from(["in-a", "in-b"])),
+    min_size=1,
+    max_size=40,
+)
+
+
+def sealed(rows: list[tuple[int, str]], bits: int) -> tuple[list[int], list[int]]:
+    """What the metadata of a segment of (deliver_at, topic) tells by tick: where each begins, and counts."""
+    made: list[Any] = index_entries(
+        messages({"deliver_at_ms": due, "topic": topic, "offset": at} for at, (due, topic) in enumerate(rows)), bits
+    )
+    return [entry["tick_ms"] for entry in made], [entry["count"] for entry in made]
+
+
+@given(ROWS, BITS, st.integers(0, 2_000))
+def test_of_a_segment_delivered_in_part_the_ticks_count_what_waits(
+    rows: list[tuple[int, str]], bits: int, cutoff_ms: int
+) -> None:
+    left = sorted(due for due, _ in rows if due >= cutoff_ms)
+    if left:
+        segment = Segment(1, 0, 0, "0-1", left[0], left[-1], len(left), 1)
+        counts = waiting_counts(segment, bits, *sealed(rows, bits))
+        assert len(counts) == len(left)
+        for border_ms in range(0, 2_001, 1 << bits):
+            assert counts.before(border_ms) == (sum(due < border_ms for due in left),) * 2
+
+
+def test_a_segment_with_fewer_messages_than_its_ticks_count_is_an_error() -> None:
+    segment = Segment(1, 0, 0, "0-1", 5, 900, 3, 1)
+    with pytest.raises(BucketUnreadable, match="a count of 0; only ticks with messages are"):
+        waiting_counts(segment, 3, [0, 800, 896], [1, 1, 2])

@@ -1,0 +1,94 @@
+"""What waits in sealed buckets after a batch, on a real Delta table."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+
+from conf.errors import BucketUnreadable
+from sinks.bucket_table import BucketStore
+from state.buckets import table_rows as stored
+from streaming.status.due_histogram import DueHistogram
+from streaming.status.waiting import SealedBuckets, sealed_buckets
+from tests.messages import some_rules
+from tests.streaming.sealed import seal_messages
+
+LAST_MS = 60_000
+# Sealed by batch 1 and 2, about 70 messages to a segment; several at one instant.
+DUES = {number: sorted(random.Random(number).choices(range(LAST_MS), k=400) + [30_000] * 9) for number in (1, 2)}
+EDGES = [0, 7_777, 12_345, 13_000, 30_000, 55_555, 10**7]
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "CHUNK_MESSAGES", 7)
+
+
+def seal_all(store: BucketStore, *precisions: int) -> None:
+    for (number, dues), bits in zip(DUES.items(), precisions, strict=True):
+        rules = some_rules(segment_max_ms=10_000, segment_max_messages=70, index_precision_bits=bits)
+        rows = [{"deliver_at_ms": due, "offset": at, "partition": at % 3} for at, due in enumerate(dues)]
+        seal_messages(store, number, rows, rules)
+
+
+def waiting_from(cutoff_ms: int) -> list[int]:
+    return [due for dues in DUES.values() for due in dues if due >= cutoff_ms]
+
+
+def histogram_of(buckets: SealedBuckets) -> DueHistogram:
+    histogram = DueHistogram(EDGES)
+    buckets.count_into(histogram)
+    return histogram
+
+
+def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketStore) -> None:
+    seal_all(store, 10, 10)
+    for cutoff_ms in (0, 12_345, 30_000, LAST_MS):
+        segments = sealed_buckets(store, store.version(), 2, cutoff_ms).segments
+        waiting = waiting_from(cutoff_ms)
+        assert sum(segment.count for segment in segments) == len(waiting)
+        assert min((segment.min_deliver_at_ms for segment in segments), default=None) == min(waiting, default=None)
+        assert all(segment.bytes == pytest.approx(65 * segment.count, abs=1) for segment in segments)
+
+
+def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketStore) -> None:
+    seal_all(store, 10, 10)
+    buckets = sealed_buckets(store, store.version(), 1, 0)
+    assert {segment.bucket for segment in buckets.segments} == {1}
+    assert sum(segment.count for segment in buckets.segments) == sum(histogram_of(buckets).counts) == len(DUES[1])
+
+
+@pytest.mark.parametrize("precisions", [(0, 0), (10, 10), (15, 10), (0, 31)])
+def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision_tells(
+    store: BucketStore, precisions: tuple[int, int]
+) -> None:
+    seal_all(store, *precisions)
+    for cutoff_ms in (0, 12_500, 30_000):
+        waiting = waiting_from(cutoff_ms)
+        histogram = histogram_of(sealed_buckets(store, store.version(), 2, cutoff_ms))
+        assert sum(histogram.counts) == len(waiting)
+        assert histogram.estimated == any(precisions)
+        for edge, below in zip(EDGES, accumulate(histogram.counts), strict=False):
+            # What is delivered of a tick does not make the rest of it overdue.
+            assert edge > cutoff_ms or below == 0
+            # What is due in the ticks that the edge cuts, of segments of 10 s.
+            most = sum(
+                due >> bits == edge >> bits and abs(due - edge) < 10_000
+                for dues, bits in zip(DUES.values(), precisions, strict=True)
+                for due in dues
+                if due >= cutoff_ms and bits
+            )
+            assert abs(below - sum(due < edge for due in waiting)) <= most
+
+
+def test_a_histogram_is_that_of_its_own_version_of_the_table_after_later_upkeep(store: BucketStore) -> None:
+    seal_all(store, 10, 10)
+    buckets = sealed_buckets(store, store.version(), 2, 0)
+    before = histogram_of(buckets).counts
+    store.compact_metadata(0, 2, deleted={segment.time_partition for segment in buckets.segments})
+    assert store.metadata() == []
+    assert histogram_of(buckets).counts == before
+    with pytest.raises(BucketUnreadable, match="the metadata is damaged"):
+        histogram_of(SealedBuckets(store, store.version(), buckets.segments))

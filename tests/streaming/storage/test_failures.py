@@ -1,0 +1,114 @@
+"""What Spark says of a storage that fails, as it was seen to say it, and the error that is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
+from streaming.storage.failures import innermost_cause, storage_failure
+
+STORAGE = "/srv/delayline"
+PARQUET = f"{STORAGE}/buckets/part=001-002/part-00000-6d5e-c000.parquet"
+LOG = f"{STORAGE}/buckets/_delta_log/00000000000000000001.json"
+CHANGELOG = f"{STORAGE}/checkpoint/state/0/1/3.changelog"
+FULL = "Caused by: java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream.writeBytes"
+
+
+def told(text: str) -> DelaylineError:
+    failure = storage_failure(text, STORAGE)
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("trace", "what", "place"),
+    [
+        ("\tat MicroBatchExecution.markMicroBatchStart(M.scala:911)", "the offset log", "/checkpoint/offsets"),
+        ("\tat MicroBatchExecution.$anonfun$markMicroBatchEnd$1(M.scala)", "the commit log", "/checkpoint/commits"),
+        (f"[TASK_WRITE_FAILED] Task failed while writing rows to file:{STORAGE}/buckets.", "a bucket", "/buckets"),
+        ("\tat org.apache.spark.sql.delta.storage.HDFSLogStore.write", "a bucket", "/buckets"),
+        ("\tat o.a.s.sql.execution.streaming.state.RocksDB.commit(R.scala)", "the state of", "/checkpoint/state"),
+        ("\tat java.io.Anything", "a file", ""),
+    ],
+)
+def test_a_full_disk_is_told_with_what_was_written_and_where(trace: str, what: str, place: str) -> None:
+    failure = told(f"org.apache.spark.SparkException: Job aborted\n{trace}\n{FULL}")
+    assert isinstance(failure, StorageFailed)
+    assert str(failure).startswith(f"storage-failed: no space left: {what}")
+    assert f" could not be written in {STORAGE}{place}, of whose " in str(failure)
+    assert "run the same command again" in str(failure)
+
+
+def test_a_full_working_folder_of_spark_is_not_taken_for_the_storage() -> None:
+    assert STORAGE not in str(told(f"\tat org.rocksdb.RocksDBException: While appending: \n{FULL}"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("java.io.FileNotFoundException: /srv/x (Read-only file system)", "the file system is read-only"),
+        ("java.io.FileNotFoundException: /srv/x (Permission denied)", "permission denied"),
+        ("java.nio.file.AccessDeniedException: /srv/x", "permission denied"),
+        ("java.io.IOException: Input/output error", "the device fails"),
+    ],
+)
+def test_a_storage_that_refuses_is_told_with_its_reason(cause: str, reason: str) -> None:
+    assert str(told(f"x\nCaused by: {cause}")).startswith(f"storage-failed: {reason}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_STREAMING_STATE_FILE] An error occurred during loading state. Error "
+        f"reading streaming state file of file:{CHANGELOG} does not exist. If the stream job is restarted",
+        f"[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred\nCaused by: java.io.IOException: {CHANGELOG} no",
+    ],
+)
+def test_a_state_file_that_is_missing_is_named(text: str) -> None:
+    failure = told(text)
+    assert isinstance(failure, CheckpointUnreadable)
+    assert str(failure).startswith(f"checkpoint-unreadable: {CHANGELOG} is missing or damaged (")
+    assert "delayline rebuild --discard-checkpoint" in str(failure)
+
+
+def test_a_state_file_that_spark_does_not_name_is_looked_for_below_the_state() -> None:
+    text = "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error\nCaused by: java.io.EOFException: Stream ended prematurely"
+    assert f"{STORAGE}/checkpoint/state is missing or damaged (Stream ended prematurely)" in str(told(text))
+
+
+@pytest.mark.parametrize("scheme", ["file:", "file://", ""])
+def test_a_data_file_that_cannot_be_read_is_named_with_the_command_that_helps(scheme: str) -> None:
+    text = (
+        f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {scheme}{PARQUET}. File does not "
+        f"exist.\nCaused by: java.io.FileNotFoundException: File `{PARQUET}` does not exist."
+    )
+    failure = told(text)
+    assert isinstance(failure, BucketUnreadable)
+    assert str(failure).startswith(f"bucket-unreadable: {PARQUET} is missing or damaged (File `{PARQUET}` does not")
+    assert "delayline repair" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (f"[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{LOG}.  SQLSTATE: KD001", LOG),
+        ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions (0, 2, 3) are not contiguous.", "DELTA_VERSIONS_NOT_CONTIGUOUS"),
+    ],
+)
+def test_a_damaged_log_of_the_table_is_told_apart_from_its_data(text: str, named: str) -> None:
+    failure = told(text)
+    assert isinstance(failure, BucketUnreadable)
+    assert f"the log of the table of sealed buckets cannot be read: {named} is missing or damaged" in str(failure)
+    assert "delayline repair" not in str(failure)
+
+
+def test_other_failures_are_not_the_storages() -> None:
+    assert storage_failure("org.apache.kafka.common.errors.TimeoutException: Call(...) timed out", STORAGE) is None
+
+
+def test_the_innermost_cause_is_javas_and_not_pythons_word_for_it() -> None:
+    java = "io.delta.exceptions.ConcurrentTransactionException: [DELTA_CONCURRENT_TRANSACTION] twice"
+    python = "py4j.protocol.Py4JJavaError: An error occurred while calling o416.save."
+    assert innermost_cause(f"Traceback\n{python}\n: {java}\n\tat org.apache") == java
+    assert innermost_cause(f"{python}\n: {java}\nCaused by: java.io.EOFException\n\tat x") == "java.io.EOFException"
+    assert innermost_cause("no exception\nat all") == "no exception"

@@ -1,0 +1,80 @@
+"""Damage to the log of the table of sealed buckets: every reader is told, and in a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import BucketUnreadable
+from conf.load import load_settings
+from sinks.bucket_table import BucketStore
+from state.buckets.table_rows import STORED_SCHEMA
+from streaming.storage.failures import storage_told
+from tests.messages import some_rules
+from tests.streaming.sealed import seal_messages
+
+
+@pytest.fixture(scope="module")
+def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table whose log has a checkpoint, and entries behind it."""
+    made = BucketStore(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
+    made.create(from_arrow_schema(STORED_SCHEMA))
+    spark.sql(f"ALTER TABLE delta.`{made.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
+    for number in (1, 2, 3):
+        seal_messages(made, number, [{"deliver_at_ms": number, "offset": number}], some_rules())
+    return Path(made.path)
+
+
+def lose(log: Path, pattern: str) -> None:
+    files = [file for file in log.glob(pattern) if not file.name.startswith(".")]
+    assert files
+    for file in files:
+        file.unlink()
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def cut_short(log: Path, pattern: str) -> None:
+    (file,) = (file for file in log.glob(pattern) if not file.name.startswith("."))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    # Hadoop's checksum: a file system in the cloud has none.
+    file.with_name(f".{file.name}.crc").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "patterns", "named"),
+    [
+        (lose, ["*.checkpoint.parquet", "*[0-2].json"], "_delta_log"),
+        (cut_short, ["*.checkpoint.parquet"], "0003.checkpoint.parquet is missing or damaged"),
+        (cut_short, ["*4.json"], "0004.json is missing or damaged"),
+    ],
+)
+def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    damage: Callable[[Path, str], None],
+    patterns: list[str],
+    named: str,
+) -> None:
+    shutil.copytree(table, tmp_path / "buckets")
+    for pattern in patterns:
+        damage(tmp_path / "buckets" / "_delta_log", pattern)
+    settings = load_settings(None, [f"storage.path={tmp_path}"], environ={})
+    with pytest.raises(BucketUnreadable) as told, storage_told(settings):
+        BucketStore(spark, str(tmp_path / "buckets")).metadata()
+    assert "the log of the table of sealed buckets cannot be read: " in str(told.value)
+    assert named in str(told.value)
+    assert f"Put {tmp_path}/buckets/_delta_log back from a backup" in str(told.value)
+
+
+def test_a_log_without_its_checkpoint_is_read_from_its_entries(
+    spark: SparkSession, table: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(table, tmp_path / "buckets")
+    lose(tmp_path / "buckets" / "_delta_log", "*.checkpoint.parquet")
+    assert len(BucketStore(spark, str(tmp_path / "buckets")).metadata()) == 3
