@@ -13,7 +13,8 @@ from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from state.checkpoint.batch_settings import RuleBook
 from state.checkpoint.file_format import stamped, unstamped
 from state.checkpoint.origin import Birth, Offsets
-from streaming.checkpoint.logs import NEW_ONE, check_committed, planned_entry
+from streaming.checkpoint.logs import check_committed, planned_entry
+from streaming.storage.failures import NEW_ONE
 
 
 @dataclass(frozen=True)

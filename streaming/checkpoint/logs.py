@@ -7,12 +7,8 @@ import re
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 from state.checkpoint.origin import Offsets, check_offsets
+from streaming.storage.failures import NEW_ONE
 
-# What can be done without a file of the checkpoint, in every error that names one.
-NEW_ONE = (
-    "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
-    "tables, the input and the progress topic"
-)
 # Of both logs, in Spark 4.0.
 _VERSION = "v1"
 

@@ -26,8 +26,8 @@ from state.checkpoint.origin import Birth, Offsets
 from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint.handover import rest_bucket
-from streaming.checkpoint.logs import NEW_ONE
-from streaming.job.query import shard_keys
+from streaming.spark.shard_keys import shard_keys
+from streaming.storage.failures import NEW_ONE
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
 log = logging.getLogger(__name__)

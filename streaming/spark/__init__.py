@@ -2,6 +2,6 @@
 
 It knows neither the query nor the tables.
 
-Read `session`, `exclusive_session` (with the lease), `worker_daemon`, `start_failure`, `startup_noise`,
+Read `session`, `exclusive_session` (with the lease), `shard_keys`, `worker_daemon`, `start_failure`, `startup_noise`,
 `submit_files`, `cds_training`.
 """

@@ -14,12 +14,16 @@ from pyspark.sql.streaming import StreamingQuery
 
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
 from conf.settings import Settings
-from streaming.checkpoint.logs import NEW_ONE
 from streaming.storage.checks import free_space
 from streaming.storage.paths import storage_path
 
 log = logging.getLogger(__name__)
 
+# What can be done without a file of the checkpoint, in every error that names one.
+NEW_ONE = (
+    "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
+    "tables, the input and the progress topic"
+)
 # What to do about a file of the table, in every error that names one.
 REPAIR = (
     "Put the file back from a backup. Without one, stop the job: `delayline repair` tells what is lost with it, and "

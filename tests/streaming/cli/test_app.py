@@ -23,7 +23,7 @@ from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
 from tests.eventually import assert_eventually
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "streaming.cli"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
 
