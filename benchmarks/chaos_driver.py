@@ -38,7 +38,7 @@ class Driver(threading.Thread):
         self._folder.mkdir(exist_ok=True)
         while not self._ended.is_set():
             if self._process is None or self._process.poll() is not None:
-                self._tell()
+                self._report()
                 self._launch()
             time.sleep(_POLL_S)
 
@@ -66,7 +66,7 @@ class Driver(threading.Thread):
         with self._log_file.open("wb") as output:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Say how it ended, unless it was killed: an error that a supervisor mends is worth knowing of."""
         if self._process is not None and (code := self._process.returncode) != -9:
             say(f"the job ended with {code}: {self._log()[-_SHOWN:].strip()}")

@@ -10,7 +10,7 @@ import numpy as np
 from pyroaring import BitMap64
 from sortedcontainers import SortedDict
 
-from state.index.due_counts import Bounds, DueCounts, Tick
+from state.index.due_counts import Bounds, DueCounts, TimeSlot
 
 _Source = tuple[str, int]
 
@@ -20,14 +20,14 @@ class TimeBucket:
 
     def __init__(self, precision_bits: int) -> None:
         self._due = DueCounts(precision_bits)
-        self._ticks: SortedDict = SortedDict()
+        self._slots: SortedDict = SortedDict()
 
     def __len__(self) -> int:
         return len(self._due)
 
     def optimise(self) -> None:
         """Find runs and give back what is spare, once for all that was added."""
-        for sources in self._ticks.values():
+        for sources in self._slots.values():
             for offsets in sources.values():
                 offsets.run_optimize()
                 offsets.shrink_to_fit()
@@ -35,12 +35,12 @@ class TimeBucket:
     def __contains__(self, message_id: tuple[str, int, int]) -> bool:
         *source, offset = message_id
         key = tuple(source)
-        return any(offset in sources[key] for sources in self._ticks.values() if key in sources)
+        return any(offset in sources[key] for sources in self._slots.values() if key in sources)
 
     @property
     def nbytes(self) -> int:
         """Bytes as if written: bitmaps, and 8 each for a tick and a source's number."""
-        return sum(8 + sum(8 + len(each.serialize()) for each in of.values()) for of in self._ticks.values())
+        return sum(8 + sum(8 + len(each.serialize()) for each in of.values()) for of in self._slots.values())
 
     def add(self, topic: str, partition: int, offsets: np.ndarray, deliver_at_ms: np.ndarray) -> None:
         """Take in ids of one source."""
@@ -50,7 +50,7 @@ class TimeBucket:
         for start, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]):
             number = int(numbers[start])
             values = array("Q", offsets[start:end].tobytes())
-            sources: dict[_Source, BitMap64] = self._ticks.setdefault(number, {})
+            sources: dict[_Source, BitMap64] = self._slots.setdefault(number, {})
             known = sources.setdefault(source, BitMap64())
             before = len(known)
             known.update(values)
@@ -61,15 +61,15 @@ class TimeBucket:
         """Count what is due in [start_ms, end_ms)."""
         return self._due.between(start_ms, end_ms)
 
-    def next_due(self) -> Tick | None:
+    def next_due(self) -> TimeSlot | None:
         """Return the earliest tick."""
         return self._due.next_due()
 
     def forget_before(self, cutoff_ms: int) -> int:
         """Drop the ticks that end at or before `cutoff_ms`."""
         first = cutoff_ms >> self._due.precision_bits
-        while self._ticks and self._ticks.peekitem(0)[0] < first:
-            self._ticks.popitem(0)
+        while self._slots and self._slots.peekitem(0)[0] < first:
+            self._slots.popitem(0)
         return self._due.forget_before(cutoff_ms)
 
 
@@ -103,9 +103,9 @@ class Heap:
         count = sum(start_ms <= each[0] < end_ms for each in self._heap)
         return Bounds(count, count)
 
-    def next_due(self) -> Tick | None:
+    def next_due(self) -> TimeSlot | None:
         """Return the earliest due time."""
-        return Tick(self._heap[0][0], self._heap[0][0] + 1) if self._heap else None
+        return TimeSlot(self._heap[0][0], self._heap[0][0] + 1) if self._heap else None
 
     def forget_before(self, cutoff_ms: int) -> int:
         """Take out what is due before `cutoff_ms`, one after the other."""

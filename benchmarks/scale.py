@@ -136,7 +136,7 @@ class _Progress:
     def __init__(self, stand: Stand, application: Application, job: Job, source: Feed, count: int) -> None:
         self._stand, self._application, self._job, self._source = stand, application, job, source
         self._count = count
-        self._told = self._grown = time.monotonic()
+        self._reported_s = self._grown = time.monotonic()
         self._last = self._newest = 0
 
     def check(self) -> None:
@@ -148,9 +148,9 @@ class _Progress:
             self._newest, self._grown = held, now
         if now - self._grown > STALL_S:
             raise RuntimeError(f"no message came in for {STALL_S:.0f} s, at {held:,}:\n{self._job.log[-3000:]}")
-        if now - self._told >= PROGRESS_S:
-            self._tell(held, (held - self._last) / (now - self._told))
-            self._told, self._last = now, held
+        if now - self._reported_s >= PROGRESS_S:
+            self._report(held, (held - self._last) / (now - self._reported_s))
+            self._reported_s, self._last = now, held
             self.check_outputs()
 
     def check_outputs(self) -> None:
@@ -160,7 +160,7 @@ class _Progress:
             if found := sum(self._stand.end_offsets(topic)):
                 raise RuntimeError(f"{found:,} messages came out to {topic}, and none was to come for 48 h")
 
-    def _tell(self, held: int, rate: float) -> None:
+    def _report(self, held: int, rate: float) -> None:
         samples = self._job.usage.memory_between(time.time() - PROGRESS_S, time.time())
         sizes = {role: size / 2**20 for role, size in samples[-1].rss.items()} if samples else {}
         free = shutil.disk_usage(self._stand.folder).free

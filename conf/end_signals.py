@@ -12,7 +12,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def deferred() -> Iterator[None]:
     """Let signals that ask for the end wait until the block is through; their handlers run then.
 
     For the start of a process: a handler that raises between the fork and the return of `Popen` leaves a child that

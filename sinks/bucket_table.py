@@ -37,7 +37,7 @@ _TRIES = 3
 _METADATA = "part = 'metadata'"
 
 
-class BucketStore:
+class BucketTable:
     """Sealed buckets at `path`, one Delta commit each."""
 
     def __init__(
@@ -161,11 +161,11 @@ class BucketStore:
         found: Iterator[Row] = rows.toLocalIterator()
         return found
 
-    def ticks(self, instants_ms: Iterable[int], version: int | None = None) -> DataFrame:
+    def slots(self, instants_ms: Iterable[int], version: int | None = None) -> DataFrame:
         """Return the counts by tick of the segments that one of `instants_ms` cuts, as of now or of `version`.
 
         Such a segment has messages due before that instant, and others due then or later. The columns are bucket,
-        shard, segment, precision_bits, and two arrays with an element for each tick and source: ticks_ms and counts.
+        shard, segment, precision_bits, and two arrays with an element for each tick and source: slots_ms and counts.
         """
         cut = " OR ".join(f"(deliver_at_ms < {at_ms} AND max_deliver_at_ms >= {at_ms})" for at_ms in instants_ms)
         # Fields of the entries by name, so that their offsets, which are most of their bytes, are not read.

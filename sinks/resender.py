@@ -56,7 +56,7 @@ class Resender:
             },
         )
         try:
-            self._insist(lambda: self._producer.init_transactions(self._timeout_s))
+            self._retry(lambda: self._producer.init_transactions(self._timeout_s))
         except KafkaException as problem:
             raise self._failed(problem.args[0]) from problem
 
@@ -74,9 +74,9 @@ class Resender:
             for at, record in enumerate(records):
                 self._produce(record, _landing(landed, at, refused))
             kept = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
-            self._insist(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
+            self._retry(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
             committing = True
-            self._insist(lambda: self._producer.commit_transaction(self._timeout_s))
+            self._retry(lambda: self._producer.commit_transaction(self._timeout_s))
         except KafkaException as problem:
             error = problem.args[0]
             if committing and error.retriable():
@@ -101,7 +101,7 @@ class Resender:
             except BufferError:
                 self._producer.poll(0.1)
 
-    def _insist(self, step: Callable[[], Any]) -> None:
+    def _retry(self, step: Callable[[], Any]) -> None:
         """Take a step of a transaction, again where the client says that it may be taken again."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:

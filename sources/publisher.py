@@ -70,15 +70,15 @@ class Publisher:
         `MAX_IN_FLIGHT_BYTES` of them. Raises PublishFailed at the first that the broker refuses or does not
         confirm within `DELIVERY_TIMEOUT_MS`; of those after it some may have been published.
         """
-        flight = _Flight()
+        in_flight = _InFlight()
         # A thread, so that an id is given while the next value is still awaited (a slow pipe).
-        feeder = threading.Thread(target=self._feed, args=(flight, values, key, list(headers)), daemon=True)
+        feeder = threading.Thread(target=self._feed, args=(in_flight, values, key, list(headers)), daemon=True)
         feeder.start()
         try:
-            while (landing := flight.next()) is not None:
+            while (landing := in_flight.next()) is not None:
                 yield self._confirmed(landing)
         finally:
-            flight.cancel()
+            in_flight.cancel()
 
     def close(self) -> None:
         """Give what is on its way a moment, and disconnect."""
@@ -105,16 +105,18 @@ class Publisher:
         if self._partition is not None and self._partition >= partitions:
             raise UsageError(f"{self.topic} has no partition {self._partition}, only 0 to {partitions - 1}")
 
-    def _feed(self, flight: _Flight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]) -> None:
+    def _feed(
+        self, in_flight: _InFlight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]
+    ) -> None:
         try:
             for value in values:
-                if not flight.board(len(value or b"")):
+                if not in_flight.acquire(len(value or b"")):
                     return
                 sent = self._producer.send(self.topic, value=value, key=key, headers=headers, partition=self._partition)
-                flight.depart(sent, len(value or b""))
-            flight.depart(None)
+                in_flight.put(sent, len(value or b""))
+            in_flight.put(None)
         except BaseException as error:
-            flight.depart(error)
+            in_flight.put(error)
 
     def _confirmed(self, landing: Any) -> str:
         try:
@@ -126,7 +128,7 @@ class Publisher:
         return f"{record.topic}/{record.partition}/{record.offset}"
 
 
-class _Flight:
+class _InFlight:
     """What is sent and not confirmed yet, in order: bounded in number and bytes."""
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class _Flight:
         self._bytes = 0
         self._cancelled = False
 
-    def board(self, size: int) -> bool:
+    def acquire(self, size: int) -> bool:
         """Wait until a message of `size` bytes may be sent too. False: no more are wanted."""
         with self._changed:
             self._changed.wait_for(
@@ -151,7 +153,7 @@ class _Flight:
             self._bytes += size
             return not self._cancelled
 
-    def depart(self, sent: Any, size: int = 0) -> None:
+    def put(self, sent: Any, size: int = 0) -> None:
         """Add a future; None when there are no more, or the error that ended it."""
         self._landings.put((sent, size))
 

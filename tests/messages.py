@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
-from state.checkpoint.batch_settings import BatchRules, rules_from
-from state.checkpoint.origin import Birth
+from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA, in_order
 
 # Columns and types as `sources.intake.kafka_reader` reads them through Spark.
@@ -72,6 +72,6 @@ def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:
     ]
 
 
-def some_rules(**changes: Any) -> BatchRules:
+def some_batch_settings(**changes: Any) -> BatchSettings:
     """Return the rules of the default settings for two shards, with `changes`."""
-    return replace(rules_from(Settings(), PARTITIONS, (7, 1), Birth("c", 1, 2)), **changes)
+    return replace(batch_settings_from(Settings(), PARTITIONS, (7, 1), CheckpointOrigin("c", 1, 2)), **changes)

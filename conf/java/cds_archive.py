@@ -23,7 +23,7 @@ _LIMIT_S = 600
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
-def class_archive() -> Path:
+def cds_archive() -> Path:
     """Where it is kept: inside the Python environment, beside the jars; of another name for another Java or other jars.
 
     Raises JarsMissing, JavaMissing.
@@ -33,9 +33,9 @@ def class_archive() -> Path:
     return Path(sys.prefix) / "share" / "delayline" / f"{_NAME}-{fingerprint}.jsa"
 
 
-def archive_options() -> str:
+def cds_options() -> str:
     """Return the options with which Java takes classes from the archive; none if there is no archive."""
-    archive = class_archive()
+    archive = cds_archive()
     return f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive.is_file() else ""
 
 
@@ -44,9 +44,9 @@ def training_options(archive: Path) -> str:
     return f"-XX:ArchiveClassesAtExit={archive} {_QUIET}"
 
 
-def make_class_archive(progress: Callable[[str], None] = print) -> None:
+def make_cds_archive(progress: Callable[[str], None] = print) -> None:
     """Make the archive if there is none, and say so through `progress`; without one all works, and starts slower."""
-    archive = class_archive()
+    archive = cds_archive()
     if archive.is_file():
         progress(f"classes: archived in {archive}")
         return

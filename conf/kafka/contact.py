@@ -42,7 +42,10 @@ def check_contact(kafka: KafkaSettings) -> None:
     except KafkaException as problem:
         if problem.args[0].code() == KafkaError._INVALID_ARG:
             raise SettingError(f"[kafka]: {problem.args[0].str()}") from problem
-        said = "; ".join(dict.fromkeys(_short(each) for each in problems if _tells(each))) or problem.args[0].str()
+        said = (
+            "; ".join(dict.fromkeys(_short(each) for each in problems if _is_informative(each)))
+            or problem.args[0].str()
+        )
         raise BrokerUnreachable(
             f"no broker answers at {servers} ({said}); is it running, and are kafka.bootstrap_servers and "
             "kafka.security.protocol right?"
@@ -76,7 +79,7 @@ def _refusal(problem: KafkaError, servers: str) -> BrokerUnreachable | None:
     return None
 
 
-def _tells(problem: KafkaError) -> bool:
+def _is_informative(problem: KafkaError) -> bool:
     return problem.code() != KafkaError._ALL_BROKERS_DOWN
 
 

@@ -75,7 +75,7 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
     options, security = _read(kafka)
     _check_files(options)
     java = {name: value for name, value in options.items() if name in SHARED | JAVA_ONLY}
-    java |= {"bootstrap.servers": kafka.bootstrap_servers} | _said(
+    java |= {"bootstrap.servers": kafka.bootstrap_servers} | _drop_none(
         {
             "security.protocol": security.protocol,
             "sasl.mechanism": security.mechanism,
@@ -101,7 +101,7 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
     _check_files(options)
     known = {name: value for name, value in options.items() if name in SHARED | LIBRDKAFKA_ONLY}
     checks_host = {None: None, True: "https", False: "none"}[security.checks_host]
-    return known | _said(
+    return known | _drop_none(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
             "security.protocol": security.protocol,
@@ -128,7 +128,7 @@ def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
     for name in KAFKA_PYTHON_TEXT & options.keys():
         typed[name.replace(".", "_")] = options[name]
     typed |= _numbers(options)
-    return typed | _said(
+    return typed | _drop_none(
         {
             "security_protocol": security.protocol,
             "sasl_mechanism": security.mechanism,
@@ -164,7 +164,7 @@ def _check_files(options: dict[str, str]) -> None:
             raise _wrong(name, options[name], f"a file that can be read ({error.strerror})") from None
 
 
-def _said(options: dict[str, Any]) -> dict[str, Any]:
+def _drop_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

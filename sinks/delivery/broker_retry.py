@@ -30,7 +30,7 @@ _ABSENCE = {
 }
 
 
-class Outage:
+class BrokerRetry:
     """One outage as `who` meets it, from the first problem on. `limit_ms` is how long it is waited for."""
 
     def __init__(self, who: str, limit_ms: int) -> None:

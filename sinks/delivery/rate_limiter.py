@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Pace:
+class RateLimiter:
     """Lets `per_second` messages through in a second, on average over what is committed; 0 lets all through.
 
     What was not used is not saved up: after a rest the rate is the same.

@@ -55,11 +55,11 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
             own.append((DELIVER_AT_HEADER, due_text))
             yield due, topic, partition, key, value, own
         else:
-            own += _told(code, text, published_ms)
+            own += _error_headers(code, text, published_ms)
             yield now_ms(), topic, partition, key, value, own
 
 
-def _told(code: str, text: str, published_ms: int) -> list[tuple[str, bytes | None]]:
+def _error_headers(code: str, text: str, published_ms: int) -> list[tuple[str, bytes | None]]:
     return [
         (ERROR_HEADER, code.encode()),
         (ERROR_TEXT_HEADER, text.encode()),
@@ -85,7 +85,7 @@ def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejecte
     """
     _, _, _, key, value, headers = record
     # The due time is the last header; a dead letter has the error in its place.
-    told = [*headers[:-1], *_told(error.code, str(error), timestamp_ms)]
+    told = [*headers[:-1], *_error_headers(error.code, str(error), timestamp_ms)]
     return now_ms(), topic, ANY_PARTITION, key, value, told
 
 

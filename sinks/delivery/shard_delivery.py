@@ -8,8 +8,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed, Rejected
-from sinks.delivery.broker_retry import Outage
-from sinks.delivery.rate_limiter import Pace
+from sinks.delivery.broker_retry import BrokerRetry
+from sinks.delivery.rate_limiter import RateLimiter
 from sinks.delivery.records import record_id, records
 from sinks.delivery.reports import Refused
 from sinks.delivery.transactional_writer import DeliveryPlan, ShardWriter
@@ -22,7 +22,7 @@ _open_writers: dict[tuple[str, int], ShardWriter] = {}
 # Into so many a transaction is cut that a topic refused. The more, the fewer are refused until one message is left.
 _PIECES = 16
 # One batch begins where the one before ended.
-_paces: dict[tuple[str, int, float], Pace] = {}
+_paces: dict[tuple[str, int, float], RateLimiter] = {}
 
 
 def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
@@ -41,7 +41,7 @@ def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attemp
     start = committed_messages(writer.progress, plan.batch)
     end = start
     rest = _behind(plan, shard, writer.progress, messages) if start else messages
-    pace = _paces.setdefault((*key, plan.messages_per_second), Pace(plan.messages_per_second))
+    pace = _paces.setdefault((*key, plan.messages_per_second), RateLimiter(plan.messages_per_second))
     most = pace.most_at_once(plan.transaction_messages)
     for transaction in transactions(rest, start, plan.slice_ms, most, longest_ms):
         pace.wait()
@@ -58,7 +58,7 @@ def _behind(plan: DeliveryPlan, shard: int, done: Progress | None, messages: Ite
     assert done.last is not None
 
     def check(skipped: int) -> None:
-        if skipped != done.messages and not plan.lacks_expired:
+        if skipped != done.messages and not plan.tolerates_input_loss:
             raise CheckpointMismatch(
                 f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are delivered, and the replay "
                 f"has {skipped} of them; please report this with the checkpoint"
@@ -130,7 +130,7 @@ def _find_fault(
     return [piece]
 
 
-def _opened(plan: DeliveryPlan, shard: int, outage: Outage, topics: Collection[str] = ()) -> ShardWriter:
+def _opened(plan: DeliveryPlan, shard: int, outage: BrokerRetry, topics: Collection[str] = ()) -> ShardWriter:
     while True:
         try:
             return ShardWriter(plan, shard, topics)
@@ -138,8 +138,8 @@ def _opened(plan: DeliveryPlan, shard: int, outage: Outage, topics: Collection[s
             outage.wait(problem)
 
 
-def _outage(plan: DeliveryPlan, shard: int) -> Outage:
-    return Outage(_who(plan, shard), plan.outage_limit_ms)
+def _outage(plan: DeliveryPlan, shard: int) -> BrokerRetry:
+    return BrokerRetry(_who(plan, shard), plan.outage_limit_ms)
 
 
 def _who(plan: DeliveryPlan, shard: int) -> str:

@@ -47,17 +47,17 @@ class DeliveryPlan:
     """How a batch is delivered. Durations in ms; `options` are librdkafka's, secrets included.
 
     `topics` may be written to. `messages_per_second` is the most that each shard may deliver, 0 for any.
-    `lacks_expired` allows a batch to be replayed with fewer messages than it had.
+    `tolerates_input_loss` allows a batch to be replayed with fewer messages than it had.
     `last_writers` names, for each shard, the writer that delivered last as far as the driver knows. A process
     that still holds that writer may go on with it; any other opens one of its own and so fences it, unless a later
-    holder of the lease than `lease_number` is there.
+    holder of the lease than `fencing_token` is there.
     """
 
     application_id: str
     batch: BatchSpan
     progress_topic: str
     lease_topic: str
-    lease_number: int
+    fencing_token: int
     dead_letter: str
     topics: tuple[str, ...]
     slice_ms: int
@@ -65,7 +65,7 @@ class DeliveryPlan:
     transaction_messages: int
     transaction_timeout_ms: int
     outage_limit_ms: int
-    lacks_expired: bool
+    tolerates_input_loss: bool
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class ShardWriter:
         self.id = uuid.uuid4().hex
         self.shard = shard
         self.limits = read_limits(plan.options, {*plan.topics, plan.dead_letter, *topics})
-        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
+        refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._reports = DeliveryReports()
@@ -108,7 +108,7 @@ class ShardWriter:
         )
         self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
         # Again: it may have been taken before the last line shut the earlier writers out.
-        refuse_others(plan.options, plan.lease_topic, plan.lease_number)
+        refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
 
     def begin(self) -> None:

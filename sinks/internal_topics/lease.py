@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _KEY = b"lease"
 _LOOK_EVERY_S = 0.5
 # Of a period: so many signs of life may fail before anybody takes the holder for dead.
-_BEATS_A_PERIOD = 5
+_HEARTBEATS_A_PERIOD = 5
 
 
 def read_lease(options: Mapping[str, str], topic: str) -> Lease | None:
@@ -35,11 +35,11 @@ def read_lease(options: Mapping[str, str], topic: str) -> Lease | None:
     return None if value is None else Lease.from_bytes(value)
 
 
-def refuse_others(options: Mapping[str, str], topic: str, number: int) -> None:
-    """Raise ApplicationHeld if a later holder than `number` has taken the lease."""
+def refuse_others(options: Mapping[str, str], topic: str, fencing_token: int) -> None:
+    """Raise ApplicationHeld if a later holder than `fencing_token` has taken the lease."""
     newest = read_lease(options, topic)
-    if newest is not None and newest.number > number:
-        raise _held(newest)
+    if newest is not None and newest.fencing_token > fencing_token:
+        raise _held_by(newest)
 
 
 class HeldLease:
@@ -71,9 +71,9 @@ class HeldLease:
         self._thread.start()
 
     @property
-    def number(self) -> int:
+    def fencing_token(self) -> int:
         """The number of this holder: that of any later one is higher."""
-        return self._lease.number
+        return self._lease.fencing_token
 
     def check_not_taken(self) -> None:
         """Raise ApplicationHeld if it is known that another process holds the lease. Does not wait."""
@@ -87,13 +87,13 @@ class HeldLease:
         time. Raises ApplicationHeld, or BrokerUnreachable when the broker has given no answer for `limit_s`: without
         one for as long as an outage is waited for.
         """
-        self._insist(_clock_s() - self._period_s / 2, self._outage_limit_s if limit_s is None else limit_s)
+        self._require_confirmed(_clock_s() - self._period_s / 2, self._outage_limit_s if limit_s is None else limit_s)
 
     def check_now(self) -> None:
         """As `check`, and always asks the broker: before what does harm if another holder has gone on meanwhile."""
-        self._insist(_clock_s(), self._outage_limit_s)
+        self._require_confirmed(_clock_s(), self._outage_limit_s)
 
-    def _insist(self, since_s: float, limit_s: float) -> None:
+    def _require_confirmed(self, since_s: float, limit_s: float) -> None:
         """Return once the broker has confirmed the lease at `since_s` or after it."""
         deadline_s = _clock_s() + limit_s
         while self._confirmed_s < since_s:
@@ -119,7 +119,7 @@ class HeldLease:
             log.warning("the lease was not released: %s", problem)
 
     def _live(self) -> None:
-        while not self._closing.wait(self._period_s / _BEATS_A_PERIOD):
+        while not self._closing.wait(self._period_s / _HEARTBEATS_A_PERIOD):
             try:
                 self._confirm()
                 self.failing = False
@@ -136,15 +136,15 @@ class HeldLease:
         with self._lock:
             self.check_not_taken()
             begun_s = _clock_s()
-            beat = self._lease.next_beat(released)
+            heartbeat = self._lease.next_heartbeat(released)
             try:
-                self._write(beat)
+                self._write(heartbeat)
             except KafkaException as problem:
                 # Fenced, timed out, or cut off: whichever, another producer can go on if nobody else took the lease.
                 self._producer = None
                 self._check_claim()
                 raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
-            self._lease, self._confirmed_s = beat, begun_s
+            self._lease, self._confirmed_s = heartbeat, begun_s
 
     def _write(self, lease: Lease) -> None:
         if self._producer is None:
@@ -165,8 +165,12 @@ class HeldLease:
 
     def _check_claim(self) -> None:
         newest = read_lease(self._options, self._topic)
-        if newest is not None and newest.number >= self._lease.number and not newest.is_of_claim(self._lease):
-            self._taken = _held(newest)
+        if (
+            newest is not None
+            and newest.fencing_token >= self._lease.fencing_token
+            and not newest.is_of_claim(self._lease)
+        ):
+            self._taken = _held_by(newest)
             raise self._taken
 
 
@@ -188,11 +192,11 @@ def _last_of_the_silent(options: Mapping[str, str], topic: str) -> Lease | None:
         if now is not None and now.released:
             return now
         if now is not None and now != last:
-            raise _held(now)
+            raise _held_by(now)
     return last
 
 
-def _held(lease: Lease) -> ApplicationHeld:
+def _held_by(lease: Lease) -> ApplicationHeld:
     return ApplicationHeld(
         f"{lease.holder} holds the lease of this application id, and it alone may deliver and seal. "
         "Stop it first, or take another application_id"

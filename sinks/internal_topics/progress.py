@@ -14,7 +14,7 @@ from conf.errors import DeliveryFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 
 _WRITE_TIMEOUT_S = 60.0
@@ -25,7 +25,7 @@ def marker_key(shard: int) -> bytes:
     return f"shard-{shard}".encode()
 
 
-def announce_birth(settings: Settings, birth: Birth) -> None:
+def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
     """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed.
 
     From then on the markers say to which records the checkpoint began, whatever becomes of it.
@@ -36,11 +36,11 @@ def announce_birth(settings: Settings, birth: Birth) -> None:
         "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
     }
     producer = Producer({**librdkafka_options(settings.kafka), **own})
-    marker = Progress(BatchSpan(birth)).to_bytes()
+    marker = Progress(BatchSpan(origin)).to_bytes()
     try:
         producer.init_transactions(_WRITE_TIMEOUT_S)
         producer.begin_transaction()
-        for shard in range(birth.shards):
+        for shard in range(origin.shards):
             producer.produce(topic, marker, marker_key(shard), shard)
         producer.commit_transaction(_WRITE_TIMEOUT_S)
     except KafkaException as problem:

@@ -32,7 +32,7 @@ from sources.intake.schedule import (
     parse_deliver_at,
     parse_deliver_to,
 )
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS, MESSAGE_SCHEMA
 
 Ints = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def _flatten(headers: pa.Array) -> _Headers:
     return _Headers(rows, pc.struct_field(flat, 0), pc.struct_field(flat, 1))
 
 
-def accept(records: pa.Table, rules: BatchRules, clock_ms: int) -> pa.Table:
+def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return `records` as messages of `MESSAGE_SCHEMA`, in the same order; none is dropped.
 
     `records` has key, value, headers, topic, partition, offset, timestamp_ms. `clock_ms` is the batch's own
@@ -77,20 +77,20 @@ def accept(records: pa.Table, rules: BatchRules, clock_ms: int) -> pa.Table:
     """
     headers = _flatten(_one_array(records.column("headers").cast(HEADERS)))
     # A record can carry no timestamp (-1): it counts as written when its batch began.
-    stamped = records.column("timestamp_ms").to_numpy().astype(np.int64)
-    timestamps = np.where(stamped < 0, clock_ms, stamped)
+    with_format = records.column("timestamp_ms").to_numpy().astype(np.int64)
+    timestamps = np.where(with_format < 0, clock_ms, with_format)
     verdicts = _Verdicts()
-    deliver_at = _schedule(headers, timestamps, rules, clock_ms, verdicts)
-    topics = _route(headers, len(timestamps), rules, verdicts)
-    _check_sizes(records, headers, rules.max_message_bytes, verdicts)
+    deliver_at = _schedule(headers, timestamps, batch_settings, clock_ms, verdicts)
+    topics = _route(headers, len(timestamps), batch_settings, verdicts)
+    _check_sizes(records, headers, batch_settings.max_message_bytes, verdicts)
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
     for row, error in verdicts.errors.items():
         codes[row], texts[row] = error.code, str(error)
-        topics[row] = rules.dead_letter
+        topics[row] = batch_settings.dead_letter
         deliver_at[row] = min(timestamps[row], clock_ms)
     names, encoded = np.unique(topics.astype(str), return_inverse=True)
-    counts = np.array([rules.partitions[name] for name in names], dtype=np.int64)[encoded]
+    counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[encoded]
     keys = _one_array(records.column("key"))
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
     columns = {
@@ -115,14 +115,20 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
-def _schedule(headers: _Headers, timestamps: Ints, rules: BatchRules, clock_ms: int, verdicts: _Verdicts) -> Ints:
+def _schedule(
+    headers: _Headers, timestamps: Ints, batch_settings: BatchSettings, clock_ms: int, verdicts: _Verdicts
+) -> Ints:
     """Return deliver_at for each row, and put errors into `verdicts`."""
     deliver_at = np.minimum(timestamps, clock_ms)
     seen = np.zeros(len(timestamps), dtype=np.int64)
     forms: list[tuple[str, Callable[[bytes | None], int], bool]] = [
-        (rules.headers.deliver_at, parse_deliver_at, True),
-        (rules.headers.deliver_after, parse_deliver_after, False),
-        (rules.headers.delay_level, lambda v: level_delay_ms(parse_delay_level(v), rules.levels_ms), False),
+        (batch_settings.headers.deliver_at, parse_deliver_at, True),
+        (batch_settings.headers.deliver_after, parse_deliver_after, False),
+        (
+            batch_settings.headers.delay_level,
+            lambda v: level_delay_ms(parse_delay_level(v), batch_settings.levels_ms),
+            False,
+        ),
     ]
     for name, parse, absolute in forms:
         rows, values = headers.named(name)
@@ -131,11 +137,13 @@ def _schedule(headers: _Headers, timestamps: Ints, rules: BatchRules, clock_ms: 
         np.add.at(seen, rows, 1)
         parsed = _parse_distinct(rows, values, parse, verdicts)
         delays = parsed - timestamps[rows] if absolute else parsed
-        too_long = delays > rules.max_delay_ms
+        too_long = delays > batch_settings.max_delay_ms
         if too_long.any():
             verdicts.reject(
                 rows[too_long],
-                DelayTooLong(f"{name} asks for more than limits.max_delay ({format_duration(rules.max_delay_ms)})"),
+                DelayTooLong(
+                    f"{name} asks for more than limits.max_delay ({format_duration(batch_settings.max_delay_ms)})"
+                ),
             )
         # A delay that is refused is not added up: near the end of 64 bits the sum would wrap.
         deliver_at[rows] = np.where(
@@ -143,7 +151,8 @@ def _schedule(headers: _Headers, timestamps: Ints, rules: BatchRules, clock_ms: 
         )
     twice = np.flatnonzero(seen > 1)
     if len(twice):
-        names = f"{rules.headers.deliver_at}, {rules.headers.deliver_after} and {rules.headers.delay_level}"
+        known = batch_settings.headers
+        names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
         for row in twice.tolist():
             verdicts.errors[row] = TwoDelays(f"a message takes one delay header, once: {names} exclude each other")
     return deliver_at
@@ -162,21 +171,23 @@ def _parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None]
     return np.asarray(results[indices], dtype=np.int64)
 
 
-def _route(headers: _Headers, count: int, rules: BatchRules, verdicts: _Verdicts) -> npt.NDArray[np.object_]:
+def _route(
+    headers: _Headers, count: int, batch_settings: BatchSettings, verdicts: _Verdicts
+) -> npt.NDArray[np.object_]:
     """Return the output topic of each row, and put errors into `verdicts`."""
-    topics = np.full(count, rules.output, dtype=object)
-    rows, values = headers.named(rules.headers.deliver_to)
+    topics = np.full(count, batch_settings.output, dtype=object)
+    rows, values = headers.named(batch_settings.headers.deliver_to)
     if not len(rows):
         return topics
     # Told before what is wrong with either value, or the one told would depend on the records around.
     repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
-    verdicts.reject(repeated, BadDeliverTo(f"a message takes one {rules.headers.deliver_to} header"))
+    verdicts.reject(repeated, BadDeliverTo(f"a message takes one {batch_settings.headers.deliver_to} header"))
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
     for at, value in enumerate(encoded.dictionary.to_pylist()):
         chosen = rows[indices == at]
         try:
-            topics[chosen] = _allowed(parse_deliver_to(value), rules)
+            topics[chosen] = _allowed(parse_deliver_to(value), batch_settings)
         except Rejected as error:
             verdicts.reject(chosen, error)
     return topics
@@ -200,9 +211,9 @@ def _lengths(column: pa.Array | pa.ChunkedArray) -> Ints:
     return np.asarray(pc.binary_length(column).fill_null(0)).astype(np.int64)
 
 
-def _allowed(topic: str, rules: BatchRules) -> str:
-    if not rules.allows(topic):
+def _allowed(topic: str, batch_settings: BatchSettings) -> str:
+    if not batch_settings.allows(topic):
         raise TopicNotAllowed(f"{topic!r} is not among topics.allowed_outputs, or is a topic of the job's own")
-    if topic not in rules.partitions:
+    if topic not in batch_settings.partitions:
         raise TopicUnknown(f"{topic!r} is allowed but did not exist when the job started; create it and restart")
     return topic

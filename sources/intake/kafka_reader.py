@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sources.intake.accept import accept
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import Offsets
 from state.message import encode_chunk
 from state.shards import by_shard
@@ -70,7 +70,7 @@ def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
 
 
 def accepting(
-    rules_now: Callable[[], tuple[int, BatchRules]],
+    settings_now: Callable[[], tuple[int, BatchSettings]],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow` that turns records into rows of `CHUNK_SCHEMA`.
 
@@ -79,20 +79,20 @@ def accepting(
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _, rules = rules_now()
+        _, batch_settings = settings_now()
         for batch in batches:
             if batch.num_rows:
                 records = pa.Table.from_batches([batch])
-                messages = accept(records, rules, records.column("clock_ms")[0].as_py())
-                yield _chunks(messages, rules)
+                messages = accept(records, batch_settings, records.column("clock_ms")[0].as_py())
+                yield _chunks(messages, batch_settings)
 
     return run
 
 
-def _chunks(messages: pa.Table, rules: BatchRules) -> pa.RecordBatch:
+def _chunks(messages: pa.Table, batch_settings: BatchSettings) -> pa.RecordBatch:
     keys, chunks = [], []
-    for shard, own in by_shard(messages, rules.shards):
-        keys.append(rules.shard_keys[shard])
+    for shard, own in by_shard(messages, batch_settings.shards):
+        keys.append(batch_settings.shard_keys[shard])
         chunks.append(encode_chunk(own))
     return pa.RecordBatch.from_arrays(
         [pa.array(keys, pa.int32()), pa.nulls(len(keys), _CHUNK.field(1).type), pa.array(chunks, pa.binary())],

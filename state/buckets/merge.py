@@ -15,7 +15,7 @@ import pyarrow as pa
 from state.buckets.segments import Segment, SegmentCutter
 from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import keyed_chunks
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
 from state.message import Key
 from state.shards import by_shard
@@ -67,19 +67,19 @@ def slices(segments: Collection[Segment], start_ms: int) -> list[MergeSlice]:
     return [MergeSlice(number, *ends) for number, ends in enumerate(pairwise(bounds))]
 
 
-def merged_rows(bucket: int, within: MergeSlice, rules: BatchRules) -> ArrowFunction:
+def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) -> ArrowFunction:
     """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of stored chunks.
 
     It takes the chunks in order of `part` and of their keys (deliver_at_ms, topic, partition, offset). Messages stay
-    in their time partition; segments and shards are those of `rules`.
+    in their time partition; segments and shards are those of `batch_settings`.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = count(within.number * _NUMBERS_A_SLICE)
         for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
             ordered = merge((key, messages) for _, key, messages in chunks)
-            for segment, messages in _cut(ordered, bucket, label, numbers, rules):
-                yield from segment_rows(segment, messages, rules.index_precision_bits)
+            for segment, messages in _cut(ordered, bucket, label, numbers, batch_settings):
+                yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run
 
@@ -92,13 +92,13 @@ def _labelled(batches: Iterator[pa.RecordBatch], within: MergeSlice) -> Iterator
 
 
 def _cut(
-    ordered: Iterable[pa.Table], bucket: int, label: str, numbers: Iterator[int], rules: BatchRules
+    ordered: Iterable[pa.Table], bucket: int, label: str, numbers: Iterator[int], batch_settings: BatchSettings
 ) -> Iterator[tuple[Segment, pa.Table]]:
     cutters: dict[int, SegmentCutter] = {}
     for messages in ordered:
-        for shard, own in by_shard(messages, rules.shards):
+        for shard, own in by_shard(messages, batch_settings.shards):
             if shard not in cutters:
-                cutters[shard] = SegmentCutter(bucket, shard, label, numbers, rules)
+                cutters[shard] = SegmentCutter(bucket, shard, label, numbers, batch_settings)
             yield from cutters[shard].add(own)
     for cutter in cutters.values():
         yield from cutter.finish()

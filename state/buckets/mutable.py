@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages, in_order
 
 
 @dataclass(frozen=True)
-class BucketStep:
+class BucketAdvance:
     """What one batch does to a mutable bucket. Each table is in delivery order.
 
     `due` is to be delivered now, dead letters first met included; `sealed` goes into an immutable bucket;
@@ -32,27 +32,29 @@ class BucketStep:
         return self.kept.column("deliver_at_ms")[0].as_py() if self.kept.num_rows else None
 
 
-def step(waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, rules: BatchRules) -> BucketStep:
+def advance(
+    waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, batch_settings: BatchSettings
+) -> BucketAdvance:
     """Take in `arrivals`, let go what is due, and seal the far part if the bucket is over a threshold."""
     messages = in_order(pa.concat_tables([waiting, *arrivals]).combine_chunks())
     is_due = pc.or_(pc.less(messages.column("deliver_at_ms"), cutoff_ms), pc.is_valid(messages.column("error_code")))
     due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
     keep = rest.num_rows
-    if keep > rules.bucket_max_messages or rest.nbytes > rules.bucket_max_bytes:
-        keep = _how_many_stay(rest, cutoff_ms, rules)
+    if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
+        keep = _how_many_stay(rest, cutoff_ms, batch_settings)
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in (waiting, *arrivals)):
         raise AssertionError("a mutable bucket's step lost or doubled a message")
-    return BucketStep(due, rest.slice(keep), rest.slice(0, keep))
+    return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
 
 
-def _how_many_stay(rest: pa.Table, cutoff_ms: int, rules: BatchRules) -> int:
+def _how_many_stay(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
     """Keep what is due soon, up to half of each threshold, so that the next batches need not seal again."""
-    near = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + rules.near_ms)).as_py() or 0
-    by_count = rules.bucket_max_messages // 2
-    by_bytes = rest.num_rows * (rules.bucket_max_bytes // 2) // max(1, rest.nbytes)
+    near = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)).as_py() or 0
+    by_count = batch_settings.bucket_max_messages // 2
+    by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 2) // max(1, rest.nbytes)
     keep = min(near, by_count, by_bytes)
     # Messages differ in size: the near ones can be the large ones.
-    while keep and rest.slice(0, keep).nbytes > rules.bucket_max_bytes:
+    while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2
     return keep
 

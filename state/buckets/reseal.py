@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from state.buckets.segments import cut
 from state.buckets.table_rows import ArrowFunction, segment_rows
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk, encode_chunk, in_order
 from state.shards import by_shard
 
@@ -35,7 +35,7 @@ def left_in_state(shards: int) -> ArrowFunction:
     return run
 
 
-def resealed(bucket: int, cutoff_ms: int, rules: BatchRules) -> ArrowFunction:
+def resealed(bucket: int, cutoff_ms: int, batch_settings: BatchSettings) -> ArrowFunction:
     """Return the function for `mapInArrow` that seals rows of `LEFT_SCHEMA` into `table_rows.STORED_SCHEMA`.
 
     All rows of a shard must come to one task, which holds them in memory.
@@ -48,7 +48,7 @@ def resealed(bucket: int, cutoff_ms: int, rules: BatchRules) -> ArrowFunction:
                 left.setdefault(shard, []).append(decode_chunk(chunk.as_py()))
         for shard in sorted(left):
             sealed = in_order(pa.concat_tables(left[shard]).combine_chunks())
-            for segment, messages in cut(sealed, bucket, shard, cutoff_ms, rules):
-                yield from segment_rows(segment, messages, rules.index_precision_bits)
+            for segment, messages in cut(sealed, bucket, shard, cutoff_ms, batch_settings):
+                yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run

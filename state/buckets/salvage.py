@@ -53,7 +53,7 @@ def readable(chunk: bytes, count: int) -> pa.Table | None:
     return messages if messages.num_rows == count else None
 
 
-def remade(precision_bits: int) -> ArrowFunction:
+def salvaged(precision_bits: int) -> ArrowFunction:
     """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of segments' chunks.
 
     It takes the rows of chunks (part, `IDENTITY`, count, chunk), in the order of `IDENTITY` and of delivery. Damaged

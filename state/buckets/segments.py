@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 
 # Far messages are kept in coarser time partitions: a uniform year of delays would otherwise be 8,784 files
 # for each bucket. The first column is how many time partitions ahead the rule reaches; the second, the span.
@@ -52,18 +52,20 @@ class SegmentCutter:
     `bucket_max_bytes` (a single message may be larger).
     """
 
-    def __init__(self, bucket: int, shard: int, time_partition: str, numbers: Iterator[int], rules: BatchRules) -> None:
+    def __init__(
+        self, bucket: int, shard: int, time_partition: str, numbers: Iterator[int], batch_settings: BatchSettings
+    ) -> None:
         """`numbers` gives the segments their numbers; they must be unique in the bucket and shard."""
         self._bucket, self._shard, self._time_partition = bucket, shard, time_partition
         self._numbers = numbers
-        self._rules = rules
+        self._batch_settings = batch_settings
         self._open: list[pa.Table] = []
 
     def add(self, messages: pa.Table) -> Iterator[tuple[Segment, pa.Table]]:
         """Take in the next messages, and give the segments that are complete by them."""
         self._open.append(messages)
-        full = sum(table.num_rows for table in self._open) > self._rules.segment_max_messages
-        if full or sum(table.nbytes for table in self._open) > self._rules.bucket_max_bytes:
+        full = sum(table.num_rows for table in self._open) > self._batch_settings.segment_max_messages
+        if full or sum(table.nbytes for table in self._open) > self._batch_settings.bucket_max_bytes:
             yield from self._cut(keep_last=True)
 
     def finish(self) -> Iterator[tuple[Segment, pa.Table]]:
@@ -88,9 +90,9 @@ class SegmentCutter:
             start = end
 
     def _end(self, due: np.ndarray, sizes: np.ndarray, start: int) -> int:
-        end_ms = int(due[start]) + self._rules.segment_max_ms
-        end = min(int(np.searchsorted(due, end_ms, side="left")), start + self._rules.segment_max_messages)
-        fitting = int(np.searchsorted(np.cumsum(sizes[start:end]), self._rules.bucket_max_bytes, side="right"))
+        end_ms = int(due[start]) + self._batch_settings.segment_max_ms
+        end = min(int(np.searchsorted(due, end_ms, side="left")), start + self._batch_settings.segment_max_messages)
+        fitting = int(np.searchsorted(np.cumsum(sizes[start:end]), self._batch_settings.bucket_max_bytes, side="right"))
         return start + max(1, min(end - start, fitting))
 
     def _describe(self, due: np.ndarray, size: int) -> Segment:
@@ -107,16 +109,16 @@ class SegmentCutter:
 
 
 def cut(
-    sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, rules: BatchRules
+    sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, batch_settings: BatchSettings
 ) -> Iterator[tuple[Segment, pa.Table]]:
     """Cut `sealed`, which is in delivery order, into segments with their metadata, none across a time partition."""
     due = sealed.column("deliver_at_ms").to_numpy()
     numbers = count()
     start = 0
     while start < len(due):
-        label, end_ms = time_partition(int(due[start]), cutoff_ms, rules.time_partition_ms)
+        label, end_ms = time_partition(int(due[start]), cutoff_ms, batch_settings.time_partition_ms)
         end = int(np.searchsorted(due, end_ms, side="left"))
-        cutter = SegmentCutter(bucket, shard, label, numbers, rules)
+        cutter = SegmentCutter(bucket, shard, label, numbers, batch_settings)
         yield from cutter.add(sealed.slice(start, end - start))
         yield from cutter.finish()
         start = end

@@ -69,7 +69,7 @@ STORED_SCHEMA = pa.schema(
 def stored_rows(precision_bits: int) -> ArrowFunction:
     """Return the function for `mapInArrow` that makes rows of `STORED_SCHEMA` of sealed segments.
 
-    It takes rows of `state.buckets.operator.HELD_SCHEMA`. Ticks of the index are 2^`precision_bits` ms.
+    It takes rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. Ticks of the index are 2^`precision_bits` ms.
     """
 
     def run(sealed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+import pydantic.dataclasses
+from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
 from conf.settings import HeaderSettings, Settings
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import STORED, CheckpointOrigin
 
 
-@dataclass(frozen=True)
-class BatchRules:
+@pydantic.dataclasses.dataclass(frozen=True, config=STORED)
+class BatchSettings:
     """What holds for a run of batches. Durations in ms, sizes in bytes.
 
     `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions`
@@ -64,11 +67,11 @@ class BatchRules:
         return topic == self.output or any(fnmatchcase(topic, pattern) for pattern in self.allowed_outputs)
 
 
-def rules_from(
-    settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], birth: Birth
-) -> BatchRules:
-    """Take out of `settings` what decides a batch's outcome, in the checkpoint of `birth`."""
-    return BatchRules(
+def batch_settings_from(
+    settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], origin: CheckpointOrigin
+) -> BatchSettings:
+    """Take out of `settings` what decides a batch's outcome, in the checkpoint of `origin`."""
+    return BatchSettings(
         headers=settings.headers,
         levels_ms=settings.levels.delays,
         max_delay_ms=settings.limits.max_delay,
@@ -85,56 +88,51 @@ def rules_from(
         segment_max_messages=settings.segment.max_messages,
         index_precision_bits=settings.index.precision_bits,
         time_partition_ms=settings.storage.time_partition,
-        first_bucket=birth.first_bucket,
-        first_cutoff_ms=birth.cutoff_ms,
+        first_bucket=origin.first_bucket,
+        first_cutoff_ms=origin.cutoff_ms,
         max_message_bytes=settings.limits.max_message_bytes,
     )
 
 
 @dataclass(frozen=True)
-class RuleBook:
-    """The rules of every batch that can still run: `(first batch, rules)`, ascending."""
+class SettingsHistory:
+    """The rules of every batch that can still run: `(first batch, batch_settings)`, ascending."""
 
-    entries: tuple[tuple[int, BatchRules], ...]
+    entries: tuple[tuple[int, BatchSettings], ...]
 
     @property
-    def newest(self) -> BatchRules:
+    def newest(self) -> BatchSettings:
         """The rules of the batches to come."""
         return self.entries[-1][1]
 
-    def at(self, batch_id: int) -> BatchRules:
+    def at(self, batch_id: int) -> BatchSettings:
         """Return the rules that batch `batch_id` runs under. Raises CheckpointMismatch if none are known."""
         later = bisect_right([first for first, _ in self.entries], batch_id)
         if not later:
             raise CheckpointMismatch(f"the rules of batch {batch_id} are not in the checkpoint; put it back whole")
         return self.entries[later - 1][1]
 
-    def amended(self, from_batch: int, rules: BatchRules, keep_from: int) -> RuleBook:
-        """Let `rules` hold from `from_batch` on, and forget rules that ended before batch `keep_from`."""
+    def amended(self, from_batch: int, batch_settings: BatchSettings, keep_from: int) -> SettingsHistory:
+        """Let `batch_settings` hold from `from_batch` on, and forget rules that ended before batch `keep_from`."""
         kept = [entry for entry in self.entries if entry[0] < from_batch]
-        if not kept or kept[-1][1] != rules:
-            kept.append((from_batch, rules))
+        if not kept or kept[-1][1] != batch_settings:
+            kept.append((from_batch, batch_settings))
         firsts = [first for first, _ in kept]
-        return RuleBook(tuple(kept[max(0, bisect_right(firsts, keep_from) - 1) :]))
+        return SettingsHistory(tuple(kept[max(0, bisect_right(firsts, keep_from) - 1) :]))
 
     def to_json(self) -> str:
-        """Write the book as one JSON object."""
-        return json.dumps(
-            {
-                "rules": [
-                    {"from_batch": first, **asdict(rules), "headers": rules.headers.model_dump()}
-                    for first, rules in self.entries
-                ]
-            },
-            indent=1,
-        )
+        """Write the history as one JSON object."""
+        entries = [{"from_batch": first, **_SETTINGS.dump_python(each, mode="json")} for first, each in self.entries]
+        return json.dumps({"rules": entries}, indent=1)
 
     @staticmethod
-    def from_json(text: str) -> RuleBook:
+    def from_json(text: str) -> SettingsHistory:
         """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         entries = []
         for entry in map(dict, json.loads(text)["rules"]):
-            first = entry.pop("from_batch")
-            lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-            entries.append((first, BatchRules(**{**entry, **lists, "headers": HeaderSettings(**entry["headers"])})))
-        return RuleBook(tuple(entries))
+            first = int(entry.pop("from_batch"))
+            entries.append((first, _SETTINGS.validate_json(json.dumps(entry))))
+        return SettingsHistory(tuple(entries))
+
+
+_SETTINGS = TypeAdapter(BatchSettings)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.checkpoint.origin import Birth, Offsets
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress
 from state.message import up_to
 from state.shards import shards_of
@@ -30,9 +30,9 @@ class Delivered:
     markers: tuple[Progress, ...]
 
     @property
-    def birth(self) -> Birth:
+    def origin(self) -> CheckpointOrigin:
         """How the checkpoint began."""
-        return self.markers[0].batch.birth
+        return self.markers[0].batch.origin
 
     @property
     def last_batch(self) -> int:
@@ -43,7 +43,7 @@ class Delivered:
     def cutoff_ms(self) -> int:
         """The instant from which on nothing has been delivered, epoch ms."""
         lasts = [min(marker.last[0] + 1, marker.batch.cutoff_ms) for marker in self.markers if marker.last is not None]
-        return max([self.birth.cutoff_ms, *(marker.batch.previous_ms for marker in self.markers), *lasts])
+        return max([self.origin.cutoff_ms, *(marker.batch.previous_ms for marker in self.markers), *lasts])
 
     @property
     def whole_before_ms(self) -> int:
@@ -57,7 +57,7 @@ class Delivered:
     def ends(self) -> Offsets:
         """Up to where the batches of the markers have read the input."""
         found: Offsets = {}
-        for offsets in (self.birth.offsets, *(marker.batch.ends for marker in self.markers)):
+        for offsets in (self.origin.offsets, *(marker.batch.ends for marker in self.markers)):
             for topic, by_partition in offsets.items():
                 known = found.setdefault(topic, {})
                 for partition, offset in by_partition.items():
@@ -69,7 +69,7 @@ class Delivered:
 
         What was accepted before the birth counts as delivered: it is, or it was sealed then.
         """
-        gone = _below(messages, self.birth.offsets)
+        gone = _below(messages, self.origin.offsets)
 
         def by(marker: Progress, some: pa.Table) -> Mask:
             before = _below(some, marker.batch.starts) & _due(some, marker.batch.previous_ms)
@@ -80,7 +80,7 @@ class Delivered:
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Say of each message of a sealed bucket whether it is delivered."""
         due = messages.column("deliver_at_ms").to_numpy()
-        gone = (due < self.birth.cutoff_ms) & (bucket < self.birth.overdue_bucket)
+        gone = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
 
         def by(marker: Progress, some: pa.Table) -> Mask:
             past = some.column("deliver_at_ms").to_numpy() < marker.batch.previous_ms
@@ -103,8 +103,8 @@ def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
     """
     if not last or last[0] is None:
         return None
-    newest = last[0].batch.birth
-    own = [marker for marker in last[: newest.shards] if marker is not None and marker.batch.birth == newest]
+    newest = last[0].batch.origin
+    own = [marker for marker in last[: newest.shards] if marker is not None and marker.batch.origin == newest]
     return Delivered(tuple(own)) if len(own) == newest.shards else None
 
 

@@ -11,12 +11,12 @@ FORMAT = 1
 _KEY = "format"
 
 
-def stamped(text: str) -> str:
+def with_format(text: str) -> str:
     """Return the JSON object `text` with the number of its format."""
     return json.dumps({_KEY: FORMAT, **json.loads(text)}, indent=1)
 
 
-def unstamped(text: str, file: str) -> str:
+def without_format(text: str, file: str) -> str:
     """Return the JSON object `text`, read from `file`, without that number.
 
     A file without one is of the first format. Raises CheckpointVersion if it is of another than `FORMAT`,

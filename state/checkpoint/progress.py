@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.origin import Birth, Offsets, birth_of, check_offsets
+from state.checkpoint.origin import STORED, CheckpointOrigin, Offsets, stored_as
 from state.message import Key
 
+# What an error shows of a value that is no marker.
+_SHOWN_BYTES = 80
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=STORED)
 class BatchSpan:
     """A batch as its marker names it: of which checkpoint, what it read, its cutoff and that of the batch before.
 
@@ -18,7 +24,7 @@ class BatchSpan:
     `batch_id` -1 stands for a checkpoint that has delivered nothing yet.
     """
 
-    birth: Birth
+    origin: Annotated[CheckpointOrigin, stored_as("birth")]
     batch_id: int = -1
     previous_ms: int = 0
     cutoff_ms: int = 0
@@ -26,7 +32,7 @@ class BatchSpan:
     ends: Offsets = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STORED)
 class Progress:
     """Of a shard's due messages in `batch`, the first `messages` are committed; `last` is the place of the last one."""
 
@@ -36,49 +42,32 @@ class Progress:
 
     def to_bytes(self) -> bytes:
         """Write it as the value of a marker record."""
-        return json.dumps(asdict(self)).encode()
+        return _PROGRESS.dump_json(self, by_alias=True)
 
     @staticmethod
     def from_bytes(value: bytes) -> Progress:
         """Read a marker record. Raises CheckpointMismatch if it is none."""
         try:
-            facts = json.loads(value)
-            batch = dict(facts.pop("batch"))
-            last = facts.pop("last")
-            span = BatchSpan(birth=birth_of(batch.pop("birth")), **batch)
-            progress = Progress(batch=span, last=None if last is None else _key(*last), **facts)
-            if any(type(number) is not int for number in _numbers(progress)):
-                raise TypeError("a marker counts in whole numbers")
-            check_offsets(span.starts)
-            check_offsets(span.ends)
-            return progress
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            return _PROGRESS.validate_json(value)
+        except ValueError as problem:
             raise CheckpointMismatch(
-                f"the progress topic holds {value[:80]!r}, which is no marker of this version of Delayline; "
+                f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is no marker of this version of Delayline; "
                 "nothing but the job may write to it"
             ) from problem
 
 
-def _numbers(progress: Progress) -> tuple[int, ...]:
-    batch = progress.batch
-    return batch.batch_id, batch.previous_ms, batch.cutoff_ms, progress.messages
+_PROGRESS = TypeAdapter(Progress)
 
 
-def _key(deliver_at_ms: int, topic: str, partition: int, offset: int) -> Key:
-    if [type(part) for part in (deliver_at_ms, topic, partition, offset)] != [int, str, int, int]:
-        raise TypeError("a message's place is its due time, topic, partition and offset")
-    return deliver_at_ms, topic, partition, offset
-
-
-def refuse_older(last: Progress, birth: Birth, batch_id: int) -> None:
-    """Raise CheckpointMismatch if the checkpoint of `birth`, at `batch_id`, is older than what `last` tells of."""
-    other = last.batch.birth
-    if other.generation > birth.generation:
+def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:
+    """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than what `last` tells of."""
+    other = last.batch.origin
+    if other.generation > origin.generation:
         raise CheckpointMismatch(
-            f"checkpoint {birth.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
+            f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
             "going on would deliver twice. Put back the newer checkpoint"
         )
-    if other.checkpoint == birth.checkpoint and last.batch.batch_id > batch_id:
+    if other.checkpoint == origin.checkpoint and last.batch.batch_id > batch_id:
         raise CheckpointMismatch(
             f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch_id}; "
             "going on would deliver twice. Put back the newest checkpoint"
@@ -93,8 +82,8 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """
     if last is None:
         return 0
-    refuse_older(last, batch.birth, batch.batch_id)
-    if last.batch.birth.checkpoint != batch.birth.checkpoint or last.batch.batch_id < batch.batch_id:
+    refuse_older(last, batch.origin, batch.batch_id)
+    if last.batch.origin.checkpoint != batch.origin.checkpoint or last.batch.batch_id < batch.batch_id:
         return 0
     if last.batch != batch:
         raise CheckpointMismatch(

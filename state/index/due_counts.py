@@ -16,7 +16,7 @@ from conf.errors import BucketUnreadable
 _MOST_UNORDERED = 4096
 
 
-class Tick(NamedTuple):
+class TimeSlot(NamedTuple):
     """When something is due, to precision: in [start_ms, end_ms), epoch ms."""
 
     start_ms: int
@@ -45,7 +45,7 @@ class DueCounts:
     def __init__(self, precision_bits: int) -> None:
         self.precision_bits = precision_bits
         # Numbers of the ticks that hold something, ascending, and how many are due before each and after the last.
-        self._ticks = np.empty(0, dtype=np.int64)
+        self._slots = np.empty(0, dtype=np.int64)
         self._before = np.zeros(1, dtype=np.int64)
         self._unordered: dict[int, int] = {}
         self._total = 0
@@ -54,15 +54,15 @@ class DueCounts:
         """How many are counted."""
         return self._total
 
-    def add(self, tick_ms: int, count: int) -> None:
-        """Count `count` more in the tick that begins at `tick_ms`, epoch ms.
+    def add(self, slot_ms: int, count: int) -> None:
+        """Count `count` more in the tick that begins at `slot_ms`, epoch ms.
 
         Raises `BucketUnreadable` where no tick of this precision begins there, or nothing is counted.
         """
-        number = tick_number(tick_ms, self.precision_bits)
+        number = slot_number(slot_ms, self.precision_bits)
         if count < 1:
             raise BucketUnreadable(
-                f"the tick at {tick_ms} ms is stored with a count of {count}; only ticks with messages are: "
+                f"the tick at {slot_ms} ms is stored with a count of {count}; only ticks with messages are: "
                 f"the metadata is damaged"
             )
         self._put(number, count)
@@ -76,9 +76,9 @@ class DueCounts:
         """Return how many are due before `instant_ms`, epoch ms; exact where a tick begins there."""
         self._order()
         number = instant_ms >> self.precision_bits
-        low = high = int(self._before[np.searchsorted(self._ticks, number)])
+        low = high = int(self._before[np.searchsorted(self._slots, number)])
         if instant_ms != number << self.precision_bits:
-            high = int(self._before[np.searchsorted(self._ticks, number, side="right")])
+            high = int(self._before[np.searchsorted(self._slots, number, side="right")])
         return Bounds(low, high)
 
     def between(self, start_ms: int, end_ms: int) -> Bounds:
@@ -89,35 +89,35 @@ class DueCounts:
         # Both ends may cut the same tick, which then holds all that is in question and nothing that is certain.
         return Bounds(max(0, end.low - start.high), end.high - start.low)
 
-    def next_due(self) -> Tick | None:
+    def next_due(self) -> TimeSlot | None:
         """Return the earliest tick that holds something, or None when nothing is counted."""
         self._order()
-        return tick(int(self._ticks[0]), self.precision_bits) if len(self._ticks) else None
+        return time_slot(int(self._slots[0]), self.precision_bits) if len(self._slots) else None
 
     def forget_before(self, cutoff_ms: int) -> int:
         """Drop the ticks that end at or before `cutoff_ms`, epoch ms, and return how many they counted."""
         self._order()
-        gone = int(np.searchsorted(self._ticks, cutoff_ms >> self.precision_bits))
+        gone = int(np.searchsorted(self._slots, cutoff_ms >> self.precision_bits))
         count = int(self._before[gone])
         # Copies: a view would keep what is forgotten in memory.
-        self._ticks, self._before = self._ticks[gone:].copy(), self._before[gone:] - count
+        self._slots, self._before = self._slots[gone:].copy(), self._before[gone:] - count
         self._total -= count
         return count
 
     def _put(self, number: int, count: int) -> None:
         self._unordered[number] = self._unordered.get(number, 0) + count
         self._total += count
-        if len(self._unordered) > _MOST_UNORDERED + len(self._ticks) // 4:
+        if len(self._unordered) > _MOST_UNORDERED + len(self._slots) // 4:
             self._order()
 
     def _order(self) -> None:
         """Merge what was added into the ordered ticks."""
         if not self._unordered:
             return
-        ticks = np.concatenate((self._ticks, np.fromiter(self._unordered.keys(), np.int64)))
+        slots = np.concatenate((self._slots, np.fromiter(self._unordered.keys(), np.int64)))
         counts = np.concatenate((np.diff(self._before), np.fromiter(self._unordered.values(), np.int64)))
-        order = np.argsort(ticks, kind="stable")
-        self._ticks, firsts = np.unique(ticks[order], return_index=True)
+        order = np.argsort(slots, kind="stable")
+        self._slots, firsts = np.unique(slots[order], return_index=True)
         self._before = np.concatenate(([0], np.cumsum(np.add.reduceat(counts[order], firsts))))
         self._unordered = {}
 
@@ -136,17 +136,17 @@ def _counted(numbers: np.ndarray) -> tuple[list[int], list[int]]:
     return distinct.tolist(), counts.tolist()
 
 
-def tick(number: int, precision_bits: int) -> Tick:
+def time_slot(number: int, precision_bits: int) -> TimeSlot:
     """Return when the tick of that number begins and ends."""
-    return Tick(number << precision_bits, number + 1 << precision_bits)
+    return TimeSlot(number << precision_bits, number + 1 << precision_bits)
 
 
-def tick_number(tick_ms: int, precision_bits: int) -> int:
-    """Return the number of the tick that begins at `tick_ms`, or raise `BucketUnreadable` where none does."""
-    number = tick_ms >> precision_bits
-    if number << precision_bits != tick_ms:
+def slot_number(slot_ms: int, precision_bits: int) -> int:
+    """Return the number of the tick that begins at `slot_ms`, or raise `BucketUnreadable` where none does."""
+    number = slot_ms >> precision_bits
+    if number << precision_bits != slot_ms:
         raise BucketUnreadable(
-            f"no tick of {1 << precision_bits} ms begins at {tick_ms} ms: the metadata was written with another "
+            f"no tick of {1 << precision_bits} ms begins at {slot_ms} ms: the metadata was written with another "
             f"precision than {precision_bits} bits, or is damaged"
         )
     return number

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from conf.errors import BucketUnreadable
-from state.index.due_counts import Bounds, DueCounts, Tick, tick, tick_number
+from state.index.due_counts import Bounds, DueCounts, TimeSlot, slot_number, time_slot
 from state.index.source_pages import SourcePages
 
 # Ids that are staged, beyond a share of those that are there: to take them in may write all pages anew.
@@ -55,7 +55,7 @@ class MessageIndex:
 
     def __contains__(self, message_id: tuple[str, int, int]) -> bool:
         """Whether this (topic, partition, offset) waits."""
-        return self.tick_of(*message_id) is not None
+        return self.slot_of(*message_id) is not None
 
     @property
     def nbytes(self) -> int:
@@ -85,16 +85,16 @@ class MessageIndex:
         read: dict[_Source, tuple[list[np.ndarray], list[int]]] = {}
         for entry in entries:
             offsets, numbers = read.setdefault((entry["topic"], entry["partition"]), ([], []))
-            numbers.append(tick_number(entry["tick_ms"], precision_bits) >> finer_by)
+            numbers.append(slot_number(entry["tick_ms"], precision_bits) >> finer_by)
             offsets.append(_offsets(entry))
         for source, (offsets, numbers) in read.items():
             self._stage(source, np.concatenate(offsets), np.repeat(numbers, list(map(len, offsets))))
 
-    def tick_of(self, topic: str, partition: int, offset: int) -> Tick | None:
+    def slot_of(self, topic: str, partition: int, offset: int) -> TimeSlot | None:
         """Return when an id is due, to precision, or None when it does not wait."""
         self._settle()
         number = self._number_of((topic, partition), offset)
-        return None if number is None else tick(number, self._due.precision_bits)
+        return None if number is None else time_slot(number, self._due.precision_bits)
 
     def offsets_of(self, topic: str, partition: int) -> BitMap64:
         """Return the offsets that wait of one source."""
@@ -115,7 +115,7 @@ class MessageIndex:
         self._settle()
         return self._due.between(start_ms, end_ms)
 
-    def next_due(self) -> Tick | None:
+    def next_due(self) -> TimeSlot | None:
         """Return the earliest tick in which something is due, or None when nothing waits."""
         self._settle()
         return self._due.next_due()
@@ -136,15 +136,15 @@ class MessageIndex:
         """Return the number of the tick in which a counted id waits."""
         number = self._single.get(source, {}).get(offset)
         if number is None and source in self._pages:
-            number = self._pages[source].tick_of(offset)
+            number = self._pages[source].slot_of(offset)
         return number if number is not None and number >= self._floor else None
 
-    def _stage(self, source: _Source, offsets: np.ndarray, ticks: np.ndarray) -> None:
-        waiting = ticks >= self._floor
+    def _stage(self, source: _Source, offsets: np.ndarray, slots: np.ndarray) -> None:
+        waiting = slots >= self._floor
         if not waiting.any():
             return
         # What is picked is copied: the arrays remain the caller's.
-        self._staged.setdefault(source, []).append((offsets[waiting], ticks[waiting]))
+        self._staged.setdefault(source, []).append((offsets[waiting], slots[waiting]))
         self._staged_ids += len(offsets)
         if self._staged_ids > _MOST_STAGED + len(self._due) // 16:
             self._write_pages()
@@ -153,8 +153,8 @@ class MessageIndex:
         """Count what is staged, each id once: a few of them one by one, many by their pages."""
         if self._single_ids + self._staged_ids > _MOST_SINGLE:
             self._write_pages()
-        for source, offsets, ticks in self._take_staged():
-            for offset, number in zip(offsets.tolist(), ticks.tolist(), strict=True):
+        for source, offsets, slots in self._take_staged():
+            for offset, number in zip(offsets.tolist(), slots.tolist(), strict=True):
                 if self._number_of(source, offset) is None:
                     self._single.setdefault(source, {})[offset] = number
                     self._single_ids += 1
@@ -163,16 +163,16 @@ class MessageIndex:
     def _write_pages(self) -> None:
         """Put all ids into pages, and count those that were staged."""
         single, self._single, self._single_ids = self._single, {}, 0
-        for source, ticks in single.items():
-            self._add_to_pages(source, *(np.fromiter(each, np.int64) for each in (ticks.keys(), ticks.values())))
+        for source, slots in single.items():
+            self._add_to_pages(source, *(np.fromiter(each, np.int64) for each in (slots.keys(), slots.values())))
         fresh = [self._add_to_pages(*staged) for staged in self._take_staged()]
         if fresh:
             self._due.add_instants(np.concatenate(fresh) << self._due.precision_bits)
 
-    def _add_to_pages(self, source: _Source, offsets: np.ndarray, ticks: np.ndarray) -> np.ndarray:
+    def _add_to_pages(self, source: _Source, offsets: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Return the ticks of those that were in no page."""
         order = np.argsort(offsets, kind="stable")
-        return self._pages.setdefault(source, SourcePages()).add(offsets[order], ticks[order], self._floor)
+        return self._pages.setdefault(source, SourcePages()).add(offsets[order], slots[order], self._floor)
 
     def _take_staged(self) -> list[tuple[_Source, np.ndarray, np.ndarray]]:
         staged, self._staged, self._staged_ids = self._staged, {}, 0
@@ -182,15 +182,15 @@ class MessageIndex:
 def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, object]]:
     """Return what a segment's metadata says of its ids: a dict for each tick and source, in the order of ticks.
 
-    Each has `tick_ms` (where the tick begins, epoch ms), `topic`, `partition`, `count`, and `offsets`: a 64-bit
+    Each has `slot_ms` (where the tick begins, epoch ms), `topic`, `partition`, `count`, and `offsets`: a 64-bit
     Roaring bitmap in its portable format, run-optimised. `messages` needs the columns of these, as in `state.message`.
     """
     topics = messages.column("topic").dictionary_encode().combine_chunks()
     names, partitions = np.asarray(topics.indices), messages.column("partition").to_numpy()
-    ticks = messages.column("deliver_at_ms").to_numpy() >> precision_bits
+    slots = messages.column("deliver_at_ms").to_numpy() >> precision_bits
     offsets = messages.column("offset").to_numpy()
-    order = np.lexsort((offsets, partitions, names, ticks))
-    keys = np.stack((ticks, names, partitions))[:, order]
+    order = np.lexsort((offsets, partitions, names, slots))
+    keys = np.stack((slots, names, partitions))[:, order]
     offsets = offsets[order]
     starts = np.flatnonzero(np.any(np.diff(keys, prepend=keys[:, :1] - 1), axis=0))
     words = topics.dictionary.to_pylist()
@@ -247,7 +247,7 @@ def _named(entry: Mapping[str, Any]) -> str:
 
 
 def _concatenated(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([offsets for offsets, _ in pieces]), np.concatenate([ticks for _, ticks in pieces])
+    return np.concatenate([offsets for offsets, _ in pieces]), np.concatenate([slots for _, slots in pieces])
 
 
 def _bitmap(offsets: np.ndarray) -> BitMap64:

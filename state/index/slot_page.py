@@ -13,7 +13,7 @@ REACH = 1 << 32
 _START_BITS = 16
 
 
-class TickPage:
+class SlotPage:
     """Ids of one source and the number of each one's tick. Never changed: a page is replaced.
 
     The offsets are a Roaring bitmap. Beside it, in offset order, is each id's tick, as its distance to the
@@ -23,16 +23,16 @@ class TickPage:
 
     __slots__ = ("_ids", "_packed", "_starts", "first_offset", "first_tick", "last_tick")
 
-    def __init__(self, offsets: np.ndarray, ticks: np.ndarray) -> None:
+    def __init__(self, offsets: np.ndarray, slots: np.ndarray) -> None:
         """Take `offsets` (int64, one or more, ascending, none twice, less than `REACH` apart) and the tick of each."""
         self.first_offset = int(offsets[0])
-        self.first_tick, self.last_tick = int(ticks.min()), int(ticks.max())
+        self.first_tick, self.last_tick = int(slots.min()), int(slots.max())
         self._ids = self._starts = _bitmap(offsets - self.first_offset)
-        runs = np.flatnonzero(np.diff(ticks, prepend=ticks[0] - 1))
+        runs = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
         if len(runs) * (self._width + _START_BITS) < len(offsets) * self._width:
             self._starts = _bitmap(offsets[runs] - self.first_offset)
-            ticks = ticks[runs]
-        self._packed = _pack(ticks - self.first_tick, self._width)
+            slots = slots[runs]
+        self._packed = _pack(slots - self.first_tick, self._width)
 
     def __len__(self) -> int:
         """How many ids it holds."""
@@ -44,7 +44,7 @@ class TickPage:
         bitmaps = [self._ids] if self._starts is self._ids else [self._ids, self._starts]
         return sum(len(bitmap.serialize()) for bitmap in bitmaps) + len(self._packed) + 3 * 8
 
-    def tick_of(self, offset: int) -> int | None:
+    def slot_of(self, offset: int) -> int | None:
         """Return the number of an id's tick, or None for an id that is not here."""
         at = offset - self.first_offset
         if not 0 <= at < REACH or at not in self._ids:
@@ -56,10 +56,10 @@ class TickPage:
     def content(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all offsets, ascending, and the tick of each, both int64."""
         ids = _values(self._ids)
-        ticks = _unpack(self._packed, len(self._starts), self._width) + self.first_tick
+        slots = _unpack(self._packed, len(self._starts), self._width) + self.first_tick
         if self._starts is not self._ids:
-            ticks = ticks[np.searchsorted(_values(self._starts), ids, side="right") - 1]
-        return ids.astype(np.int64) + self.first_offset, ticks
+            slots = slots[np.searchsorted(_values(self._starts), ids, side="right") - 1]
+        return ids.astype(np.int64) + self.first_offset, slots
 
     @property
     def _width(self) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from state.index.slot_page import REACH, TickPage
+from state.index.slot_page import REACH, SlotPage
 
 # The most ids of one page, hence what adding one more may have to rewrite (about 3 ms).
 PAGE_IDS = 1 << 16
@@ -24,7 +24,7 @@ class SourcePages:
     """
 
     def __init__(self) -> None:
-        self._pages: list[TickPage] = []
+        self._pages: list[SlotPage] = []
         self._firsts: list[int] = []
 
     def __len__(self) -> int:
@@ -36,26 +36,26 @@ class SourcePages:
         """Bytes of the content, without Python's objects around it."""
         return sum(page.nbytes for page in self._pages)
 
-    def tick_of(self, offset: int) -> int | None:
+    def slot_of(self, offset: int) -> int | None:
         """Return the number of an id's tick, forgotten or not, or None for an id that is not here."""
         at = bisect_right(self._firsts, offset) - 1
-        return self._pages[at].tick_of(offset) if at >= 0 else None
+        return self._pages[at].slot_of(offset) if at >= 0 else None
 
-    def add(self, offsets: np.ndarray, ticks: np.ndarray, floor: int) -> np.ndarray:
+    def add(self, offsets: np.ndarray, slots: np.ndarray, floor: int) -> np.ndarray:
         """Take in ids, and return the ticks of those that were not here.
 
         `offsets`, one or more, ascend; of equal ones the first counts.
         """
         homes = np.maximum(np.searchsorted(np.array(self._firsts, dtype=np.int64), offsets, side="right") - 1, 0)
         starts = np.flatnonzero(np.diff(homes, prepend=-1))
-        pages: list[TickPage] = []
+        pages: list[SlotPage] = []
         fresh: list[np.ndarray] = []
         done = 0
         for start, end in pairwise([*starts.tolist(), len(offsets)]):
             home = int(homes[start])
             pages += self._pages[done:home]
             known = _living(self._pages[home], floor) if self._pages else _NOTHING
-            merged, merged_ticks, new = _union(known, (offsets[start:end], ticks[start:end]))
+            merged, merged_ticks, new = _union(known, (offsets[start:end], slots[start:end]))
             pages += _paged(merged, merged_ticks)
             fresh.append(new)
             done = home + 1
@@ -64,17 +64,17 @@ class SourcePages:
 
     def sweep(self, floor: int) -> None:
         """Drop what is forgotten, and join pages that became small."""
-        pages: list[TickPage] = []
-        offsets, ticks = _NOTHING
+        pages: list[SlotPage] = []
+        offsets, slots = _NOTHING
         for page in self._pages:
             if page.last_tick < floor:
                 continue
             more, more_ticks = _living(page, floor)
             if len(offsets) + len(more) > PAGE_IDS:
-                pages += _paged(offsets, ticks)
-                offsets, ticks = _NOTHING
-            offsets, ticks = np.concatenate((offsets, more)), np.concatenate((ticks, more_ticks))
-        self._replace(pages + _paged(offsets, ticks))
+                pages += _paged(offsets, slots)
+                offsets, slots = _NOTHING
+            offsets, slots = np.concatenate((offsets, more)), np.concatenate((slots, more_ticks))
+        self._replace(pages + _paged(offsets, slots))
 
     def offsets(self, floor: int) -> Iterator[np.ndarray]:
         """Give the offsets that are not forgotten, ascending, a page at a time."""
@@ -82,39 +82,39 @@ class SourcePages:
             if page.last_tick >= floor:
                 yield _living(page, floor)[0]
 
-    def _replace(self, pages: list[TickPage]) -> None:
+    def _replace(self, pages: list[SlotPage]) -> None:
         self._pages, self._firsts = pages, [page.first_offset for page in pages]
 
 
-def _living(page: TickPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
-    offsets, ticks = page.content()
+def _living(page: SlotPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
+    offsets, slots = page.content()
     if page.first_tick >= floor:
-        return offsets, ticks
-    living = ticks >= floor
-    return offsets[living], ticks[living]
+        return offsets, slots
+    living = slots >= floor
+    return offsets[living], slots[living]
 
 
 def _union(
     known: tuple[np.ndarray, np.ndarray], added: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all offsets in order and their ticks, and the ticks of those that only `added` has."""
-    offsets, ticks = np.concatenate((known[0], added[0])), np.concatenate((known[1], added[1]))
+    offsets, slots = np.concatenate((known[0], added[0])), np.concatenate((known[1], added[1]))
     order = np.argsort(offsets, kind="stable")
     ordered = offsets[order]
     first = np.ones(len(order), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     kept = order[first]
-    return offsets[kept], ticks[kept], ticks[kept[kept >= len(known[0])]]
+    return offsets[kept], slots[kept], slots[kept[kept >= len(known[0])]]
 
 
-def _paged(offsets: np.ndarray, ticks: np.ndarray) -> list[TickPage]:
+def _paged(offsets: np.ndarray, slots: np.ndarray) -> list[SlotPage]:
     """Cut ids into as few pages as limits allow, of about the same count, none without ids."""
-    pages: list[TickPage] = []
+    pages: list[SlotPage] = []
     start = 0
     while start < len(offsets):
         last = min(int(offsets[start]) + REACH - 1, _LAST_OFFSET)
         left = int(np.searchsorted(offsets, last, side="right")) - start
         end = start + -(-left // -(-left // PAGE_IDS))
-        pages.append(TickPage(offsets[start:end], ticks[start:end]))
+        pages.append(SlotPage(offsets[start:end], slots[start:end]))
         start = end
     return pages

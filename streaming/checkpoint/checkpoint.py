@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch, CheckpointUnreadable
-from state.checkpoint.batch_settings import RuleBook
-from state.checkpoint.file_format import stamped, unstamped
-from state.checkpoint.origin import Birth, Offsets
+from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.file_format import with_format, without_format
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import NEW_ONE
 
@@ -30,7 +30,7 @@ class PlannedBatch:
     offsets: Offsets
 
 
-_BIRTH, _RULES, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
+_ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
 
 
 class Checkpoint:
@@ -51,25 +51,25 @@ class Checkpoint:
         return bool(self._files.exists(self._path_of(self.path)))
 
     @cached_property
-    def birth(self) -> Birth:
+    def origin(self) -> CheckpointOrigin:
         """How the checkpoint began. Raises CheckpointUnreadable if it does not say, CheckpointVersion."""
-        text = self._read(_BIRTH)
+        text = self._read(_ORIGIN)
         if text is None:
-            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is missing. {NEW_ONE}")
+            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {NEW_ONE}")
         try:
-            return Birth.from_json(unstamped(text, f"{self.path}/{_BIRTH}"))
+            return CheckpointOrigin.from_json(without_format(text, f"{self.path}/{_ORIGIN}"))
         except (TypeError, ValueError) as problem:
-            raise CheckpointUnreadable(f"{self.path}/{_BIRTH} is damaged ({problem!r}). {NEW_ONE}") from problem
+            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is damaged ({problem!r}). {NEW_ONE}") from problem
 
-    def is_born(self) -> bool:
+    def is_initialized(self) -> bool:
         """Say whether the checkpoint has been given its birth."""
-        return bool(self._files.exists(self._path_of(self.path, _BIRTH)))
+        return bool(self._files.exists(self._path_of(self.path, _ORIGIN)))
 
-    def be_born(self, birth: Birth) -> None:
+    def initialize(self, origin: CheckpointOrigin) -> None:
         """Begin the checkpoint, or complete a beginning that was cut off."""
-        self._write(_BIRTH, stamped(birth.to_json()))
+        self._write(_ORIGIN, with_format(origin.to_json()))
         # Spark takes over an id that it finds.
-        self._write("metadata", json.dumps({"id": birth.checkpoint}))
+        self._write("metadata", json.dumps({"id": origin.checkpoint}))
 
     def is_retired(self) -> bool:
         """Say whether another checkpoint is to take over."""
@@ -101,8 +101,8 @@ class Checkpoint:
         clock_ms, watermark_ms, offsets = planned_entry(
             self._read(f"offsets/{batch_id}"), f"{self.path}/offsets/{batch_id}"
         )
-        cutoff_ms = max(watermark_ms, self.birth.cutoff_ms)
-        return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.birth.offsets)
+        cutoff_ms = max(watermark_ms, self.origin.cutoff_ms)
+        return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.origin.offsets)
 
     def check_logs(self) -> None:
         """Read what Spark will of the offset log and the commit log: their newest entries, and those they follow on.
@@ -121,7 +121,7 @@ class Checkpoint:
         # Spark's Kafka source, the first of the query, fixes it before its first batch.
         text = self._read("sources/0/0")
         if text is None:
-            return self.birth.offsets
+            return self.origin.offsets
         offsets: Offsets = json.loads(text[text.index("{") :])
         return offsets
 
@@ -130,22 +130,24 @@ class Checkpoint:
         committed = self.last_committed()
         return self.first_offsets() if committed is None else self.planned(committed).offsets
 
-    def rules(self) -> RuleBook:
+    def settings_history(self) -> SettingsHistory:
         """Return the rules by batch that earlier starts recorded; an empty book if none did.
 
         Raises CheckpointUnreadable, CheckpointVersion.
         """
-        text = self._read(_RULES)
+        text = self._read(_SETTINGS_HISTORY)
         if text is None:
-            return RuleBook(())
+            return SettingsHistory(())
         try:
-            return RuleBook.from_json(unstamped(text, f"{self.path}/{_RULES}"))
+            return SettingsHistory.from_json(without_format(text, f"{self.path}/{_SETTINGS_HISTORY}"))
         except (KeyError, TypeError, ValueError) as problem:
-            raise CheckpointUnreadable(f"{self.path}/{_RULES} is damaged ({problem!r}). {NEW_ONE}") from problem
+            raise CheckpointUnreadable(
+                f"{self.path}/{_SETTINGS_HISTORY} is damaged ({problem!r}). {NEW_ONE}"
+            ) from problem
 
-    def write_rules(self, rules: RuleBook) -> None:
+    def write_settings_history(self, settings_history: SettingsHistory) -> None:
         """Record the rules, replacing the file in one step."""
-        self._write(_RULES, stamped(rules.to_json()))
+        self._write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
 
     def _write(self, name: str, text: str) -> None:
         manager = self._file_manager.create(self._path_of(self.path), self._conf)

@@ -11,20 +11,25 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_birth
+from sinks.internal_topics.progress import announce_origin
 from state.buckets.reseal import resealed
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA
-from state.checkpoint.batch_settings import BatchRules
-from state.checkpoint.origin import Birth
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 
 
 def seal_rest(
-    store: BucketStore, rest: DataFrame, birth: Birth, checkpoint: str, cutoff_ms: int, rules: BatchRules
+    store: BucketTable,
+    rest: DataFrame,
+    origin: CheckpointOrigin,
+    checkpoint: str,
+    cutoff_ms: int,
+    batch_settings: BatchSettings,
 ) -> int:
-    """Seal `rest` (`reseal.LEFT_SCHEMA`) into the bucket before the first of `birth`; return its messages.
+    """Seal `rest` (`reseal.LEFT_SCHEMA`) into the bucket before the first of `origin`; return its messages.
 
     `checkpoint` is the id of the one that left it: for that it is done once (`rest_bucket`). Time partitions are those
     of a seal at `cutoff_ms`. Raises BucketUnreadable, with nothing sealed, if any were lost or doubled on the way.
@@ -33,15 +38,15 @@ def seal_rest(
     try:
         count = int(rest.selectExpr("coalesce(sum(count), 0)").first()[0])
         if count:
-            rows = rest.repartition(birth.shards, "shard").mapInArrow(
-                resealed(birth.overdue_bucket, cutoff_ms, rules), from_arrow_schema(STORED_SCHEMA)
+            rows = rest.repartition(origin.shards, "shard").mapInArrow(
+                resealed(origin.overdue_bucket, cutoff_ms, batch_settings), from_arrow_schema(STORED_SCHEMA)
             )
             rows = rows.persist()
             try:
                 sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").first()[0]
                 if sealed != count:
                     raise BucketUnreadable(f"{count} messages were left, and {sealed} of them would be sealed")
-                store.append(rows, _writer_of_rest(checkpoint), birth.overdue_bucket)
+                store.append(rows, _writer_of_rest(checkpoint), origin.overdue_bucket)
             finally:
                 rows.unpersist()
     finally:
@@ -50,7 +55,7 @@ def seal_rest(
     return count
 
 
-def rest_bucket(store: BucketStore, checkpoint: str) -> int | None:
+def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
     """Return the bucket that holds what `checkpoint` left, or None if it is not sealed yet."""
     return store.newest_of(_writer_of_rest(checkpoint))
 
@@ -60,8 +65,13 @@ def _writer_of_rest(checkpoint: str) -> str:
     return f"{checkpoint}-rest"
 
 
-def put_in_place(
-    settings: Settings, birth: Birth, successor: Checkpoint, current: Checkpoint, aside: str | None, lease: HeldLease
+def switch_over(
+    settings: Settings,
+    origin: CheckpointOrigin,
+    successor: Checkpoint,
+    current: Checkpoint,
+    aside: str | None,
+    lease: HeldLease,
 ) -> None:
     """Let `successor` be born, announce it, and move it to the place of `current`, which is moved to `aside` if given.
 
@@ -69,9 +79,9 @@ def put_in_place(
     """
     lease.check_now()
     successor.remove()
-    successor.be_born(birth)
+    successor.initialize(origin)
     lease.check_now()
-    announce_birth(settings, birth)
+    announce_origin(settings, origin)
     failpoint("successor-born")
     if aside is not None:
         lease.check_now()

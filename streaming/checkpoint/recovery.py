@@ -14,15 +14,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_birth, read_progress
+from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.topics import partition_counts
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.checkpoint.batch_settings import RuleBook, rules_from
-from state.checkpoint.origin import Birth, Offsets
+from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint.handover import rest_bucket
@@ -47,8 +47,8 @@ class Recovered:
 
     checkpoint: Checkpoint
     planned: PlannedBatch | None
-    rules: RuleBook
-    store: BucketStore
+    settings_history: SettingsHistory
+    store: BucketTable
     catalog: SegmentCatalog
     partitions: set[str]
     delivered_before_ms: int
@@ -63,7 +63,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     """
     lease.check()
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
-    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+    store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
     markers = read_markers(settings)
@@ -73,19 +73,19 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         raise CheckpointMismatch(
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
         )
-    rules = _amended_rules(spark, settings, checkpoint, planned)
+    history = _amended_history(spark, settings, checkpoint, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
-    birth, committed = checkpoint.birth, checkpoint.last_committed()
+    origin, committed = checkpoint.origin, checkpoint.last_committed()
     _refuse_lost_plan(checkpoint, store, planned)
     _refuse_older(checkpoint, store, markers, planned)
-    cutoff_ms = birth.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
+    cutoff_ms = origin.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
     overdue = [
         segment
         for segment in segments
-        if committed is None and segment.bucket == birth.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
+        if committed is None and segment.bucket == origin.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
     ]
     log.info(
         "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
@@ -93,40 +93,40 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     )  # fmt: skip
     partitions = {segment.time_partition for segment in segments}
     newest = None if planned is None else checkpoint.planned(planned)
-    return Recovered(checkpoint, newest, rules, store, catalog, partitions, cutoff_ms, overdue)
+    return Recovered(checkpoint, newest, history, store, catalog, partitions, cutoff_ms, overdue)
 
 
 def _begin(
     spark: SparkSession,
     settings: Settings,
     checkpoint: Checkpoint,
-    store: BucketStore,
+    store: BucketTable,
     markers: list[Progress | None],
     fresh: bool,
 ) -> None:
     """Let a checkpoint be born, unless it is already and only its first batch is still to come."""
-    if Checkpoint(spark, next_checkpoint_path(settings)).is_born() and not checkpoint.is_born():
+    if Checkpoint(spark, next_checkpoint_path(settings)).is_initialized() and not checkpoint.is_initialized():
         raise CheckpointMismatch(
             f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
             "(`delayline rescale` or `delayline rebuild`) again"
         )
-    if not checkpoint.is_born():
-        _refuse_second_birth(checkpoint, store, markers, fresh)
-        born = Birth(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
+    if not checkpoint.is_initialized():
+        _refuse_second_beginning(checkpoint, store, markers, fresh)
+        origin = CheckpointOrigin(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
     else:
-        born = checkpoint.birth
-    checkpoint.be_born(born)
-    if _generation(markers) < born.generation:
-        announce_birth(settings, born)
+        origin = checkpoint.origin
+    checkpoint.initialize(origin)
+    if _generation(markers) < origin.generation:
+        announce_origin(settings, origin)
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:
     """Return the newest generation of checkpoints that markers tell of; 0 if none does."""
-    return max((marker.batch.birth.generation for marker in markers if marker is not None), default=0)
+    return max((marker.batch.origin.generation for marker in markers if marker is not None), default=0)
 
 
-def _refuse_second_birth(
-    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], fresh: bool
+def _refuse_second_beginning(
+    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], fresh: bool
 ) -> None:
     """A checkpoint is born once: with a second one, everything still in the input would be delivered again.
 
@@ -147,9 +147,9 @@ def _refuse_second_birth(
         )
 
 
-def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int | None) -> None:
+def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
     """A batch whose plan is lost would be planned anew, and what it then seals taken for sealed already."""
-    sealed = store.newest_of(checkpoint.birth.checkpoint)
+    sealed = store.newest_of(checkpoint.origin.checkpoint)
     if sealed is not None and (planned is None or sealed > planned):
         raise CheckpointMismatch(
             f"{store.path} holds what batch {sealed} sealed, and the offset log of {checkpoint.path} ends with batch "
@@ -158,13 +158,13 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketStore, planned: int |
 
 
 def _refuse_older(
-    checkpoint: Checkpoint, store: BucketStore, markers: Iterable[Progress | None], planned: int | None
+    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
 ) -> None:
     """Here and not only by the writer of a shard: that of another, which had delivered less, would begin already."""
     for marker in markers:
         if marker is not None:
-            refuse_older(marker, checkpoint.birth, -1 if planned is None else planned)
-    if rest_bucket(store, checkpoint.birth.checkpoint) is not None:
+            refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
+    if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
         raise CheckpointMismatch(
             f"what waited in the checkpoint {checkpoint.path} is in {store.path} already, since it was to be replaced: "
             "going on would deliver that twice. Let `delayline rebuild --discard-checkpoint` finish it"
@@ -179,34 +179,36 @@ def read_markers(settings: Settings) -> list[Progress | None]:
         return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
 
 
-def _amended_rules(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None) -> RuleBook:
+def _amended_history(
+    spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None
+) -> SettingsHistory:
     """Let the current settings hold from the first batch that has never run; batches to replay keep theirs."""
-    birth = checkpoint.birth
-    if birth.shards != settings.bucket.shards:
+    origin = checkpoint.origin
+    if origin.shards != settings.bucket.shards:
         raise CheckpointMismatch(
-            f"the checkpoint was born with {birth.shards} shards, and bucket.shards is {settings.bucket.shards}: "
-            f"set bucket.shards to {birth.shards}, or change the checkpoint with `delayline rescale`"
+            f"the checkpoint was born with {origin.shards} shards, and bucket.shards is {settings.bucket.shards}: "
+            f"set bucket.shards to {origin.shards}, or change the checkpoint with `delayline rescale`"
         )
-    book = checkpoint.rules() if planned is not None else RuleBook(())
-    if planned is not None and not book.entries:
+    history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
+    if planned is not None and not history.entries:
         raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {NEW_ONE}")
-    keys = book.newest.shard_keys if book.entries else shard_keys(spark, birth.shards)
-    rules = rules_from(settings, partition_counts(settings), keys, birth)
+    keys = history.newest.shard_keys if history.entries else shard_keys(spark, origin.shards)
+    batch_settings = batch_settings_from(settings, partition_counts(settings), keys, origin)
     first_new = 0 if planned is None else planned + 1
-    book = book.amended(first_new, rules, keep_from=max(0, first_new - 1))
-    checkpoint.write_rules(book)
-    return book
+    history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))
+    checkpoint.write_settings_history(history)
+    return history
 
 
-def input_starts(settings: Settings, birth: Birth) -> Offsets:
+def input_starts(settings: Settings, origin: CheckpointOrigin) -> Offsets:
     """Return where a new checkpoint begins to read each partition of the input; nothing for all from the beginning.
 
     A partition that was added since begins with its first record.
     """
-    if not birth.offsets:
+    if not origin.offsets:
         return {}
     counts = partition_counts(settings, settings.topics.input)
     return {
-        topic: {str(number): birth.offsets.get(topic, {}).get(str(number), _EARLIEST) for number in range(count)}
+        topic: {str(number): origin.offsets.get(topic, {}).get(str(number), _EARLIEST) for number in range(count)}
         for topic, count in counts.items()
     }

@@ -22,12 +22,12 @@ def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
     About 60 MB from Maven Central into this Python environment. What is there already is left alone. Then lets Java
     write Spark's classes to an archive (160 MB), which makes each start faster.
     """
-    from conf.java.cds_archive import make_class_archive
+    from conf.java.cds_archive import make_cds_archive
     from conf.java.jars import fetch_jars
 
     settings_of(config, overrides)
     fetch_jars(typer.echo)
-    make_class_archive(typer.echo)
+    make_cds_archive(typer.echo)
 
 
 def broker(

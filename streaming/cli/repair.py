@@ -11,7 +11,7 @@ import typer
 from streaming.cli.options import ConfigFile, Overrides, settings_of
 
 if TYPE_CHECKING:
-    from streaming.operations.corruption import DamagedSegment
+    from streaming.operations.corruption import CorruptSegment
     from streaming.operations.repair import Repair
 
 
@@ -48,26 +48,26 @@ def repair(
             typer.echo(
                 "before the job runs again, let `delayline rebuild --discard-checkpoint` accept again what it can"
             )
-    elif found.damage.files or found.damage.segments:
+    elif found.corruption.files or found.corruption.segments:
         raise typer.Exit(1)
 
 
 def _lines(found: Repair) -> list[str]:
-    if not found.damage.files and not found.damage.segments:
+    if not found.corruption.files and not found.corruption.segments:
         return [f"all of {found.table} can be read"]
     files = [
-        f"{found.table}/{file.path}: {file.readable} of {file.rows} rows can be read" for file in found.damage.files
+        f"{found.table}/{file.path}: {file.readable} of {file.rows} rows can be read" for file in found.corruption.files
     ]
     lost = sum(len(one.offsets) for one in found.lost)
     again = sum(len(one.accepted_again) for one in found.lost)
     return [
         *files,
-        *(_of_segment(segment) for segment in found.damage.segments),
+        *(_of_segment(segment) for segment in found.corruption.segments),
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {again} of them again from the input topics",
     ]
 
 
-def _of_segment(segment: DamagedSegment) -> str:
+def _of_segment(segment: CorruptSegment) -> str:
     from streaming.storage.unreadable_bucket import instant
 
     bucket, shard, number = segment.identity

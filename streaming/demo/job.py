@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conf.end_signals import held
+from conf.end_signals import deferred
 from conf.errors import QueryFailed
 from conf.failpoints import kill_tree
 
@@ -42,7 +42,7 @@ class Job:
         scratch = self._folder / "tmp"
         scratch.mkdir(exist_ok=True)
         # Ended while it starts the job, the demo must know of it.
-        with self._log.open("wb") as log, held():
+        with self._log.open("wb") as log, deferred():
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder,

@@ -26,9 +26,9 @@ from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
-from streaming.job.input_loss import warn_of_expired
-from streaming.job.prefetch_window import DueWindow
-from streaming.maintenance.maintenance import Upkeep
+from streaming.job.input_loss import warn_of_input_loss
+from streaming.job.prefetch_window import PrefetchWindow
+from streaming.maintenance.maintenance import Maintenance
 from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ class BatchRunner:
     def __init__(self, state: Recovered, settings: Settings, lease: HeldLease) -> None:
         self._lease = lease
         self._checkpoint = state.checkpoint
-        self._rules = state.rules
+        self._settings_history = state.settings_history
         self._store = state.store
-        self._window = DueWindow(
+        self._window = PrefetchWindow(
             state.store,
             state.catalog,
             state.delivered_before_ms,
@@ -51,17 +51,19 @@ class BatchRunner:
             settings.window.max_messages,
             settings.bucket.shards,
         )
-        self._upkeep = Upkeep(state.store, state.catalog, state.partitions, settings.bucket.limit, state.rules.newest)
+        self._maintenance = Maintenance(
+            state.store, state.catalog, state.partitions, settings.bucket.limit, state.settings_history.newest
+        )
         self._settings = settings
-        self._birth = state.checkpoint.birth
+        self._birth = state.checkpoint.origin
         # The newest batch in the offset log: the running one, or the last. Read by the thread that watches the clock.
         self.planned = state.planned
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
 
-    def run(self, held: DataFrame, batch_id: int) -> None:
-        """Deliver and seal what the state stage of batch `batch_id` gives out; `held` has `HELD_SCHEMA`.
+    def run(self, shard_output: DataFrame, batch_id: int) -> None:
+        """Deliver and seal `shard_output`, what the state stage of batch `batch_id` gives out (`SHARD_OUTPUT_SCHEMA`).
 
         Called by `foreachBatch`. Whatever fails here fails the batch, which is then replayed whole: each step
         either leaves nothing behind or knows on the second time that it is done.
@@ -74,27 +76,27 @@ class BatchRunner:
         if batch_id:
             # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep. Nor beside
             # a first batch: what it delivers it knows by its bucket.
-            self._upkeep.before_batch(self._birth.first_bucket + batch_id - 1, span.previous_ms)
-        held = held.persist()
+            self._maintenance.before_batch(self._birth.first_bucket + batch_id - 1, span.previous_ms)
+        shard_output = shard_output.persist()
         try:
-            outcome = held.drop("chunk").collect()
+            outcome = shard_output.drop("chunk").collect()
             _check(outcome, span.cutoff_ms)
             if self._settings.topics.skip_expired:
-                warn_of_expired(self._settings, span)
+                warn_of_input_loss(self._settings, span)
             failpoint("state-held")
             sealed = [row for row in outcome if row["kind"] == SEALED]
-            due = self._due(held, outcome, span)
+            due = self._due(shard_output, outcome, span)
             steps: list[Future[None]] = []
             if due is not None:
                 steps.append(self._start(self._deliver, due))
             if sealed:
-                steps.append(self._start(self._seal, held, batch_id))
+                steps.append(self._start(self._seal, shard_output, batch_id))
             for done in steps:
                 done.result()
             self._window.add(_segments(sealed))
-            self._upkeep.sealed_into({row["time_partition"] for row in sealed})
+            self._maintenance.sealed_into({row["time_partition"] for row in sealed})
         finally:
-            held.unpersist()
+            shard_output.unpersist()
         self._window.advance(span.cutoff_ms)
         self._last = planned
         if due is not None or sealed:
@@ -109,7 +111,7 @@ class BatchRunner:
         """Stop what runs beside the batches."""
         self._beside.shutdown(wait=False, cancel_futures=True)
         self._window.close()
-        self._upkeep.close()
+        self._maintenance.close()
 
     def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
         # Spark's local properties, the batch id among them, must reach the tasks of either step.
@@ -129,7 +131,7 @@ class BatchRunner:
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         return BatchSpan(self._birth, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
-    def _due(self, held: DataFrame, outcome: list[Row], batch: BatchSpan) -> DataFrame | None:
+    def _due(self, shard_output: DataFrame, outcome: list[Row], batch: BatchSpan) -> DataFrame | None:
         """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
 
         Chunks of a mutable bucket have no key, and are delivered whole; those of the window are cut to the batch's
@@ -141,7 +143,7 @@ class BatchRunner:
             return None
         # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
         whole = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in DUE_TYPES.items() if name != "chunk")
-        due = held.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
+        due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
             shards = list(range(self._settings.bucket.shards))
             span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
@@ -150,21 +152,21 @@ class BatchRunner:
         return self._delivery(due, shards, batch)
 
     def _delivery(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
-        rules = self._rules.at(batch.batch_id)
+        settings_history = self._settings_history.at(batch.batch_id)
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
             batch=batch,
             progress_topic=self._settings.progress_topic,
             lease_topic=self._settings.lease_topic,
-            lease_number=self._lease.number,
-            dead_letter=rules.dead_letter,
-            topics=tuple(rules.partitions),
+            fencing_token=self._lease.fencing_token,
+            dead_letter=settings_history.dead_letter,
+            topics=tuple(settings_history.partitions),
             slice_ms=self._settings.delivery.slice,
             messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
             transaction_messages=self._settings.delivery.transaction_messages,
             transaction_timeout_ms=self._settings.delivery.transaction_timeout,
             outage_limit_ms=self._settings.kafka.outage_limit,
-            lacks_expired=self._settings.topics.skip_expired,
+            tolerates_input_loss=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
         )
@@ -180,10 +182,10 @@ class BatchRunner:
         self._last_writers.update({report["shard"]: report["writer"] for report in due.collect()})
         failpoint("delivered")
 
-    def _seal(self, held: DataFrame, batch_id: int) -> None:
-        as_stored = stored_rows(self._rules.at(batch_id).index_precision_bits)
-        with worker_pool(held.sparkSession):
-            rows = held.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
+    def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
+        as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
+        with worker_pool(shard_output.sparkSession):
+            rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
         failpoint("sealing")
         self._store.append(rows, self._birth.checkpoint, batch_id)
         failpoint("sealed")

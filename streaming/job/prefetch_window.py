@@ -16,7 +16,7 @@ from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from sinks.bucket_table import CHUNK_KEY, BucketStore
+from sinks.bucket_table import CHUNK_KEY, BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
@@ -35,7 +35,7 @@ class _Piece:
     chunks: DataFrame
 
 
-class DueWindow:
+class PrefetchWindow:
     """Loads ahead up to `ahead_ms` past the cutoff, at most about `max_messages` in one piece.
 
     Where more than that is due within a quarter of `ahead_ms`, several pieces are loaded; Spark puts on disk what its
@@ -45,7 +45,7 @@ class DueWindow:
 
     def __init__(
         self,
-        store: BucketStore,
+        store: BucketTable,
         catalog: SegmentCatalog,
         start_ms: int,
         overdue: list[Segment],

@@ -15,30 +15,30 @@ from conf.kafka.options import java_options
 from conf.settings import Settings
 from sources.intake.clock import tick
 from sources.intake.kafka_reader import CHUNK_SCHEMA, accepting, read_records
-from state.buckets.operator import HELD_SCHEMA, STATE_SCHEMA, hold
-from state.checkpoint.batch_settings import BatchRules, RuleBook
+from state.buckets.operator import SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, update_shard
+from state.checkpoint.batch_settings import BatchSettings, SettingsHistory
 from state.checkpoint.origin import Offsets
 
 
-def rules_of_task(book: RuleBook) -> Callable[[], tuple[int, BatchRules]]:
+def settings_of_task(history: SettingsHistory) -> Callable[[], tuple[int, BatchSettings]]:
     """Return a function that gives, inside a task, the running batch's id and its rules."""
 
-    def rules_now() -> tuple[int, BatchRules]:
+    def settings_now() -> tuple[int, BatchSettings]:
         context = TaskContext.get()
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if batch is None:
             raise CheckpointMismatch("a task ran outside a batch, and cannot know its rules")
-        return int(batch), book.at(int(batch))
+        return int(batch), history.at(int(batch))
 
-    return rules_now
+    return settings_now
 
 
-def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, starts: Offsets) -> DataFrame:
-    """Return the stream of what each batch delivers, seals and keeps (`state.buckets.operator.HELD_SCHEMA`).
+def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
+    """Return the stream of what each batch delivers, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
 
     A new checkpoint reads the input from `starts`, and from the beginning where that names no offset.
     """
-    rules_now = rules_of_task(book)
+    settings_now = settings_of_task(history)
     records = read_records(
         spark,
         java_options(settings.kafka),
@@ -48,7 +48,7 @@ def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, start
         settings.kafka.outage_limit,
         settings.topics.skip_expired,
     )
-    messages = records.mapInArrow(accepting(rules_now), CHUNK_SCHEMA)
+    messages = records.mapInArrow(accepting(settings_now), CHUNK_SCHEMA)
     ticks = tick(spark, settings.clock.lookahead)
     return (
         messages.unionByName(ticks)
@@ -57,17 +57,17 @@ def held_messages(spark: SparkSession, settings: Settings, book: RuleBook, start
         .where(col("event_time").isNull())
         .groupBy("shard_key")
         .applyInPandasWithState(
-            hold(rules_now), HELD_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.EventTimeTimeout
+            update_shard(settings_now), SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.EventTimeTimeout
         )
     )
 
 
 def start_query(
-    held: DataFrame, settings: Settings, checkpoint: str, run_batch: Callable[[DataFrame, int], None]
+    shard_output: DataFrame, settings: Settings, checkpoint: str, run_batch: Callable[[DataFrame, int], None]
 ) -> StreamingQuery:
     """Start the query; each batch goes to `run_batch`."""
     return (
-        held.writeStream.queryName(settings.application_id)
+        shard_output.writeStream.queryName(settings.application_id)
         .outputMode("append")
         .option("checkpointLocation", checkpoint)
         .trigger(processingTime=f"{settings.clock.trigger} milliseconds")

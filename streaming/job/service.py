@@ -35,12 +35,12 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import input_starts, recover
 from streaming.job.batch import BatchRunner
 from streaming.job.clock_watch import ClockWatch
-from streaming.job.input_loss import check_expired
+from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
-from streaming.job.query import held_messages, start_query
-from streaming.spark.exclusive_session import holding
+from streaming.job.query import shard_outputs, start_query
+from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
-from streaming.storage.failures import innermost_cause, storage_failure, storage_told, text_of_query
+from streaming.storage.failures import innermost_cause, storage_failure, text_of_query, translate_storage_errors
 from streaming.storage.paths import checkpoint_path, storage_path
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ class Gate:
     def guard(self, run_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """Return `run_batch` behind the gate."""
 
-        def guarded(held: DataFrame, batch_id: int) -> None:
+        def guarded(shard_output: DataFrame, batch_id: int) -> None:
             if not self._open or (self._last_batch is not None and batch_id > self._last_batch):
                 raise ServiceStopping(f"batch {batch_id} is left to the next start")
             try:
-                run_batch(held, batch_id)
+                run_batch(shard_output, batch_id)
             except Exception:
                 if not self._cut_off:
                     raise
@@ -99,20 +99,22 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
-    with holding(settings, "run") as (spark, lease):
+    with exclusive_session(settings, "run") as (spark, lease):
         if lease.after_a_crash:
             # What a holder that is not dead, but stopped, has open.
             fence_writers(settings, settings.bucket.shards)
-        with storage_told(settings):
+        with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
         clock = ClockWatch(settings.clock.lookahead)
         clock.check(state.planned)
-        check_expired(settings, state.checkpoint, state.store)
+        check_input_loss(settings, state.checkpoint, state.store)
         with closing(BatchRunner(state, settings, lease)) as runner:
             gate = Gate()
-            held = held_messages(spark, settings, state.rules, input_starts(settings, state.checkpoint.birth))
-            query = start_query(held, settings, checkpoint_path(settings), gate.guard(runner.run))
+            shard_output = shard_outputs(
+                spark, settings, state.settings_history, input_starts(settings, state.checkpoint.origin)
+            )
+            query = start_query(shard_output, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
@@ -123,7 +125,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
                     # Spark names no range, or only one of them.
-                    check_expired(settings, state.checkpoint, state.store)
+                    check_input_loss(settings, state.checkpoint, state.store)
                 if _OVERFLOW in str(query.exception()):
                     _check_stamps(settings, state.checkpoint)
                 raise
@@ -153,10 +155,10 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         return
     state = recover(spark, settings, fresh=False, lease=lease)
     ClockWatch(settings.clock.lookahead).check(state.planned)
-    check_expired(settings, checkpoint, state.store)
+    check_input_loss(settings, checkpoint, state.store)
     with closing(BatchRunner(state, settings, lease)) as runner:
-        held = held_messages(spark, settings, state.rules, input_starts(settings, checkpoint.birth))
-        query = start_query(held, settings, checkpoint.path, Gate(planned).guard(runner.run))
+        shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
+        query = start_query(shard_output, settings, checkpoint.path, Gate(planned).guard(runner.run))
         while query.isActive and checkpoint.last_committed() != planned:
             time.sleep(_POLL_S)
         # Spark would report the gate's refusal of the next batch as a failure of the query.

@@ -16,7 +16,7 @@ from types import TracebackType
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from conf.end_signals import held
+from conf.end_signals import deferred
 from conf.errors import BrokerFailed
 from conf.java.jars import JAVA_FILES, broker_jars, java_command
 from streaming.local.broker_properties import address, node_properties, properties_text
@@ -93,7 +93,7 @@ class EmbeddedBroker:
             config = self._write_config()
             if not (self.directory / "data" / "meta.properties").exists():
                 self._format(java, classpath, config)
-            with held():
+            with deferred():
                 self._process = self._launch(java, classpath, config)
             self._wait_until_it_serves(time.monotonic() + timeout_s)
         except OSError as problem:

@@ -1,4 +1,4 @@
-"""Upkeep of the sealed buckets, beside the batches: what is delivered goes, and small buckets become larger ones."""
+"""Maintenance of sealed buckets, beside the batches: what is delivered goes, and small buckets become larger ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from conf.failpoints import failpoint
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import choose
 from state.buckets.segments import partition_end_ms
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merged, merge_buckets
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _COMPACT_EVERY_BUCKETS = 50
 _POOL = "upkeep"
 
 
-class Upkeep:
+class Maintenance:
     """Deletes time partitions that are delivered whole, merges buckets, keeps the metadata in few files, and vacuums.
 
     One step at a time, in a thread of its own; the catalog is touched in the query's thread alone.
@@ -37,11 +37,11 @@ class Upkeep:
 
     def __init__(
         self,
-        store: BucketStore,
+        store: BucketTable,
         catalog: SegmentCatalog,
         partitions: set[str],
         bucket_limit: int,
-        rules: BatchRules,
+        batch_settings: BatchSettings,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`partitions` are the labels of the time partitions that the table holds; `now` counts seconds."""
@@ -49,7 +49,7 @@ class Upkeep:
         self._catalog = catalog
         self._partitions = partitions
         self._bucket_limit = bucket_limit
-        self._rules = rules
+        self._batch_settings = batch_settings
         self._running: Future[Merged | None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep", initializer=self._begin)
         self._now = now
@@ -140,7 +140,7 @@ class Upkeep:
         chosen = {number: list(settled[number]) for number in choose(settled, self._bucket_limit)}
         if not chosen:
             return None
-        return lambda: merge_buckets(self._store, chosen, delivered_before_ms, self._rules)
+        return lambda: merge_buckets(self._store, chosen, delivered_before_ms, self._batch_settings)
 
 
 class _Leftovers:

@@ -13,11 +13,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import CHUNK_KEY, METADATA_COLUMNS, BucketStore
+from sinks.bucket_table import CHUNK_KEY, METADATA_COLUMNS, BucketTable
 from state.buckets.merge import MergeSlice, merged_rows, slices
 from state.buckets.segments import Segment
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,10 @@ class Merged:
 
 
 def merge_buckets(
-    store: BucketStore, buckets: Mapping[int, Collection[Segment]], delivered_before_ms: int, rules: BatchRules
+    store: BucketTable,
+    buckets: Mapping[int, Collection[Segment]],
+    delivered_before_ms: int,
+    batch_settings: BatchSettings,
 ) -> Merged:
     """Make one bucket of `buckets`, given by number with their live segments, without what is delivered for good.
 
@@ -49,7 +52,7 @@ def merge_buckets(
         # One after the other: a merge never has more than one of the cores that batches run on.
         for within in slices(segments, delivered_before_ms):
             chunks = store.chunks(within.start_ms, within.end_ms, labels, buckets, version)
-            pieces.append(_piece(chunks, number, within, rules))
+            pieces.append(_piece(chunks, number, within, batch_settings))
             metadata = pieces[-1].where(f"part = '{METADATA_PART}'").select(*METADATA_COLUMNS).collect()
             merged += (described_segment(row.asDict()) for row in metadata)
         _check(segments, merged, delivered_before_ms)
@@ -63,10 +66,10 @@ def merge_buckets(
     return Merged(sorted(buckets), merged)
 
 
-def _piece(chunks: DataFrame, number: int, within: MergeSlice, rules: BatchRules) -> DataFrame:
+def _piece(chunks: DataFrame, number: int, within: MergeSlice, batch_settings: BatchSettings) -> DataFrame:
     rows = chunks.coalesce(1).sortWithinPartitions("part", *CHUNK_KEY)
     with worker_pool(chunks.sparkSession):
-        made = rows.mapInArrow(merged_rows(number, within, rules), from_arrow_schema(STORED_SCHEMA))
+        made = rows.mapInArrow(merged_rows(number, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
     return made.persist(StorageLevel.DISK_ONLY)
 
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import CHUNK_KEY, BucketStore
-from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, remade
+from sinks.bucket_table import CHUNK_KEY, BucketTable
+from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
 from state.buckets.segments import Segment
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
 from state.index.message_index import offsets_by_source
@@ -22,11 +22,11 @@ Identity = tuple[int, int, int]
 Ids = dict[tuple[str, int], BitMap64]
 
 # Options of the session that damage is found in: it reads what is left.
-PASS_OVER_DAMAGE = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
+SKIP_CORRUPT_FILES = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
 
 
 @dataclass(frozen=True)
-class DamagedFile:
+class CorruptFile:
     """A file of the table, below the table's path, and how many of its `rows` can be read."""
 
     path: str
@@ -36,7 +36,7 @@ class DamagedFile:
 
 
 @dataclass(frozen=True)
-class DamagedSegment:
+class CorruptSegment:
     """A segment of which `readable` messages are left. `described` is its metadata, None if that is lost itself."""
 
     identity: Identity
@@ -50,18 +50,18 @@ class DamagedSegment:
 
 
 @dataclass(frozen=True)
-class Damage:
+class Corruption:
     """What cannot be read of a table: its files, and the segments that they held some or all of."""
 
-    files: list[DamagedFile]
-    segments: list[DamagedSegment]
+    files: list[CorruptFile]
+    segments: list[CorruptSegment]
 
 
-def find_damage(store: BucketStore, delivered_before_ms: int) -> Damage:
+def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
     """Read the whole table, and hold what is read against what the table's log and the metadata say.
 
     Segments that are delivered whole are left out: their time partition may be deleted already. The session must
-    have the options `PASS_OVER_DAMAGE`.
+    have the options `SKIP_CORRUPT_FILES`.
     """
     # All columns are read, since all of them are needed afterwards.
     others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
@@ -80,56 +80,60 @@ def find_damage(store: BucketStore, delivered_before_ms: int) -> Damage:
             left[identity] = row["part"], before + row["sum(messages)"]
     # Of a damaged file, reading these columns alone may give more rows than can be read whole.
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
-    damaged = _damaged_segments(described, left)
-    return Damage(_damaged_files(store, rows_of), [each for each in damaged if each.waits(delivered_before_ms)])
+    corrupt = _corrupt_segments(described, left)
+    return Corruption(_corrupt_files(store, rows_of), [each for each in corrupt if each.waits(delivered_before_ms)])
 
 
-def _damaged_files(store: BucketStore, rows_of: Mapping[str, int]) -> list[DamagedFile]:
-    damaged = []
+def _corrupt_files(store: BucketTable, rows_of: Mapping[str, int]) -> list[CorruptFile]:
+    corrupt = []
     for file in store.files():
         rows, readable = json.loads(file["stats"])["numRecords"], rows_of.get(file["path"].rpartition("/")[2], 0)
         if readable != rows:
-            damaged.append(DamagedFile(file["path"], file["part"], rows, readable))
-    return damaged
+            corrupt.append(CorruptFile(file["path"], file["part"], rows, readable))
+    return corrupt
 
 
-def _damaged_segments(described: list[Segment], left: Mapping[Identity, tuple[str, int]]) -> list[DamagedSegment]:
-    damaged, known = [], set()
+def _corrupt_segments(described: list[Segment], left: Mapping[Identity, tuple[str, int]]) -> list[CorruptSegment]:
+    corrupt, known = [], set()
     for segment in described:
         identity = _identity(segment)
         known.add(identity)
         _, readable = left.get(identity, ("", 0))
         if readable != segment.count:
-            damaged.append(DamagedSegment(identity, segment.time_partition, segment, readable))
+            corrupt.append(CorruptSegment(identity, segment.time_partition, segment, readable))
     for identity, (part, readable) in left.items():
         if identity not in known:
-            damaged.append(DamagedSegment(identity, part, None, readable))
-    return damaged
+            corrupt.append(CorruptSegment(identity, part, None, readable))
+    return corrupt
 
 
 def _identity(segment: Segment) -> Identity:
     return segment.bucket, segment.shard, segment.segment
 
 
-def mended(store: BucketStore, damage: Damage, precision_bits: int) -> tuple[set[str], DataFrame]:
-    """Return the parts of the table that `damage` touches, and the rows that they are to hold instead.
+def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> tuple[set[str], DataFrame]:
+    """Return the parts of the table that `corruption` touches, and the rows that they are to hold instead.
 
     These are all that can be read, with the metadata of damaged segments made anew of what is left of each.
     """
-    parts = {METADATA_PART, *(file.part for file in damage.files), *(segment.part for segment in damage.segments)}
+    parts = {
+        METADATA_PART,
+        *(file.part for file in corruption.files),
+        *(segment.part for segment in corruption.segments),
+    }
     rows = store.rows().where(F.col("part").isin(sorted(parts)))
-    kept = rows.join(_identities(store, damage.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
-    return parts, kept.union(_remade(store, damage.segments, precision_bits))
+    kept = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
+    return parts, kept.union(_salvaged(store, corruption.segments, precision_bits))
 
 
-def lost_ids(store: BucketStore, damage: Damage, precision_bits: int, from_ms: int) -> Ids:
+def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
     """Return the ids that the metadata of damaged segments names, without those that can be read of them.
 
     And without those that are due in a tick of the index that ends before `from_ms`, since they are delivered.
     """
     metadata = store.rows().where(f"part = '{METADATA_PART}'")
-    lost = _ids(metadata.join(_identities(store, damage.segments), [*IDENTITY], "left_semi"), from_ms)
-    for source, offsets in _ids(_remade(store, damage.segments, precision_bits), from_ms).items():
+    lost = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
+    for source, offsets in _ids(_salvaged(store, corruption.segments, precision_bits), from_ms).items():
         if source in lost:
             lost[source] -= offsets
     return {source: offsets for source, offsets in sorted(lost.items()) if offsets}
@@ -144,16 +148,16 @@ def _ids(rows: DataFrame, from_ms: int) -> Ids:
     return found
 
 
-def _identities(store: BucketStore, segments: list[DamagedSegment]) -> DataFrame:
+def _identities(store: BucketTable, segments: list[CorruptSegment]) -> DataFrame:
     named = store.spark.createDataFrame(
         [segment.identity for segment in segments], "bucket long, shard int, segment int"
     )
     return named.hint("broadcast")
 
 
-def _remade(store: BucketStore, segments: list[DamagedSegment], precision_bits: int) -> DataFrame:
+def _salvaged(store: BucketTable, segments: list[CorruptSegment], precision_bits: int) -> DataFrame:
     chunks = store.rows().where(F.col("part").isin(sorted({each.part for each in segments})))
     chunks = chunks.join(_identities(store, segments), [*IDENTITY], "left_semi")
     ordered = chunks.select("part", *IDENTITY, *CHUNK_KEY, "count", "chunk").repartition("bucket", "shard")
     ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *CHUNK_KEY)
-    return ordered.mapInArrow(remade(precision_bits), from_arrow_schema(STORED_SCHEMA))
+    return ordered.mapInArrow(salvaged(precision_bits), from_arrow_schema(STORED_SCHEMA))

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.delivery.transactional_writer import fence_writers
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
@@ -27,17 +27,17 @@ from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA
-from state.checkpoint.batch_settings import BatchRules, rules_from
+from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
-from state.checkpoint.origin import Birth, Offsets
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import put_in_place, rest_bucket, seal_rest
+from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over
 from streaming.checkpoint.recovery import read_markers
 from streaming.operations.waiting_index import index_of
-from streaming.spark.exclusive_session import holding
+from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
-from streaming.storage.failures import storage_told
+from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -68,19 +68,19 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     """
     check_storage(settings)
     check_topics(settings)
-    with holding(settings, "rebuild") as (spark, lease):
+    with exclusive_session(settings, "rebuild") as (spark, lease):
         current = Checkpoint(spark, checkpoint_path(settings))
         if current.exists() and not discard:
             raise UsageError(
                 f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
                 "--discard-checkpoint puts it aside"
             )
-        store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
-        with storage_told(settings):
+        store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+        with translate_storage_errors(settings):
             return _rebuild(store, settings, current, now_ms, lease)
 
 
-def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
+def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
     if delivered is None:
@@ -96,11 +96,11 @@ def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms
     starts, ends = _range(bounds, delivered, sealed)
     numbers = [row["bucket"] for row in store.metadata()]
     # One number for what is sealed here; a try that was cut off has done so already.
-    done = rest_bucket(store, delivered.birth.checkpoint)
-    bucket = 1 + max([delivered.birth.first_bucket + delivered.last_batch, *numbers]) if done is None else done
-    birth = Birth(
+    done = rest_bucket(store, delivered.origin.checkpoint)
+    bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers]) if done is None else done
+    origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),
-        generation=delivered.birth.generation + 1,
+        generation=delivered.origin.generation + 1,
         shards=settings.bucket.shards,
         first_bucket=bucket + 1,
         cutoff_ms=delivered.cutoff_ms,
@@ -114,12 +114,12 @@ def _rebuild(store: BucketStore, settings: Settings, current: Checkpoint, now_ms
         current.move(kept_at)
     resealed = 0
     if done is None:
-        rules = rules_from(settings, partition_counts(settings), range(birth.shards), birth)
+        batch_settings = batch_settings_from(settings, partition_counts(settings), range(origin.shards), origin)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        rest = records.mapInArrow(_not_taken_up(delivered, sealed, rules, now_ms), LEFT_SCHEMA)
-        rest = rest.union(_overdue(store, delivered, birth))
-        resealed = seal_rest(store, rest, birth, delivered.birth.checkpoint, delivered.cutoff_ms, rules)
-    put_in_place(settings, birth, successor, current, None, lease)
+        rest = records.mapInArrow(_not_taken_up(delivered, sealed, batch_settings, now_ms), LEFT_SCHEMA)
+        rest = rest.union(_overdue(store, delivered, origin))
+        resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, delivered.cutoff_ms, batch_settings)
+    switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
 
 
@@ -137,7 +137,7 @@ def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offse
     ends: Offsets = {}
     for (topic, partition), (first, last) in bounds.items():
         number = str(partition)
-        start = max(first, delivered.birth.offsets.get(topic, {}).get(number, 0))
+        start = max(first, delivered.origin.offsets.get(topic, {}).get(number, 0))
         end = told.get(topic, {}).get(number, 0)
         if end > last:
             raise CheckpointMismatch(
@@ -149,15 +149,15 @@ def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offse
     return starts, ends
 
 
-def _not_taken_up(delivered: Delivered, sealed: Sources, rules: BatchRules, now_ms: int) -> ArrowFunction:
+def _not_taken_up(delivered: Delivered, sealed: Sources, batch_settings: BatchSettings, now_ms: int) -> ArrowFunction:
     """Return the function for `mapInArrow` that accepts records, and leaves out what is delivered or in a bucket."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                messages = accept(pa.Table.from_batches([batch]), rules, now_ms)
+                messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
                 known = delivered.of_input(messages) | _among(messages, sealed)
-                yield from left_rows(messages.filter(pa.array(~known)), rules.shards)
+                yield from left_rows(messages.filter(pa.array(~known)), batch_settings.shards)
 
     return run
 
@@ -168,7 +168,7 @@ def _among(messages: pa.Table, sealed: Sources) -> np.ndarray:
     return np.array([offset in sealed.get((topic, partition), nothing) for topic, partition, offset in ids], dtype=bool)
 
 
-def _overdue(store: BucketStore, delivered: Delivered, birth: Birth) -> DataFrame:
+def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin) -> DataFrame:
     """Return what waits in the tables below the new checkpoint's cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -176,8 +176,8 @@ def _overdue(store: BucketStore, delivered: Delivered, birth: Birth) -> DataFram
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
                 waiting = ~delivered.of_bucket(messages, bucket)
-                waiting &= messages.column("deliver_at_ms").to_numpy() < birth.cutoff_ms
-                yield from left_rows(messages.filter(pa.array(waiting)), birth.shards)
+                waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
+                yield from left_rows(messages.filter(pa.array(waiting)), origin.shards)
 
     partitions = {row["time_partition"] for row in store.metadata()}
-    return store.chunks(0, birth.cutoff_ms, partitions).mapInArrow(run, LEFT_SCHEMA)
+    return store.chunks(0, origin.cutoff_ms, partitions).mapInArrow(run, LEFT_SCHEMA)

@@ -13,16 +13,16 @@ from pyroaring import BitMap64
 
 from conf.errors import UsageError
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.delivery.transactional_writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.recovery import read_markers
-from streaming.operations.corruption import PASS_OVER_DAMAGE, Damage, Ids, find_damage, lost_ids, mended
-from streaming.spark.exclusive_session import holding
+from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
+from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
-from streaming.storage.failures import storage_told
+from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path
 
 
@@ -45,7 +45,7 @@ class Repair:
 
     table: str
     version: int
-    damage: Damage
+    corruption: Corruption
     lost: list[Lost]
     taken_out: bool
 
@@ -61,8 +61,11 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         _check_report(report)
     check_storage(settings)
     check_topics(settings)
-    with holding(settings, "repair", PASS_OVER_DAMAGE) as (spark, lease), storage_told(settings):
-        return _repair(BucketStore(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
+    with (
+        exclusive_session(settings, "repair", SKIP_CORRUPT_FILES) as (spark, lease),
+        translate_storage_errors(settings),
+    ):
+        return _repair(BucketTable(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
 
 
 def _check_report(report: Path) -> None:
@@ -73,7 +76,7 @@ def _check_report(report: Path) -> None:
         raise UsageError(f"--report {str(report)!r} is there already: name a new file")
 
 
-def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) -> Repair:
+def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
     if not store.exists():
         raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
     if skip:
@@ -82,14 +85,16 @@ def _repair(store: BucketStore, settings: Settings, skip: bool, report: Path) ->
     delivered_before_ms = delivered.whole_before_ms if delivered else 0
     store.check_log()
     version = store.version()
-    damage = find_damage(store, delivered_before_ms)
-    ids = lost_ids(store, damage, settings.index.precision_bits, delivered_before_ms) if damage.segments else {}
-    lost = list(_lost(settings, ids, delivered.birth.offsets if delivered else {}))
-    found = Repair(store.path, version, damage, lost, taken_out=skip and bool(damage.files or damage.segments))
+    corruption = find_corruption(store, delivered_before_ms)
+    ids = lost_ids(store, corruption, settings.index.precision_bits, delivered_before_ms) if corruption.segments else {}
+    lost = list(_lost(settings, ids, delivered.origin.offsets if delivered else {}))
+    found = Repair(
+        store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
+    )
     if found.taken_out:
         # Before the commit: what it takes out cannot be named afterwards.
         _write(report, found)
-        store.replace_parts(*mended(store, damage, settings.index.precision_bits))
+        store.replace_parts(*repaired(store, corruption, settings.index.precision_bits))
     return found
 
 
@@ -114,7 +119,7 @@ def as_json(found: Repair) -> dict[str, object]:
     return {
         "table": found.table,
         "version": found.version,
-        "files": [vars(file) for file in found.damage.files],
+        "files": [vars(file) for file in found.corruption.files],
         "segments": [
             {
                 "bucket": segment.identity[0],
@@ -126,7 +131,7 @@ def as_json(found: Repair) -> dict[str, object]:
                 "messages": segment.described and segment.described.count,
                 "readable": segment.readable,
             }
-            for segment in found.damage.segments
+            for segment in found.corruption.segments
         ],
         "lost": [
             {

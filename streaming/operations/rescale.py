@@ -13,19 +13,19 @@ from pyspark.sql import SparkSession
 
 from conf.errors import UsageError
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.delivery.transactional_writer import fence_writers
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_shards
 from state.buckets.reseal import LEFT_SCHEMA, left_in_state
-from state.checkpoint.batch_settings import BatchRules
-from state.checkpoint.origin import Birth
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import put_in_place, seal_rest
+from streaming.checkpoint.handover import seal_rest, switch_over
 from streaming.job.service import finish_planned
-from streaming.spark.exclusive_session import holding
+from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
-from streaming.storage.failures import storage_told
+from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
 
@@ -46,7 +46,7 @@ def rescale(settings: Settings, shards: int) -> Rescaled:
     while the job runs.
     """
     check_storage(settings)
-    with holding(settings, "rescale") as (spark, lease), storage_told(settings):
+    with exclusive_session(settings, "rescale") as (spark, lease), translate_storage_errors(settings):
         return _rescale(spark, settings, shards, lease)
 
 
@@ -58,16 +58,16 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     current = Checkpoint(spark, checkpoint_path(settings))
     successor = Checkpoint(spark, next_checkpoint_path(settings))
-    if not current.exists() and successor.is_born():
+    if not current.exists() and successor.is_initialized():
         # Cut off between its last two steps: the first of them is done.
-        after = successor.birth
+        after = successor.origin
         kept_at = _kept_at(current, after.generation - 1)
         lease.check_now()
         successor.move(current.path)
-        return Rescaled(Checkpoint(spark, kept_at).birth.shards, after.shards, 0, kept_at)
+        return Rescaled(Checkpoint(spark, kept_at).origin.shards, after.shards, 0, kept_at)
     if not current.exists():
         raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
-    before = current.birth
+    before = current.origin
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
     ensure_shards(settings, shards)
@@ -77,24 +77,24 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
         # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
         current.retire()
     fence_writers(settings, max(before.shards, shards))
-    store = BucketStore(spark, buckets_path(settings), lease.check, lease.check_now)
+    store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     return _succeed(store, settings, shards, current, successor, lease)
 
 
 def _succeed(
-    store: BucketStore, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
+    store: BucketTable, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
 ) -> Rescaled:
-    before, committed = current.birth, current.last_committed()
-    birth = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
+    before, committed = current.origin, current.last_committed()
+    origin = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
     sealed = 0
     if committed is not None:
         last = current.planned(committed)
         # One number for the state, behind all that the old checkpoint has sealed.
         first_bucket = before.first_bucket + committed + 2
-        birth = replace(birth, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
-        sealed = _seal_state(store, current, committed, birth)
+        origin = replace(origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
+        sealed = _seal_state(store, current, committed, origin)
     kept_at = _kept_at(current, before.generation)
-    put_in_place(settings, birth, successor, current, kept_at, lease)
+    switch_over(settings, origin, successor, current, kept_at, lease)
     return Rescaled(before.shards, shards, sealed, kept_at)
 
 
@@ -102,10 +102,10 @@ def _kept_at(current: Checkpoint, generation: int) -> str:
     return f"{current.path}-retired-{generation}"
 
 
-def _seal_state(store: BucketStore, current: Checkpoint, committed: int, birth: Birth) -> int:
-    rules: BatchRules = current.rules().newest
+def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin: CheckpointOrigin) -> int:
+    batch_settings: BatchSettings = current.settings_history().newest
     state = store.spark.read.format("statestore").option("batchId", committed).load(current.path)
-    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(birth.shards), LEFT_SCHEMA)
+    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(origin.shards), LEFT_SCHEMA)
     store.check_log()
     # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
-    return seal_rest(store, rest, birth, current.birth.checkpoint, birth.cutoff_ms, rules)
+    return seal_rest(store, rest, origin, current.origin.checkpoint, origin.cutoff_ms, batch_settings)

@@ -23,8 +23,8 @@ from sources.dead_letters.position import ResendPosition
 from sources.dead_letters.reader import DeadLetterReader
 from sources.intake.accept import accept
 from sources.subscriber import Received
-from state.checkpoint.batch_settings import BatchRules, rules_from
-from state.checkpoint.origin import Birth
+from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS
 
 # What is held in memory at a time, and sent in one transaction.
@@ -72,14 +72,22 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
     if choice.partition is not None and choice.partition >= letters:
         raise UsageError(f"--partition {choice.partition}: {settings.topics.dead_letter} has 0 to {letters - 1}")
     partitions = range(letters) if choice.partition is None else range(choice.partition, choice.partition + 1)
-    rules = rules_from(settings, partition_counts(settings), (0,), Birth("resend", 0, 1))
+    batch_settings = batch_settings_from(settings, partition_counts(settings), (0,), CheckpointOrigin("resend", 0, 1))
     # Before any position is read: from here on no earlier resend can move one.
     limits = input_limits(settings)
     resender = None if request.dry else Resender(settings, limits)
     unseen = set(choice.ids)
     with closing(DeadLetterReader(settings, partitions)) as reader:
         run = _Run(
-            settings, request, rules, counts, reader, resender, reader.positions(), input_retentions(settings), limits
+            settings,
+            request,
+            batch_settings,
+            counts,
+            reader,
+            resender,
+            reader.positions(),
+            input_retentions(settings),
+            limits,
         )
         for outcome in run.outcomes():
             unseen.discard(outcome.letter.id)
@@ -95,7 +103,7 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
 class _Run:
     settings: Settings
     request: Request
-    rules: BatchRules
+    batch_settings: BatchSettings
     counts: dict[str, int]
     reader: DeadLetterReader
     resender: Resender | None
@@ -169,7 +177,7 @@ class _Run:
         too_large = [self._too_large(record) for record in records]
         if not self.request.checked or not records:
             return too_large
-        errors = accept(_table(records), self.rules, _now_ms()).column("error_text").to_pylist()
+        errors = accept(_table(records), self.batch_settings, _now_ms()).column("error_text").to_pylist()
         reasons = zip(too_large, errors, map(self._too_old, records), strict=True)
         return [large or error or old for large, error, old in reasons]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.index.message_index import MessageIndex
 
 
-def index_of(store: BucketStore, version: int) -> MessageIndex:
+def index_of(store: BucketTable, version: int) -> MessageIndex:
     """Return the index of every message that the table holds at `version`.
 
     Those delivered already are in it until their time partition is deleted; `MessageIndex.forget_before` drops them.

@@ -15,7 +15,7 @@ from streaming.spark.session import open_session
 
 
 @contextmanager
-def holding(
+def exclusive_session(
     settings: Settings, command: str, options: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, HeldLease]]:
     """Start Spark and claim the lease, at the same time, since after a crash either takes seconds; give both up after.

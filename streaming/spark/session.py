@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.failpoints import ROOT_VARIABLE
-from conf.java.cds_archive import archive_options
+from conf.java.cds_archive import cds_options
 from conf.java.jars import JAVA_FILES, spark_jars
 from conf.settings import SECRET_PATTERN, Settings, is_secret
 from streaming.spark.start_failure import start_failure
@@ -89,7 +89,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.driver.memory": "2g",
         # Not extraJavaOptions, which a deployment may need for its own.
         "spark.driver.defaultJavaOptions": " ".join(
-            [f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"', _COMPILERS, archive_options()]
+            [f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"', _COMPILERS, cds_options()]
         ),
         "spark.executor.defaultJavaOptions": _COMPILERS,
         **_file_systems(settings),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from state.index.due_counts import DueCounts, tick
+from state.index.due_counts import DueCounts, time_slot
 
 
 class DueHistogram:
@@ -49,7 +49,7 @@ class DueHistogram:
         self._below[np.searchsorted(self._edges, due_ms, side="right") :] += count
         self._total += count
 
-    def add_ticks(self, counts: DueCounts, first_ms: int, last_ms: int) -> None:
+    def add_slots(self, counts: DueCounts, first_ms: int, last_ms: int) -> None:
         """Count what `counts` holds: messages due in [first_ms, last_ms], one of them at each bound."""
         self._below += [self._before(edge_ms, counts, first_ms, last_ms) for edge_ms in self.edges_ms]
         self._total += len(counts)
@@ -60,7 +60,7 @@ class DueHistogram:
         bounds = counts.before(edge_ms)
         if bounds.exact:
             return bounds.low
-        cut = tick(edge_ms >> counts.precision_bits, counts.precision_bits)
+        cut = time_slot(edge_ms >> counts.precision_bits, counts.precision_bits)
         start_ms, end_ms = max(cut.start_ms, first_ms), min(cut.end_ms, last_ms + 1)
         even = bounds.low + round((bounds.high - bounds.low) * (edge_ms - start_ms) / (end_ms - start_ms))
         # The messages at the bounds are known, if they are of this tick.

@@ -18,7 +18,7 @@ from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch,
 from conf.kafka.clients import check_clients
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import read_lease
 from sinks.internal_topics.lease_record import Lease
 from state.buckets.segments import Segment
@@ -120,12 +120,12 @@ def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
     # What fails is told once, at the end, and in a sentence.
     spark.sparkContext.setLogLevel("OFF")
     try:
-        return _insist(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
+        return _retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
     finally:
         spark.stop()
 
 
-def _insist(read: Callable[[], T], path: str) -> T:
+def _retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
     """Try again when files are gone: the job keeps those of its last few batches only."""
     for attempt in range(1, _TRIES + 1):
         try:
@@ -139,7 +139,7 @@ def _insist(read: Callable[[], T], path: str) -> T:
 
 
 def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
-    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketStore(spark, buckets_path(settings))
+    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
     last_committed, version = _at_one_time(checkpoint, store)
     last_planned = checkpoint.last_planned()
     committed = None if last_committed is None else checkpoint.planned(last_committed)
@@ -152,11 +152,11 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     sealed = SealedBuckets(store, None, [])
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
-        last_bucket = checkpoint.birth.first_bucket + batch_id
+        last_bucket = checkpoint.origin.first_bucket + batch_id
         # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
-        mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.rules().at(batch_id))
+        mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))
     segments, histogram = sealed.segments, _histogram(mutable, sealed, now_ms)
     return Status(
         checkpoint=checkpoint.path,
@@ -174,7 +174,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     )
 
 
-def _at_one_time(checkpoint: Checkpoint, store: BucketStore) -> tuple[int | None, int | None]:
+def _at_one_time(checkpoint: Checkpoint, store: BucketTable) -> tuple[int | None, int | None]:
     """Return the last committed batch, and the version that the table had while it was the last; None for neither yet.
 
     An earlier version may lack a bucket of that batch. In a later one it may be merged with buckets of later batches.

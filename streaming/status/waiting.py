@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.index.due_counts import DueCounts
 from state.message import decode_chunk
 from streaming.status.due_histogram import DueHistogram
@@ -38,7 +38,7 @@ class SealedBuckets:
     A segment that is delivered in part has its count, bytes and earliest due time corrected.
     """
 
-    store: BucketStore
+    store: BucketTable
     version: int | None
     segments: list[Segment]
 
@@ -53,13 +53,13 @@ class SealedBuckets:
                 cut[segment.bucket, segment.shard, segment.segment] = segment
             else:
                 histogram.add_uncut(segment.min_deliver_at_ms, segment.count)
-        rows = self.store.ticks(histogram.edges_ms, self.version).toLocalIterator() if cut else ()
+        rows = self.store.slots(histogram.edges_ms, self.version).toLocalIterator() if cut else ()
         for row in rows:
             # Also there: segments of later batches, and those of which no edge cuts what is left.
             if (identity := (row["bucket"], row["shard"], row["segment"])) in cut:
                 segment = cut.pop(identity)
                 counts = waiting_counts(segment, row["precision_bits"], row["ticks_ms"], row["counts"])
-                histogram.add_ticks(counts, segment.min_deliver_at_ms, segment.max_deliver_at_ms)
+                histogram.add_slots(counts, segment.min_deliver_at_ms, segment.max_deliver_at_ms)
         if cut:
             raise BucketUnreadable(
                 f"version {self.version} of {self.store.path} does not tell when the messages of {len(cut)} segments "
@@ -67,7 +67,9 @@ class SealedBuckets:
             )
 
 
-def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: BatchRules) -> list[MutableBucket]:
+def mutable_buckets(
+    spark: SparkSession, checkpoint: str, batch_id: int, batch_settings: BatchSettings
+) -> list[MutableBucket]:
     """Read the state that `batch_id` left, one shard at a time, as Spark's state data source gives it."""
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint)
     rows = state.select("key.shard_key", "value.groupState.bucket").toLocalIterator()
@@ -75,11 +77,11 @@ def mutable_buckets(spark: SparkSession, checkpoint: str, batch_id: int, rules: 
     for row in rows:
         messages = decode_chunk(bytes(row["bucket"]))
         dues = np.sort(messages.column("deliver_at_ms").to_numpy())
-        buckets.append(MutableBucket(rules.shard_keys.index(row["shard_key"]), dues, messages.nbytes))
+        buckets.append(MutableBucket(batch_settings.shard_keys.index(row["shard_key"]), dues, messages.nbytes))
     return buckets
 
 
-def sealed_buckets(store: BucketStore, version: int, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
+def sealed_buckets(store: BucketTable, version: int, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
     """Return what waits of the buckets up to `last_bucket` in a `version` of the table; all below `cutoff_ms` is
     delivered.
 
@@ -93,22 +95,22 @@ def sealed_buckets(store: BucketStore, version: int, last_bucket: int, cutoff_ms
     return SealedBuckets(store, version, whole + (_rest(store, cut, cutoff_ms, version) if cut else []))
 
 
-def waiting_counts(segment: Segment, precision_bits: int, ticks_ms: Iterable[int], counts: Iterable[int]) -> DueCounts:
-    """Return, by tick, what waits of `segment`; `ticks_ms` and `counts` tell what was sealed, source by source.
+def waiting_counts(segment: Segment, precision_bits: int, slots_ms: Iterable[int], counts: Iterable[int]) -> DueCounts:
+    """Return, by tick, what waits of `segment`; `slots_ms` and `counts` tell what was sealed, source by source.
 
     Ticks behind that of the first message that waits do so whole. What they do not hold is in that one, delivered
     in part or not.
     """
     waiting = DueCounts(precision_bits)
     first_ms = segment.min_deliver_at_ms >> precision_bits << precision_bits
-    for tick_ms, count in zip(ticks_ms, counts, strict=True):
-        if tick_ms > first_ms:
-            waiting.add(tick_ms, count)
+    for slot_ms, count in zip(slots_ms, counts, strict=True):
+        if slot_ms > first_ms:
+            waiting.add(slot_ms, count)
     waiting.add(first_ms, segment.count - len(waiting))
     return waiting
 
 
-def _rest(store: BucketStore, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
+def _rest(store: BucketTable, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
     """Count what is left of segments that reach over the cutoff, by their chunks.
 
     Of the messages, one chunk of each segment is read: the one that reaches over the cutoff.

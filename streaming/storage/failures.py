@@ -57,7 +57,7 @@ _MOST_CAUSES = 20
 
 
 @contextmanager
-def storage_told(settings: Settings) -> Iterator[None]:
+def translate_storage_errors(settings: Settings) -> Iterator[None]:
     """Let what Spark raises inside, if it is a failure of the storage, come out as the error that names it."""
     try:
         yield

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment
 from streaming.storage.failures import REPAIR, cause_of, text_of, unreadable_file
 
 log = logging.getLogger(__name__)
 
 
-def unreadable_bucket(store: BucketStore, segments: Iterable[Segment], problem: Exception) -> BucketUnreadable | None:
+def unreadable_bucket(store: BucketTable, segments: Iterable[Segment], problem: Exception) -> BucketUnreadable | None:
     """Return the error for `problem`, raised by Spark while it read `segments`; None if no file was to blame."""
     text = text_of(problem)
     file = unreadable_file(text)
@@ -23,7 +23,7 @@ def unreadable_bucket(store: BucketStore, segments: Iterable[Segment], problem: 
         return None
     log.debug("%s cannot be read: %s", file, text)
     held = _segments_of(store, file, segments)
-    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_held(held)}{REPAIR}")
+    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_waiting_in(held)}{REPAIR}")
 
 
 def instant(ms: int) -> str:
@@ -31,7 +31,7 @@ def instant(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _segments_of(store: BucketStore, file: str, segments: Iterable[Segment]) -> list[Segment]:
+def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> list[Segment]:
     """Return those of `segments` that lie in `file`, by the bounds that the table's log has of it."""
     name = file.rpartition("/")[2]
     found = next((row for row in store.files() if row["path"].rpartition("/")[2] == name), None)
@@ -51,7 +51,7 @@ def _segments_of(store: BucketStore, file: str, segments: Iterable[Segment]) -> 
     ]
 
 
-def _held(segments: list[Segment]) -> str:
+def _waiting_in(segments: list[Segment]) -> str:
     if not segments:
         return ""
     first = min(segment.min_deliver_at_ms for segment in segments)

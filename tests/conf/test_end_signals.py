@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from conf.end_signals import END_SIGNALS, held
+from conf.end_signals import END_SIGNALS, deferred
 
 
 class _Ended(Exception):
@@ -28,7 +28,7 @@ def test_a_signal_that_comes_meanwhile_is_handled_after_the_block(number: signal
     through = []
 
     def start() -> None:
-        with held():
+        with deferred():
             os.kill(os.getpid(), number)
             through.append(number)
 
@@ -47,7 +47,7 @@ def test_an_ignored_signal_stays_ignored_in_a_child_and_others_do_not() -> None:
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _end)
     show = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGTERM)))"
     try:
-        with held():
+        with deferred():
             child = subprocess.Popen([sys.executable, "-c", show], stdout=subprocess.PIPE, text=True)
         assert child.communicate()[0].split() == ["True", "False"]
     finally:
@@ -60,7 +60,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
     seen = {}
 
     def look() -> None:
-        with held():
+        with deferred():
             seen.update({number: signal.getsignal(number) for number in END_SIGNALS})
 
     thread = threading.Thread(target=look)

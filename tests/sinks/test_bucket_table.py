@@ -18,31 +18,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.message import decode_chunk, encode_chunk
 from tests.eventually import assert_eventually
-from tests.messages import messages, some_rules
+from tests.messages import messages, some_batch_settings
 
 _HOUR = 3_600_000
 
 
 @pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
-    made = BucketStore(spark, str(tmp_path / "buckets"))
+def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
+    made = BucketTable(spark, str(tmp_path / "buckets"))
     made.create(from_arrow_schema(STORED_SCHEMA))
     return made
 
 
 def bucket(
-    spark: SparkSession, number: int, *dues: int, value: bytes | None = None, bits: int = 10, **rules: Any
+    spark: SparkSession, number: int, *dues: int, value: bytes | None = None, bits: int = 10, **batch_settings: Any
 ) -> DataFrame:
     """The rows of a bucket with one message due at each of `dues`."""
     sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
     held = [
         {**asdict(segment), "chunk": encode_chunk(rows)}
-        for segment, rows in cut(sealed, number, 0, 0, some_rules(**rules))
+        for segment, rows in cut(sealed, number, 0, 0, some_batch_settings(**batch_settings))
     ]
     batches = stored_rows(bits)(iter(pa.Table.from_pylist(held).to_batches()))
     rows = pa.Table.from_batches(batches).to_pylist()
@@ -54,16 +54,16 @@ def dues(read: DataFrame) -> list[int]:
     return sorted(due for chunk in chunks for due in chunk.column("deliver_at_ms").to_pylist())
 
 
-def labels(store: BucketStore) -> set[str]:
+def labels(store: BucketTable) -> set[str]:
     return {row["time_partition"] for row in store.metadata()}
 
 
-def commits(store: BucketStore) -> int:
+def commits(store: BucketTable) -> int:
     return int(store.spark.sql(f"DESCRIBE HISTORY delta.`{store.path}`").count())
 
 
 def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     rows = bucket(spark, 5, 10, 20, 2 * _HOUR)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
 
 
 def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     store.append(bucket(spark, 1, 10, 20, 30), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25), "checkpoint", 2)
@@ -88,7 +88,7 @@ def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets
 
 
 def test_a_table_whose_newest_log_entry_is_lost_is_not_taken_for_the_one_before(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     for number in (1, 2):
         store.append(bucket(spark, number, number), "checkpoint", number)
@@ -99,17 +99,17 @@ def test_a_table_whose_newest_log_entry_is_lost_is_not_taken_for_the_one_before(
     shutil.copytree(store.path, copy)
     (copy / "_delta_log" / newest.name).unlink()
     with pytest.raises(BucketUnreadable, match=rf"{newest.name} is missing, the newest entry"):
-        BucketStore(spark, str(copy)).check_log()
+        BucketTable(spark, str(copy)).check_log()
 
 
-def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketStore) -> None:
+def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10), "checkpoint", 1)
     store.append(bucket(spark, 1, 11), "another", 1)
     assert len(store.metadata()) == 2
 
 
 def test_a_deleted_time_partition_takes_its_messages_and_leaves_the_rest(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     store.append(bucket(spark, 1, 10, 5 * _HOUR), "checkpoint", 1)
     first, second = sorted(labels(store))
@@ -120,7 +120,7 @@ def test_a_deleted_time_partition_takes_its_messages_and_leaves_the_rest(
 
 
 def test_a_replacement_is_one_commit_and_an_older_version_stays_readable(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     for number in (1, 2, 3):
         store.append(bucket(spark, number, 10 * number, 10 * number + 1), "checkpoint", number)
@@ -136,7 +136,7 @@ def test_a_replacement_is_one_commit_and_an_older_version_stays_readable(
 
 
 def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
-    spark: SparkSession, store: BucketStore
+    spark: SparkSession, store: BucketTable
 ) -> None:
     for number in range(1, 5):
         store.append(bucket(spark, number, 10 * number, 10 * number + 5), "checkpoint", number)
@@ -151,7 +151,7 @@ def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
 
 @pytest.mark.parametrize("seals", [1, 5])
 def test_buckets_that_are_sealed_while_others_are_replaced_stay(
-    spark: SparkSession, store: BucketStore, tmp_path: Path, seals: int
+    spark: SparkSession, store: BucketTable, tmp_path: Path, seals: int
 ) -> None:
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
@@ -179,7 +179,7 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
 
 
 def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
-    spark: SparkSession, store: BucketStore, tmp_path: Path
+    spark: SparkSession, store: BucketTable, tmp_path: Path
 ) -> None:
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
 
@@ -194,7 +194,7 @@ def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
     with ThreadPoolExecutor(1) as beside:
         later = beside.submit(store.append, rows.mapInArrow(late, rows.schema), "checkpoint", 5)
         assert_eventually(begun.exists, 60, "the later seal")
-        BucketStore(spark, store.path).append(rows, "checkpoint", 5)
+        BucketTable(spark, store.path).append(rows, "checkpoint", 5)
         sealed.touch()
         later.result()
     assert [(row["bucket"], row["count"]) for row in store.metadata()] == [(5, 2)]
@@ -203,12 +203,12 @@ def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
     assert commits(store) == 2
 
 
-def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSession, store: BucketStore) -> None:
+def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10, 20, 30, bits=4, segment_max_messages=2), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25, bits=3), "checkpoint", 2)
 
     def found(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row) for row in store.ticks(instants_ms, version).collect())
+        return sorted(tuple(row) for row in store.slots(instants_ms, version).collect())
 
     one, other = (1, 0, 0, 4, [0, 16], [1, 1]), (2, 0, 0, 3, [8, 24], [1, 1])
     assert found(16) == found(16, 20, 99) == [one, other]
@@ -218,7 +218,7 @@ def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSessio
     assert found(16, version=store.version() - 1) == [one]
 
 
-def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: BucketStore) -> None:
+def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: BucketTable) -> None:
     # So far apart that each offset takes 10 bytes; and two ticks of them.
     instants = range(0, 50_000 * 70_000, 70_000)
     whole: dict[str, Any] = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
@@ -226,10 +226,10 @@ def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: Buc
     offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
     assert offsets > 500_000
     # Delta's log and the footers of files take about 80,000, whatever is read.
-    assert _bytes_read(spark, store.ticks([10**9])) < offsets / 4
+    assert _bytes_read(spark, store.slots([10**9])) < offsets / 4
 
 
-def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketStore) -> None:
+def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketTable) -> None:
     # One file of 20 MB, 100 chunks in order of due time, and as much in another time partition.
     value = random.Random(1).randbytes(100_000)
     hour = {"segment_max_ms": 36_000, "segment_max_messages": 10}

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
 
 
 @pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketStore:
+def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
     """An empty table."""
-    made = BucketStore(spark, str(tmp_path / "buckets"))
+    made = BucketTable(spark, str(tmp_path / "buckets"))
     made.create(from_arrow_schema(STORED_SCHEMA))
     return made

@@ -10,30 +10,34 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.message import encode_chunk, in_order
 from tests.messages import messages
 
 
 def seal_messages(
-    store: BucketStore, number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules
+    store: BucketTable, number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
 ) -> list[Segment]:
     """Store the messages `rows` as bucket `number`, of shard 0, and return its segments."""
     rows = list(rows)
-    store.append(sealed_rows(store.spark, number, rows, rules), "checkpoint", number)
-    return [segment for segment, _ in _cut(number, rows, rules)]
+    store.append(sealed_rows(store.spark, number, rows, batch_settings), "checkpoint", number)
+    return [segment for segment, _ in _cut(number, rows, batch_settings)]
 
 
-def sealed_rows(spark: SparkSession, number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules) -> DataFrame:
+def sealed_rows(
+    spark: SparkSession, number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
+) -> DataFrame:
     """Return what the table holds of bucket `number` with the messages `rows`."""
-    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, rules)]
-    made = stored_rows(rules.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches()))
+    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, batch_settings)]
+    made = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches()))
     frame = spark.createDataFrame(pa.Table.from_batches(made).to_pylist(), from_arrow_schema(STORED_SCHEMA))
     return frame.coalesce(1)
 
 
-def _cut(number: int, rows: Iterable[Mapping[str, Any]], rules: BatchRules) -> list[tuple[Segment, pa.Table]]:
-    return list(cut(in_order(messages(rows)), number, 0, 0, rules))
+def _cut(
+    number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
+) -> list[tuple[Segment, pa.Table]]:
+    return list(cut(in_order(messages(rows)), number, 0, 0, batch_settings))

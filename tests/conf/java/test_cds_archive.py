@@ -13,27 +13,27 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.java import cds_archive as module
-from conf.java.cds_archive import archive_options, class_archive, make_class_archive
+from conf.java.cds_archive import cds_archive, cds_options, make_cds_archive
 
 
 def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
-    assert class_archive().is_file(), "make it with `delayline jars`"
+    assert cds_archive().is_file(), "make it with `delayline jars`"
     started = psutil.Process(spark.sparkContext._gateway.proc.pid)
     javas = [process for process in (started, *started.children()) if process.name() == "java"]
     mapped = {each.path for java in javas for each in java.memory_maps()}
-    assert str(class_archive()) in mapped
+    assert str(cds_archive()) in mapped
 
 
 def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = class_archive()
+    before = cds_archive()
     jar = tmp_path / "one.jar"
     shutil.copy(module.spark_jars()[0], jar)
     monkeypatch.setattr(module, "spark_jars", lambda: [jar])
-    other = class_archive()
+    other = cds_archive()
     assert other != before
     os.utime(jar, (1, 1))
-    assert class_archive() not in (before, other)
-    assert archive_options() == ""
+    assert cds_archive() not in (before, other)
+    assert cds_options() == ""
 
 
 def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +48,6 @@ def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkey
 
     monkeypatch.setattr(subprocess, "run", fail)
     said: list[str] = []
-    make_class_archive(said.append)
+    make_cds_archive(said.append)
     assert said[-1] == "classes: not archived (no Java); starts are slower"
     assert list(folder.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from sinks.delivery.transactional_writer import DeliveryPlan
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
@@ -24,10 +24,10 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
     """A batch of an application of its own."""
     return DeliveryPlan(
         application_id=f"app-{uuid.uuid4().hex[:8]}",
-        batch=BatchSpan(Birth("c", 1, 1), 1),
+        batch=BatchSpan(CheckpointOrigin("c", 1, 1), 1),
         progress_topic=make_topic(**{"cleanup.policy": "compact"}),
         lease_topic=make_topic(**{"cleanup.policy": "compact"}),
-        lease_number=1,
+        fencing_token=1,
         dead_letter=make_topic(2),
         topics=(),
         slice_ms=100,
@@ -35,7 +35,7 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
         transaction_messages=2_000,
         transaction_timeout_ms=10_000,
         outage_limit_ms=60_000,
-        lacks_expired=False,
+        tolerates_input_loss=False,
         options={"bootstrap.servers": broker.bootstrap},
     )
 

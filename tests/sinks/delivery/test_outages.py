@@ -20,7 +20,7 @@ from sinks.delivery import shard_delivery, transactional_writer
 from sinks.delivery.shard_delivery import deliver
 from sinks.delivery.transactional_writer import DeliveryPlan
 from sinks.topics.limits import missing_topics
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
@@ -131,10 +131,10 @@ def delivery_at() -> Iterator[Callable[[EmbeddedBroker], Delivery]]:
         _create(broker, f"{own}-progress", f"{own}-lease", f"{own}-out", f"{own}-dead")
         plan = DeliveryPlan(
             application_id=own,
-            batch=BatchSpan(Birth("c", 1, 1), 1),
+            batch=BatchSpan(CheckpointOrigin("c", 1, 1), 1),
             progress_topic=f"{own}-progress",
             lease_topic=f"{own}-lease",
-            lease_number=1,
+            fencing_token=1,
             dead_letter=f"{own}-dead",
             topics=(),
             slice_ms=100,
@@ -142,7 +142,7 @@ def delivery_at() -> Iterator[Callable[[EmbeddedBroker], Delivery]]:
             transaction_messages=5,
             transaction_timeout_ms=3_000,
             outage_limit_ms=60_000,
-            lacks_expired=False,
+            tolerates_input_loss=False,
             options={"bootstrap.servers": broker.bootstrap, "log_level": "0"},
         )
         made.append(Delivery(broker, plan, f"{own}-out"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sinks.delivery import rate_limiter as pace_module
-from sinks.delivery.rate_limiter import Pace
+from sinks.delivery import rate_limiter as rate_limiter_module
+from sinks.delivery.rate_limiter import RateLimiter
 
 
 class _Clock:
@@ -23,12 +23,12 @@ class _Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     """The time that a pace goes by."""
     clock = _Clock()
-    monkeypatch.setattr(pace_module, "time", clock)
+    monkeypatch.setattr(rate_limiter_module, "time", clock)
     return clock
 
 
 def test_without_a_limit_nothing_waits(clock: _Clock) -> None:
-    pace = Pace(0)
+    pace = RateLimiter(0)
     pace.spend(10**9)
     pace.wait()
     assert clock.now_s == 100.0
@@ -36,7 +36,7 @@ def test_without_a_limit_nothing_waits(clock: _Clock) -> None:
 
 
 def test_what_went_is_waited_for_and_a_rest_saves_nothing_up(clock: _Clock) -> None:
-    pace = Pace(10)
+    pace = RateLimiter(10)
     pace.spend(25)
     pace.wait()
     assert clock.now_s == pytest.approx(102.5)
@@ -48,4 +48,4 @@ def test_what_went_is_waited_for_and_a_rest_saves_nothing_up(clock: _Clock) -> N
 
 @pytest.mark.parametrize(("per_second", "most"), [(0.5, 1), (1, 1), (300, 300), (10**6, 500)])
 def test_no_more_than_a_second_of_it_goes_at_once(per_second: float, most: int) -> None:
-    assert Pace(per_second).most_at_once(500) == most
+    assert RateLimiter(per_second).most_at_once(500) == most

@@ -28,9 +28,9 @@ from sinks.delivery import shard_delivery
 from sinks.delivery.shard_delivery import deliver
 from sinks.delivery.transactional_writer import DeliveryPlan, fence_writers, transactional_id
 from sinks.internal_topics.newest_record import _last_value, newest_value
-from sinks.internal_topics.progress import announce_birth, read_progress
+from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -200,12 +200,12 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_com
 
 
 def test_writers_are_fenced_and_a_birth_is_announced_where_only_short_transactions_are_allowed(owner: Settings) -> None:
-    birth = Birth("c", 1, owner.bucket.shards)
-    fence_writers(owner, birth.shards)
-    announce_birth(owner, birth)
+    origin = CheckpointOrigin("c", 1, owner.bucket.shards)
+    fence_writers(owner, origin.shards)
+    announce_origin(owner, origin)
     options = librdkafka_options(owner.kafka)
-    for shard in range(birth.shards):
+    for shard in range(origin.shards):
         # What is committed can be read a moment later.
         marker = assert_eventually(partial(read_progress, options, owner.progress_topic, shard))
         assert marker is not None
-        assert marker.batch.birth == birth
+        assert marker.batch.origin == origin

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, DeliveryFailed
 from sinks.delivery import shard_delivery, transactions
-from sinks.delivery import wall_clock as host_clock
+from sinks.delivery import wall_clock as wall_clock
 from sinks.delivery.shard_delivery import deliver
 from sinks.delivery.transactional_writer import DeliveryPlan, ShardWriter
 from sinks.internal_topics.lease_record import Lease
@@ -55,7 +55,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
         begin(writer)
         host.opened()
 
-    monkeypatch.setattr(host_clock, "now_ms", host.now_ms)
+    monkeypatch.setattr(wall_clock, "now_ms", host.now_ms)
     monkeypatch.setattr(transactions, "now_ms", host.now_ms)
     # Or its producers would live on, and look for the broker when that is gone.
     monkeypatch.setattr(shard_delivery, "_open_writers", {})
@@ -120,7 +120,7 @@ def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_
     # The first record expired before the batch was replayed.
     with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are delivered, and the replay has 2"):
         deliver(plan, 0, iter([due.slice(1)]), attempt=1)
-    assert deliver(replace(plan, lacks_expired=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
+    assert deliver(replace(plan, tolerates_input_loss=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
     assert [message.timestamp()[1] for message in read(topic)] == [1, 2, 3, 4]
 
 
@@ -138,7 +138,7 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     successor = ShardWriter(plan, 0)
-    lease = Lease(plan.lease_number + 1, "elsewhere", 4711, "run", 0, 10_000)
+    lease = Lease(plan.fencing_token + 1, "elsewhere", 4711, "run", 0, 10_000)
     producer = Producer(plan.options)
     producer.produce(plan.lease_topic, lease.to_bytes(), b"lease", 0)
     producer.flush(10)

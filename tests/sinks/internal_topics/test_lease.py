@@ -36,7 +36,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 def _hold(settings: Settings, told: multiprocessing.connection.Connection) -> None:
     lease = HeldLease(settings, "run")
-    told.send(lease.number)
+    told.send(lease.fencing_token)
     while True:
         told.recv()
         try:
@@ -57,7 +57,7 @@ class Holder:
         # Or nobody would see that the other end is gone with its process.
         other.close()
         self.pid = self._process.pid or 0
-        self.number = self._answer()
+        self.fencing_token = self._answer()
 
     def ask(self) -> str:
         self._pipe.send("?")
@@ -67,8 +67,8 @@ class Holder:
         assert self._pipe.poll(60), "no answer"
         return self._pipe.recv()
 
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+    def signal(self, fencing_token: signal.Signals) -> None:
+        os.kill(self.pid, fencing_token)
 
     def end(self) -> None:
         self._process.kill()
@@ -111,10 +111,10 @@ def test_one_that_is_released_is_taken_at_once_and_one_of_a_killed_process_after
         assert not first.after_a_crash
     assert _newest(settings).released
     second = start_holder()
-    assert second.number == first.number + 1
+    assert second.fencing_token == first.fencing_token + 1
     second.end()
     with closing(HeldLease(settings, "rescale")) as third:
-        assert third.number == second.number + 1
+        assert third.fencing_token == second.fencing_token + 1
         assert third.after_a_crash
         assert "delayline rescale" in _newest(settings).holder
 
@@ -127,9 +127,9 @@ def test_a_process_that_was_stopped_past_the_takeover_finds_out_before_it_does_a
     with closing(HeldLease(settings, "run")) as lease:
         zombie.signal(signal.SIGCONT)
         assert f"process {os.getpid()} on host" in zombie.ask()
-        beat = _newest(settings).beat
+        heartbeat = _newest(settings).heartbeat
         # The zombie has shut nobody out.
-        assert_eventually(lambda: _newest(settings).beat > beat + 1, 10)
+        assert_eventually(lambda: _newest(settings).heartbeat > heartbeat + 1, 10)
         lease.check()
 
 
@@ -137,8 +137,8 @@ def test_a_fenced_or_timed_out_producer_alone_does_not_take_the_lease_away(setti
     with closing(HeldLease(settings, "run")) as lease:
         options = librdkafka_options(settings.kafka)
         Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
-        beat = _newest(settings).beat
-        assert_eventually(lambda: _newest(settings).beat > beat + 1, 10)
+        heartbeat = _newest(settings).heartbeat
+        assert_eventually(lambda: _newest(settings).heartbeat > heartbeat + 1, 10)
         lease.check()
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Setting
         Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
         assert_eventually(lambda: lease.failing, 10)
         write(before.to_bytes())
-        assert_eventually(lambda: _newest(settings).beat > before.beat + 2, 10)
+        assert_eventually(lambda: _newest(settings).heartbeat > before.heartbeat + 2, 10)
         lease.check_now()
 
 
@@ -168,7 +168,7 @@ def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life
     ensure_topics(settings)
     with closing(HeldLease(settings, "run")) as lease:
         producer = Producer(options := librdkafka_options(settings.kafka))
-        taken = replace(_newest(settings), number=lease.number + 1, host="elsewhere")
+        taken = replace(_newest(settings), fencing_token=lease.fencing_token + 1, host="elsewhere")
         Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
         producer.produce(settings.lease_topic, taken.to_bytes(), b"lease", 0)
         assert producer.flush(10) == 0

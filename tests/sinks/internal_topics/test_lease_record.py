@@ -14,15 +14,15 @@ from sinks.internal_topics.lease_record import Lease, claim_after
 def test_a_claim_names_this_process_and_is_one_higher() -> None:
     first = claim_after(None, "run", 10_000)
     second = claim_after(first, "rescale", 10_000)
-    assert (first.number, second.number) == (1, 2)
+    assert (first.fencing_token, second.fencing_token) == (1, 2)
     assert f"process {os.getpid()} on host {socket.gethostname()} (delayline rescale, since 20" in second.holder
 
 
 def test_signs_of_life_are_of_one_claim_and_come_back_as_written() -> None:
     lease = claim_after(None, "run", 10_000)
-    last = lease.next_beat().next_beat(released=True)
+    last = lease.next_heartbeat().next_heartbeat(released=True)
     assert last.is_of_claim(lease)
-    assert (last.beat, last.released) == (2, True)
+    assert (last.heartbeat, last.released) == (2, True)
     assert Lease.from_bytes(last.to_bytes()) == last
     assert not claim_after(lease, "run", 10_000).is_of_claim(lease)
 

@@ -11,12 +11,12 @@ from conf.errors import Rejected
 from conf.settings import HeaderSettings
 from sources.intake.accept import accept
 from state.message import MESSAGE_SCHEMA
-from tests.messages import PARTITIONS, headers, records, some_rules
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
 WRITTEN_MS = CLOCK_MS - 1_000
 DAY_MS = 86_400_000
-RULES = some_rules(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
+RULES = some_batch_settings(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
 
 
 def accept_one(*pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def test_null_and_empty_headers_stay_what_they_are() -> None:
 
 
 def test_the_names_of_the_headers_are_those_of_the_settings() -> None:
-    rules = some_rules(headers=HeaderSettings(deliver_after="x-delay"))
+    batch_settings = some_batch_settings(headers=HeaderSettings(deliver_after="x-delay"))
     row = {"headers": headers(("deliver-after", b"1s"), ("x-delay", b"2s")), "timestamp_ms": WRITTEN_MS}
-    assert accept(records([row]), rules, CLOCK_MS).column("deliver_at_ms").to_pylist() == [WRITTEN_MS + 2000]
+    assert accept(records([row]), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist() == [WRITTEN_MS + 2000]
 
 
 def test_no_records_are_no_messages() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from sources.intake.accept import accept
 from state.message import HEADERS
-from tests.messages import RECORD_SCHEMA, headers, records, some_rules
+from tests.messages import RECORD_SCHEMA, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
-RULES = some_rules(allowed_outputs=("orders", "new-*"))
+RULES = some_batch_settings(allowed_outputs=("orders", "new-*"))
 DELAYS = (
     b"10s",
     b"0",

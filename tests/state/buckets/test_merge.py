@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from state.buckets.merge import MergeSlice, choose, merged_rows, slices
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment, segment_rows
-from state.index.due_counts import tick
+from state.index.due_counts import time_slot
 from state.index.message_index import MessageIndex
 from state.message import decode_chunk, in_order
 from state.shards import shards_of
-from tests.messages import placed, some_rules
+from tests.messages import placed, some_batch_settings
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 HELD = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=40)
@@ -75,13 +75,15 @@ def test_slices_meet_and_cover_all_that_waits(spans: list[tuple[int, int, int]])
 
 
 def stored(buckets: list[pa.Table]) -> pa.Table:
-    rules = some_rules(segment_max_ms=20, segment_max_messages=7, time_partition_ms=30, index_precision_bits=2)
+    batch_settings = some_batch_settings(
+        segment_max_ms=20, segment_max_messages=7, time_partition_ms=30, index_precision_bits=2
+    )
     rows = [
         batch
         for number, sealed in enumerate(buckets)
         # Sealed at another cutoff, the same instant can be in a time partition of another length.
-        for segment, part in cut(sealed, number, 0, -2000 * number, rules)
-        for batch in segment_rows(segment, part, rules.index_precision_bits)
+        for segment, part in cut(sealed, number, 0, -2000 * number, batch_settings)
+        for batch in segment_rows(segment, part, batch_settings.index_precision_bits)
     ]
     return pa.Table.from_batches(rows, schema=STORED_SCHEMA)
 
@@ -103,13 +105,13 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     tables = placed(held)
     before = chunks_of(stored(tables))
     bounds = [start_ms, *sorted({cut for cut in cuts if cut > start_ms}), 100]
-    rules = some_rules(
+    batch_settings = some_batch_settings(
         segment_max_ms=25, segment_max_messages=9, shard_keys=tuple(range(shards)), index_precision_bits=3
     )
     given_rows: list[dict[str, Any]] = []
     for number, (low, high) in enumerate(pairwise(bounds)):
         source = before.sort_by([("part", "ascending"), *((name, "ascending") for name in KEY)])
-        run = merged_rows(9, MergeSlice(number, low, high), rules)
+        run = merged_rows(9, MergeSlice(number, low, high), batch_settings)
         for batch in run(iter(source.to_batches(max_chunksize=3))):
             given_rows += batch.to_pylist()
 
@@ -145,7 +147,7 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     for row in metadata:
         index.add_entries(row["index_entries"], row["precision_bits"])
     assert len(index) == len(waiting)
-    assert all(index.tick_of("delayline-in", 0, at) == tick(due >> 3, 3) for at, due in waiting.items())
+    assert all(index.slot_of("delayline-in", 0, at) == time_slot(due >> 3, 3) for at, due in waiting.items())
 
     described = [described_segment(row) for row in metadata]
     assert len({(each.shard, each.segment) for each in described}) == len(described)

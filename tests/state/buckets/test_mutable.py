@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.buckets.mutable import BucketStep, empty_bucket, step
+from state.buckets.mutable import BucketAdvance, advance, empty_bucket
 from state.message import decode_chunk, encode_chunk
-from tests.messages import messages, some_rules
+from tests.messages import messages, some_batch_settings
 
 ARRIVAL = st.fixed_dictionaries(
     {
@@ -27,7 +27,7 @@ ARRIVAL = st.fixed_dictionaries(
 # Of each batch: how far its cutoff goes on, and the chunks that arrive.
 BATCHES = st.lists(st.tuples(st.integers(0, 40), st.lists(st.lists(ARRIVAL, max_size=6), max_size=3)), max_size=8)
 RULES = st.builds(
-    some_rules,
+    some_batch_settings,
     bucket_max_messages=st.integers(1, 12),
     bucket_max_bytes=st.integers(1024, 8000),
     near_ms=st.integers(1, 100),
@@ -60,25 +60,25 @@ def _position(row: dict[str, Any]) -> tuple[Any, ...]:
 
 @given(RULES, BATCHES)
 @settings(max_examples=150)
-def test_over_any_batches_the_bucket_does_what_a_sorted_list_does(rules: Any, batches: list[Any]) -> None:
+def test_over_any_batches_the_bucket_does_what_a_sorted_list_does(batch_settings: Any, batches: list[Any]) -> None:
     model, kept, cutoff_ms = Model(), empty_bucket(), 0
     for further_ms, chunks in batches:
         cutoff_ms += further_ms
-        result = step(kept, [model.arrive(chunk) for chunk in chunks], cutoff_ms, rules)
+        result = advance(kept, [model.arrive(chunk) for chunk in chunks], cutoff_ms, batch_settings)
         assert result.due.to_pylist() == model.due(cutoff_ms)
         # Nothing else is lost, doubled or out of order, and what is sealed is the farthest.
         assert result.kept.to_pylist() + result.sealed.to_pylist() == model.waiting
         assert all(due >= cutoff_ms for due in result.sealed.column("deliver_at_ms").to_pylist())
-        assert result.kept.num_rows <= rules.bucket_max_messages
-        assert result.kept.nbytes <= rules.bucket_max_bytes
+        assert result.kept.num_rows <= batch_settings.bucket_max_messages
+        assert result.kept.nbytes <= batch_settings.bucket_max_bytes
         model.waiting = result.kept.to_pylist()
         assert result.next_due_ms == (model.waiting[0]["deliver_at_ms"] if model.waiting else None)
         kept = decode_chunk(encode_chunk(result.kept))
 
 
-def full_step(**rules: Any) -> BucketStep:
+def full_step(**batch_settings: Any) -> BucketAdvance:
     arrivals = messages({"deliver_at_ms": 1000 + offset, "offset": offset} for offset in range(100))
-    return step(empty_bucket(), [arrivals], 1000, some_rules(**rules))
+    return advance(empty_bucket(), [arrivals], 1000, some_batch_settings(**batch_settings))
 
 
 def test_a_bucket_at_its_threshold_is_not_sealed_and_one_message_more_seals() -> None:
@@ -93,24 +93,24 @@ def test_a_seal_keeps_what_is_near_up_to_half_a_threshold(near_ms: int, kept: in
 
 def test_a_message_above_the_byte_threshold_is_sealed_though_it_is_near() -> None:
     large = messages([{"deliver_at_ms": 5, "value": bytes(5000)}])
-    result = step(empty_bucket(), [large], 0, some_rules(bucket_max_bytes=1024))
+    result = advance(empty_bucket(), [large], 0, some_batch_settings(bucket_max_bytes=1024))
     assert (result.kept.num_rows, result.sealed.num_rows, result.next_due_ms) == (0, 1, None)
 
 
 def test_near_messages_are_sealed_too_when_they_are_the_large_ones() -> None:
     near = messages({"deliver_at_ms": 5, "value": bytes(3000), "offset": offset} for offset in range(4))
     far = messages({"deliver_at_ms": 10**9, "offset": offset} for offset in range(4, 200))
-    result = step(empty_bucket(), [near, far], 0, some_rules(bucket_max_bytes=8000))
+    result = advance(empty_bucket(), [near, far], 0, some_batch_settings(bucket_max_bytes=8000))
     assert result.kept.column("offset").to_pylist() == [0, 1]
 
 
 def test_headers_count_as_bytes() -> None:
     header = [{"key": "h", "value": bytes(5000)}]
-    result = step(
+    result = advance(
         empty_bucket(),
         [messages([{"deliver_at_ms": 5, "headers": header}])],
         0,
-        some_rules(bucket_max_bytes=1024),
+        some_batch_settings(bucket_max_bytes=1024),
     )
     assert result.sealed.num_rows == 1
 
@@ -118,11 +118,11 @@ def test_headers_count_as_bytes() -> None:
 def test_a_message_that_comes_after_its_due_time_is_due_at_once_and_in_its_place() -> None:
     waiting = messages([{"deliver_at_ms": 5, "offset": 1}, {"deliver_at_ms": 20, "offset": 2}])
     late = messages([{"deliver_at_ms": 3, "offset": 3}, {"deliver_at_ms": 9, "offset": 4}])
-    result = step(waiting, [late], 10, some_rules())
+    result = advance(waiting, [late], 10, some_batch_settings())
     assert result.due.column("offset").to_pylist() == [3, 1, 4]
     assert result.next_due_ms == 20
 
 
 def test_an_empty_step_is_empty() -> None:
-    result = step(empty_bucket(), [], 10, some_rules())
+    result = advance(empty_bucket(), [], 10, some_batch_settings())
     assert [table.num_rows for table in (result.due, result.sealed, result.kept)] == [0, 0, 0]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.buckets.salvage import counted, readable, remade
+from state.buckets.salvage import counted, readable, salvaged
 from state.buckets.segments import cut
 from state.buckets.table_rows import METADATA_PART, segment_rows
 from state.message import decode_chunk, encode_chunk
-from tests.messages import messages, some_rules
+from tests.messages import messages, some_batch_settings
 
 BITS = 10
 
@@ -20,7 +20,7 @@ def stored(*dues: int) -> list[dict[str, Any]]:
     sealed = messages([{"deliver_at_ms": due, "offset": due} for due in dues])
     rows = [
         row
-        for segment, part in cut(sealed, 7, 1, 0, some_rules(segment_max_messages=2))
+        for segment, part in cut(sealed, 7, 1, 0, some_batch_settings(segment_max_messages=2))
         for batch in segment_rows(segment, part, BITS)
         for row in batch.to_pylist()
     ]
@@ -41,7 +41,7 @@ def chunks_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_whole_segments_are_made_as_they_were() -> None:
     rows = stored(1, 2, 3)
-    made = run(remade(BITS), chunks_of(rows))
+    made = run(salvaged(BITS), chunks_of(rows))
     assert made == [{name: value for name, value in row.items() if name != "file"} for row in rows]
 
 
@@ -51,10 +51,10 @@ def test_of_a_segment_with_a_damaged_chunk_the_rest_is_kept_and_described() -> N
     )
     common = {"file": "f", "part": "p", "bucket": 7, "shard": 1, "segment": 0}
     rows = [{**common, "count": 2, "chunk": first[:-40]}, {**common, "count": 1, "chunk": second}]
-    metadata, chunk = run(remade(BITS), rows)
+    metadata, chunk = run(salvaged(BITS), rows)
     assert (metadata["count"], metadata["deliver_at_ms"], metadata["max_deliver_at_ms"]) == (1, 3, 3)
     assert decode_chunk(chunk["chunk"]).column("offset").to_pylist() == [3]
-    assert run(remade(BITS), rows[:1]) == []
+    assert run(salvaged(BITS), rows[:1]) == []
 
 
 def test_rows_are_counted_by_what_their_chunks_give() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from state.buckets.segments import Segment, cut, partition_end_ms, time_partition
 from state.message import in_order
-from tests.messages import headers, messages, some_rules
+from tests.messages import headers, messages, some_batch_settings
 
 HOUR_MS = 3_600_000
 CUTOFF_MS = 1_798_000_000_000
@@ -27,7 +27,7 @@ SEALED = st.lists(ROW, max_size=40).map(
     lambda rows: in_order(messages({**row, "offset": offset} for offset, row in enumerate(rows)))
 )
 RULES = st.builds(
-    some_rules,
+    some_batch_settings,
     segment_max_ms=st.integers(1, 50),
     segment_max_messages=st.integers(1, 40),
     bucket_max_bytes=st.one_of(st.integers(200, 3000), st.just(10**6)),
@@ -35,14 +35,14 @@ RULES = st.builds(
 )
 
 
-def cut_all(sealed: pa.Table, rules: Any) -> list[tuple[Segment, pa.Table]]:
-    return list(cut(sealed, bucket=5, shard=1, cutoff_ms=CUTOFF_MS, rules=rules))
+def cut_all(sealed: pa.Table, batch_settings: Any) -> list[tuple[Segment, pa.Table]]:
+    return list(cut(sealed, bucket=5, shard=1, cutoff_ms=CUTOFF_MS, batch_settings=batch_settings))
 
 
 @given(SEALED, RULES)
 @settings(max_examples=100)
-def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, rules: Any) -> None:
-    segments = cut_all(sealed, rules)
+def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, batch_settings: Any) -> None:
+    segments = cut_all(sealed, batch_settings)
     assert [row for _, rows in segments for row in rows.to_pylist()] == sealed.to_pylist()
     assert [(each.bucket, each.shard, each.segment) for each, _ in segments] == [
         (5, 1, number) for number in range(len(segments))
@@ -51,20 +51,20 @@ def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, rules:
 
 @given(SEALED, RULES)
 @settings(max_examples=100)
-def test_no_segment_passes_a_limit(sealed: pa.Table, rules: Any) -> None:
-    for segment, rows in cut_all(sealed, rules):
+def test_no_segment_passes_a_limit(sealed: pa.Table, batch_settings: Any) -> None:
+    for segment, rows in cut_all(sealed, batch_settings):
         due = rows.column("deliver_at_ms").to_pylist()
         start_ms, end_ms = (int(part) for part in segment.time_partition.split("-"))
         assert start_ms <= due[0] <= due[-1] < end_ms
-        assert due[-1] - due[0] < rules.segment_max_ms
-        assert 1 <= len(due) <= rules.segment_max_messages
-        assert len(due) == 1 or _content(rows) <= segment.bytes <= rules.bucket_max_bytes
+        assert due[-1] - due[0] < batch_settings.segment_max_ms
+        assert 1 <= len(due) <= batch_settings.segment_max_messages
+        assert len(due) == 1 or _content(rows) <= segment.bytes <= batch_settings.bucket_max_bytes
 
 
 @given(SEALED, RULES)
 @settings(max_examples=100)
-def test_metadata_is_what_the_messages_are(sealed: pa.Table, rules: Any) -> None:
-    for segment, rows in cut_all(sealed, rules):
+def test_metadata_is_what_the_messages_are(sealed: pa.Table, batch_settings: Any) -> None:
+    for segment, rows in cut_all(sealed, batch_settings):
         due = rows.column("deliver_at_ms").to_pylist()
         assert (segment.min_deliver_at_ms, segment.max_deliver_at_ms, segment.count) == (
             due[0],
@@ -86,12 +86,15 @@ def test_a_cut_goes_on_where_a_table_has_chunks_and_an_offset() -> None:
         {"deliver_at_ms": CUTOFF_MS + at, "offset": at, "headers": headers(("a", b"1"))} for at in range(9)
     )
     sealed = pa.concat_tables([table.slice(1, 3), table.slice(4)])
-    rules = some_rules(segment_max_messages=4)
-    assert [rows.column("offset").to_pylist() for _, rows in cut_all(sealed, rules)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    batch_settings = some_batch_settings(segment_max_messages=4)
+    assert [rows.column("offset").to_pylist() for _, rows in cut_all(sealed, batch_settings)] == [
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+    ]
 
 
 def test_nothing_sealed_is_no_segment() -> None:
-    assert cut_all(messages([]), some_rules()) == []
+    assert cut_all(messages([]), some_batch_settings()) == []
 
 
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.integers(60_000, 10**10))

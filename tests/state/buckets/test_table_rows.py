@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from state.buckets.segments import cut
 from state.buckets.table_rows import CHUNK_MESSAGES, METADATA_PART, STORED_SCHEMA, stored_rows
 from state.message import decode_chunk, encode_chunk, in_order
-from tests.messages import headers, messages, some_rules
+from tests.messages import headers, messages, some_batch_settings
 
 BITS = 11
 HELD = pa.schema(
@@ -39,10 +39,10 @@ def sealed() -> pa.Table:
 @pytest.fixture(scope="module")
 def stored(sealed: pa.Table) -> pa.Table:
     """The rows of a bucket of six segments, whose held rows come in two batches."""
-    rules = some_rules(segment_max_messages=5, bucket_max_bytes=10**8)
+    batch_settings = some_batch_settings(segment_max_messages=5, bucket_max_bytes=10**8)
     held = [
         {**asdict(segment), "kind": "sealed", "chunk": encode_chunk(rows)}
-        for segment, rows in cut(sealed, 4, 1, 0, rules)
+        for segment, rows in cut(sealed, 4, 1, 0, batch_settings)
     ]
     batches = [pa.RecordBatch.from_pylist(part, schema=HELD) for part in (held[:4], held[4:])]
     return pa.Table.from_batches(stored_rows(BITS)(iter(batches)), schema=STORED_SCHEMA)

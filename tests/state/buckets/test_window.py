@@ -11,7 +11,7 @@ from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, segment_rows
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message import decode_chunk, in_order
 from state.shards import shards_of
-from tests.messages import messages, placed, some_rules
+from tests.messages import messages, placed, some_batch_settings
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 BUCKET = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30)
@@ -19,12 +19,12 @@ BUCKET = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, 
 
 def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
     """The stored chunks of several buckets, in order of their keys, three to a batch."""
-    rules = some_rules(segment_max_ms=20)
+    batch_settings = some_batch_settings(segment_max_ms=20)
     rows = [
         batch
         for number, sealed in enumerate(buckets)
-        for segment, part in cut(sealed, number, 0, 0, rules)
-        for batch in segment_rows(segment, part, rules.index_precision_bits)
+        for segment, part in cut(sealed, number, 0, 0, batch_settings)
+        for batch in segment_rows(segment, part, batch_settings.index_precision_bits)
     ]
     table = pa.Table.from_batches(rows, schema=STORED_SCHEMA)
     chunks = table.filter(pa.array(part != METADATA_PART for part in table.column("part").to_pylist()))

@@ -9,39 +9,39 @@ from hypothesis import strategies as st
 from conf.errors import CheckpointMismatch
 from conf.load import load_settings
 from conf.settings import HeaderSettings
-from state.checkpoint.batch_settings import RuleBook, rules_from
-from state.checkpoint.origin import Birth
-from tests.messages import some_rules
+from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
+from tests.messages import some_batch_settings
 
-OLD, NEW, NEWEST = (some_rules(max_delay_ms=ms) for ms in (1, 2, 3))
+OLD, NEW, NEWEST = (some_batch_settings(max_delay_ms=ms) for ms in (1, 2, 3))
 
 
 @pytest.mark.parametrize("topic", ["in-a", "in-b", "dead", "app-progress"])
 def test_no_pattern_lets_a_message_into_one_of_the_jobs_own_topics(topic: str) -> None:
     overrides = ["application_id=app", "topics.input=in-a,in-b", "topics.dead_letter=dead"]
     settings = load_settings(None, [*overrides, "topics.allowed_outputs=*"], environ={})
-    rules = rules_from(settings, {}, [0], Birth("c", 1, 1))
-    assert not rules.allows(topic)
-    assert rules.allows("anything-else")
+    batch_settings = batch_settings_from(settings, {}, [0], CheckpointOrigin("c", 1, 1))
+    assert not batch_settings.allows(topic)
+    assert batch_settings.allows("anything-else")
 
 
 def test_deliver_to_may_name_the_default_output_and_what_the_list_names_in_its_case() -> None:
-    rules = some_rules(allowed_outputs=("orders", "mail-?", "log-[ab]*", "eu.[!x]"))
+    batch_settings = some_batch_settings(allowed_outputs=("orders", "mail-?", "log-[ab]*", "eu.[!x]"))
     allowed = ("delayline-out", "orders", "mail-1", "log-a", "log-b.7", "eu.y")
     barred = ("Orders", "orders-x", "my-orders", "mail-12", "mail-", "Mail-1", "log-c", "log-", "eu.x", "euxy", "")
-    assert [topic for topic in (*allowed, *barred) if rules.allows(topic)] == list(allowed)
+    assert [topic for topic in (*allowed, *barred) if batch_settings.allows(topic)] == list(allowed)
 
 
 def test_a_book_is_the_same_when_it_has_been_written_and_read() -> None:
-    odd = some_rules(headers=HeaderSettings(deliver_at="später"), allowed_outputs=("a", "b-*"), levels_ms=(5,))
-    book = RuleBook(((0, OLD), (7, odd)))
-    assert RuleBook.from_json(book.to_json()) == book
+    odd = some_batch_settings(headers=HeaderSettings(deliver_at="später"), allowed_outputs=("a", "b-*"), levels_ms=(5,))
+    history = SettingsHistory(((0, OLD), (7, odd)))
+    assert SettingsHistory.from_json(history.to_json()) == history
 
 
 def test_rules_of_before_there_was_a_size_limit_have_none() -> None:
-    written = json.loads(RuleBook(((0, OLD),)).to_json())
+    written = json.loads(SettingsHistory(((0, OLD),)).to_json())
     del written["rules"][0]["max_message_bytes"]
-    assert RuleBook.from_json(json.dumps(written)).newest.max_message_bytes > 2**60
+    assert SettingsHistory.from_json(json.dumps(written)).newest.max_message_bytes > 2**60
 
 
 @pytest.mark.parametrize(
@@ -50,50 +50,52 @@ def test_rules_of_before_there_was_a_size_limit_have_none() -> None:
 )
 def test_anything_else_is_no_book(text: str) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        RuleBook.from_json(text)
+        SettingsHistory.from_json(text)
 
 
 def test_a_batch_runs_under_the_last_rules_that_began_before_it() -> None:
-    book = RuleBook(((2, OLD), (5, NEW)))
-    assert [book.at(batch) for batch in (2, 4, 5, 9)] == [OLD, OLD, NEW, NEW]
+    history = SettingsHistory(((2, OLD), (5, NEW)))
+    assert [history.at(batch) for batch in (2, 4, 5, 9)] == [OLD, OLD, NEW, NEW]
 
 
-@pytest.mark.parametrize("book", [RuleBook(()), RuleBook(((2, OLD),))])
-def test_a_batch_from_before_the_first_rules_has_none(book: RuleBook) -> None:
+@pytest.mark.parametrize("history", [SettingsHistory(()), SettingsHistory(((2, OLD),))])
+def test_a_batch_from_before_the_first_rules_has_none(history: SettingsHistory) -> None:
     with pytest.raises(CheckpointMismatch, match="rules of batch 1"):
-        book.at(1)
+        history.at(1)
 
 
 def test_a_planned_batch_is_replayed_under_the_rules_of_its_birth() -> None:
-    book = RuleBook(((0, OLD),)).amended(from_batch=6, rules=NEW, keep_from=5)
-    assert (book.at(5), book.at(6)) == (OLD, NEW)
+    history = SettingsHistory(((0, OLD),)).amended(from_batch=6, batch_settings=NEW, keep_from=5)
+    assert (history.at(5), history.at(6)) == (OLD, NEW)
 
 
 def test_a_second_start_before_any_new_batch_replaces_the_rules_of_the_first() -> None:
-    book = RuleBook(((0, OLD),)).amended(6, NEW, keep_from=5)
-    assert book.amended(6, NEWEST, keep_from=5).entries == ((0, OLD), (6, NEWEST))
-    assert book.amended(6, OLD, keep_from=5).entries == ((0, OLD),)
+    history = SettingsHistory(((0, OLD),)).amended(6, NEW, keep_from=5)
+    assert history.amended(6, NEWEST, keep_from=5).entries == ((0, OLD), (6, NEWEST))
+    assert history.amended(6, OLD, keep_from=5).entries == ((0, OLD),)
 
 
 def test_a_start_with_the_same_rules_adds_nothing() -> None:
-    book = RuleBook(((0, OLD),))
-    assert book.amended(6, OLD, keep_from=5) == book
+    history = SettingsHistory(((0, OLD),))
+    assert history.amended(6, OLD, keep_from=5) == history
 
 
 def test_rules_that_no_batch_can_need_are_forgotten() -> None:
-    book = RuleBook(((0, OLD), (6, NEW))).amended(9, NEWEST, keep_from=8)
-    assert book.entries == ((6, NEW), (9, NEWEST))
+    history = SettingsHistory(((0, OLD), (6, NEW))).amended(9, NEWEST, keep_from=8)
+    assert history.entries == ((6, NEW), (9, NEWEST))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([OLD, NEW, NEWEST])), min_size=1, max_size=12))
 @settings(max_examples=100)
 def test_over_many_starts_each_batch_finds_the_rules_that_held_when_it_first_ran(starts: list) -> None:
-    book, ran = RuleBook(()), dict[int, object]()
-    for batches, rules in starts:
+    history, ran = SettingsHistory(()), dict[int, object]()
+    for batches, batch_settings in starts:
         first_new = max(ran, default=-1) + 1
-        book = RuleBook.from_json(book.amended(first_new, rules, keep_from=max(0, first_new - 1)).to_json())
+        history = SettingsHistory.from_json(
+            history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1)).to_json()
+        )
         if ran:
-            assert book.at(first_new - 1) == ran[first_new - 1]
-        ran |= dict.fromkeys(range(first_new, first_new + batches), rules)
-        assert all(book.at(batch) == rules for batch in range(first_new, first_new + batches))
-        assert len(book.entries) <= 2
+            assert history.at(first_new - 1) == ran[first_new - 1]
+        ran |= dict.fromkeys(range(first_new, first_new + batches), batch_settings)
+        assert all(history.at(batch) == batch_settings for batch in range(first_new, first_new + batches))
+        assert len(history.entries) <= 2

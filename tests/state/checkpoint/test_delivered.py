@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.checkpoint.delivered import Delivered, newest_checkpoint
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.shards import shards_of
 from tests.messages import messages
@@ -29,7 +29,7 @@ class Model:
     """Batches, shards, buckets and markers of an application, without Spark, Kafka or Delta."""
 
     chance: random.Random
-    birth: Birth = field(default_factory=lambda: Birth("c-1", 1, 2))
+    origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c-1", 1, 2))
     clock_ms: int = 0
     batch_id: int = -1
     cutoff_ms: int = 0
@@ -47,7 +47,7 @@ class Model:
         return {topic: dict(offsets) for topic, offsets in self.read.items()}
 
     def announce(self) -> None:
-        self.markers |= {shard: Progress(BatchSpan(self.birth)) for shard in range(self.birth.shards)}
+        self.markers |= {shard: Progress(BatchSpan(self.origin)) for shard in range(self.origin.shards)}
 
     def accept(self, count: int) -> None:
         for _ in range(count):
@@ -70,21 +70,21 @@ class Model:
         starts = self.read_so_far()
         previous_ms = self.cutoff_ms if self.batch_id else 0
         # The watermark of a batch is the clock of the batch before.
-        self.cutoff_ms = self.birth.cutoff_ms if not self.batch_id else max(self.cutoff_ms, self.clock_ms + 5)
+        self.cutoff_ms = self.origin.cutoff_ms if not self.batch_id else max(self.cutoff_ms, self.clock_ms + 5)
         self.clock_ms += self.chance.randrange(1, 20)
         self.accept(self.chance.randrange(6))
-        batch = BatchSpan(self.birth, self.batch_id, previous_ms, self.cutoff_ms, starts, self.read_so_far())
+        batch = BatchSpan(self.origin, self.batch_id, previous_ms, self.cutoff_ms, starts, self.read_so_far())
         due = [row for row in self.held if row["deliver_at_ms"] < self.cutoff_ms or row["error_code"]]
         self.held = [row for row in self.held if row not in due]
         for bucket, rows in self.sealed.items():
-            overdue_only = bucket == self.birth.overdue_bucket and not self.batch_id
-            first_ms = 0 if overdue_only else max(previous_ms, self.birth.cutoff_ms)
+            overdue_only = bucket == self.origin.overdue_bucket and not self.batch_id
+            first_ms = 0 if overdue_only else max(previous_ms, self.origin.cutoff_ms)
             due += [row for row in rows if first_ms <= row["deliver_at_ms"] < self.cutoff_ms]
         if self.chance.random() < 0.4:
             far = [row for row in self.held if self.chance.random() < 0.5]
             self.held = [row for row in self.held if row not in far]
-            self.sealed[self.birth.first_bucket + self.batch_id] = far
-        for shard in range(self.birth.shards):
+            self.sealed[self.origin.first_bucket + self.batch_id] = far
+        for shard in range(self.origin.shards):
             own = sorted((row for row in due if self.shard_of(row) == shard), key=place)
             if not finished:
                 own = own[: self.chance.randrange(len(own) + 1)]
@@ -95,14 +95,14 @@ class Model:
                 self.markers[shard] = Progress(batch, len(own), place(own[-1]))
 
     def shard_of(self, row: Row) -> int:
-        return int(shards_of(messages([row]), self.birth.shards)[0])
+        return int(shards_of(messages([row]), self.origin.shards)[0])
 
     def rescale(self, shards: int) -> None:
         """Seal what is held, and begin a checkpoint with `shards`."""
-        bucket = self.birth.first_bucket + self.batch_id + 1
+        bucket = self.origin.first_bucket + self.batch_id + 1
         self.sealed[bucket], self.held = self.held, []
-        self.birth = replace(
-            self.birth, checkpoint=f"c-{self.birth.generation + 1}", generation=self.birth.generation + 1,
+        self.origin = replace(
+            self.origin, checkpoint=f"c-{self.origin.generation + 1}", generation=self.origin.generation + 1,
             shards=shards, first_bucket=bucket + 1, cutoff_ms=self.cutoff_ms, offsets=self.read_so_far(),
         )  # fmt: skip
         self.batch_id = -1
@@ -126,17 +126,17 @@ class Model:
             row for bucket, rows in self.sealed.items() for row in rows
             if row["deliver_at_ms"] < told.cutoff_ms and not told.of_bucket(messages([row]), bucket)[0]
         ]  # fmt: skip
-        bucket = max([told.birth.first_bucket + told.last_batch, *self.sealed]) + 1
+        bucket = max([told.origin.first_bucket + told.last_batch, *self.sealed]) + 1
         self.sealed[bucket] = rest
-        self.birth = Birth(
-            f"c-{told.birth.generation + 1}", told.birth.generation + 1, shards, bucket + 1, told.cutoff_ms,
+        self.origin = CheckpointOrigin(
+            f"c-{told.origin.generation + 1}", told.origin.generation + 1, shards, bucket + 1, told.cutoff_ms,
             {"in": {number: ends.get(number, 0) for number in ("0", "1")}},
         )  # fmt: skip
         self.batch_id, self.cutoff_ms, self.held = -1, told.cutoff_ms, []
         # What lies beyond the ends was never heard of, and is read as new.
-        again = [row for row in self.accepted if row["offset"] >= self.birth.offsets["in"][str(row["partition"])]]
+        again = [row for row in self.accepted if row["offset"] >= self.origin.offsets["in"][str(row["partition"])]]
         self.accepted = [row for row in self.accepted if row not in again]
-        self.read = {"in": dict(self.birth.offsets["in"])}
+        self.read = {"in": dict(self.origin.offsets["in"])}
         self.accept(len(again))
         self.announce()
 
@@ -193,8 +193,8 @@ def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
 
 
 def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
-    birth = Birth("c", 2, 2)
-    mine, old = Progress(BatchSpan(birth)), Progress(BatchSpan(Birth("b", 2, 3)))
+    origin = CheckpointOrigin("c", 2, 2)
+    mine, old = Progress(BatchSpan(origin)), Progress(BatchSpan(CheckpointOrigin("b", 2, 3)))
     assert newest_checkpoint([mine, None]) is None
     assert newest_checkpoint([mine, old]) is None
     assert newest_checkpoint([]) is None
@@ -203,7 +203,7 @@ def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
 
 @pytest.mark.parametrize(("offset", "delivered"), [(4, True), (5, False)])
 def test_before_the_birth_all_of_the_input_is_settled(offset: int, delivered: bool) -> None:
-    told = Delivered((Progress(BatchSpan(Birth("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
+    told = Delivered((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
     assert told.of_input(messages([{"offset": offset}])).tolist() == [delivered]
     assert told.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
     assert np.array_equal(told.of_input(messages([])), [])

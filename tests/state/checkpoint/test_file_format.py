@@ -7,26 +7,26 @@ import json
 import pytest
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
-from state.checkpoint.file_format import FORMAT, stamped, unstamped
+from state.checkpoint.file_format import FORMAT, with_format, without_format
 
 
 def test_what_was_stamped_is_read_without_the_stamp() -> None:
     text = '{"a": 1, "b": {"c": [2]}}'
-    assert json.loads(unstamped(stamped(text), "file")) == json.loads(text)
+    assert json.loads(without_format(with_format(text), "file")) == json.loads(text)
 
 
 def test_a_file_from_before_there_were_stamps_is_of_the_first_format() -> None:
-    assert json.loads(unstamped('{"a": 1}', "file")) == {"a": 1}
+    assert json.loads(without_format('{"a": 1}', "file")) == {"a": 1}
 
 
 @pytest.mark.parametrize("found", [FORMAT + 1, 0, "1", None])
 def test_another_format_is_refused_with_the_file_and_both_numbers(found: object) -> None:
     with pytest.raises(CheckpointVersion, match=rf"/c/file is of format {found!r}.* reads format {FORMAT}") as refused:
-        unstamped(json.dumps({"format": found}), "/c/file")
+        without_format(json.dumps({"format": found}), "/c/file")
     assert "delayline rebuild" in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "\0\0\0", '{"format": 1', "[1]", "7"])
 def test_what_is_no_object_is_damaged(text: str) -> None:
     with pytest.raises(CheckpointUnreadable, match=r"/c/file is damaged.*delayline rebuild"):
-        unstamped(text, "/c/file")
+        without_format(text, "/c/file")

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.origin import Birth
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages
 
 NUMBER = st.integers(0, 2**62)
 TEXT = st.text(max_size=20)
 OFFSETS = st.dictionaries(TEXT, st.dictionaries(st.integers(0, 99).map(str), NUMBER, max_size=3), max_size=2)
-BIRTHS = st.builds(Birth, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
+BIRTHS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
 KEYS = st.none() | st.tuples(NUMBER, TEXT, st.integers(0, 99), NUMBER)
 MARKERS = st.builds(
     Progress, st.builds(BatchSpan, BIRTHS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS), NUMBER, KEYS
 )
 
-BIRTH = Birth("c", 3, 2, offsets={"in": {"0": 5}})
+BIRTH = CheckpointOrigin("c", 3, 2, offsets={"in": {"0": 5}})
 MARKER = Progress(BatchSpan(BIRTH, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, (11, "in", 0, 6))
 
 
@@ -34,8 +34,8 @@ def test_a_marker_is_read_as_it_was_written(marker: Progress) -> None:
 
 @given(BIRTHS)
 @settings(max_examples=50)
-def test_a_birth_is_read_as_it_was_written(birth: Birth) -> None:
-    assert Birth.from_json(birth.to_json()) == birth
+def test_a_birth_is_read_as_it_was_written(origin: CheckpointOrigin) -> None:
+    assert CheckpointOrigin.from_json(origin.to_json()) == origin
 
 
 def changed(path: str, value: Any) -> bytes:
@@ -67,7 +67,7 @@ def test_what_is_no_marker_is_refused(value: bytes) -> None:
 
 
 def marker(checkpoint: str, generation: int, batch_id: int, messages: int) -> Progress:
-    return Progress(BatchSpan(Birth(checkpoint, generation, 1), batch_id), messages)
+    return Progress(BatchSpan(CheckpointOrigin(checkpoint, generation, 1), batch_id), messages)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def marker(checkpoint: str, generation: int, batch_id: int, messages: int) -> Pr
     ],
 )
 def test_a_replay_skips_what_its_own_batch_committed_and_nothing_else(last: Progress | None, skipped: int) -> None:
-    assert committed_messages(last, BatchSpan(Birth("c", 2, 1), 7)) == skipped
+    assert committed_messages(last, BatchSpan(CheckpointOrigin("c", 2, 1), 7)) == skipped
 
 
 def test_a_checkpoint_older_than_what_is_delivered_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="batch 8 has been delivered, but the checkpoint is at batch 7"):
-        committed_messages(marker("c", 2, 8, 0), BatchSpan(Birth("c", 2, 1), 7))
+        committed_messages(marker("c", 2, 8, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
 
 
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
 def test_a_batch_that_was_planned_anew_after_some_of_it_was_delivered_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointMismatch, match=r"batch 7 has been delivered up to cutoff 0.*delayline rebuild"):
-        committed_messages(marker("c", 2, 7, 40), BatchSpan(Birth("c", 2, 1), 7, **change))
+        committed_messages(marker("c", 2, 7, 40), BatchSpan(CheckpointOrigin("c", 2, 1), 7, **change))
 
 
 def test_a_checkpoint_that_another_has_taken_over_from_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
-        committed_messages(marker("d", 3, -1, 0), BatchSpan(Birth("c", 2, 1), 7))
+        committed_messages(marker("d", 3, -1, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))

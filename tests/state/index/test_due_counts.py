@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conf.errors import BucketUnreadable
 from state.index import due_counts
-from state.index.due_counts import Bounds, DueCounts, Tick
+from state.index.due_counts import Bounds, DueCounts, TimeSlot
 
 BITS = 4
 TICK_MS = 1 << BITS
@@ -42,9 +42,9 @@ def test_counts_and_bounds_are_those_of_the_due_times(
         patched.setattr(due_counts, "_MOST_UNORDERED", most_unordered)
         for action, subject in steps:
             if action == "add":
-                tick_ms, count = subject[0] * TICK_MS, subject[1]
-                counts.add(tick_ms, count)
-                model += [tick_ms] * count
+                slot_ms, count = subject[0] * TICK_MS, subject[1]
+                counts.add(slot_ms, count)
+                model += [slot_ms] * count
             elif action == "instants":
                 counts.add_instants(instants(subject))
                 model += subject
@@ -53,16 +53,16 @@ def test_counts_and_bounds_are_those_of_the_due_times(
                 assert counts.forget_before(subject) == len(gone)
                 model = [due_ms for due_ms in model if due_ms >> BITS >= subject >> BITS]
     assert len(counts) == len(model)
-    inside = sum(start_ms <= tick_ms and tick_ms + TICK_MS <= end_ms for tick_ms in map(tick_of, model))
-    touched = sum(start_ms < tick_ms + TICK_MS and tick_ms < end_ms for tick_ms in map(tick_of, model))
+    inside = sum(start_ms <= slot_ms and slot_ms + TICK_MS <= end_ms for slot_ms in map(slot_of, model))
+    touched = sum(start_ms < slot_ms + TICK_MS and slot_ms < end_ms for slot_ms in map(slot_of, model))
     assert counts.between(start_ms, end_ms) == (Bounds(inside, touched) if start_ms < end_ms else Bounds(0, 0))
     low, high = counts.before(end_ms)
     assert low <= sum(due_ms < end_ms for due_ms in model) <= high
-    first_ms = min(map(tick_of, model), default=None)
-    assert counts.next_due() == (None if first_ms is None else Tick(first_ms, first_ms + TICK_MS))
+    first_ms = min(map(slot_of, model), default=None)
+    assert counts.next_due() == (None if first_ms is None else TimeSlot(first_ms, first_ms + TICK_MS))
 
 
-def tick_of(due_ms: int) -> int:
+def slot_of(due_ms: int) -> int:
     return due_ms >> BITS << BITS
 
 
@@ -101,7 +101,7 @@ def test_without_precision_bits_every_answer_is_exact() -> None:
     counts = DueCounts(0)
     counts.add_instants(instants([5, 5, 7]))
     assert counts.between(5, 7) == Bounds(2, 2)
-    assert counts.next_due() == Tick(5, 6)
+    assert counts.next_due() == TimeSlot(5, 6)
 
 
 def test_nothing_counted_is_nothing_due() -> None:

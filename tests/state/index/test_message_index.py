@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from conf.errors import BucketUnreadable
 from state.index import message_index, source_pages
-from state.index.due_counts import Bounds, Tick
+from state.index.due_counts import Bounds, TimeSlot
 from state.index.message_index import MessageIndex, index_entries, offsets_by_source
 from tests.messages import messages
 
@@ -71,8 +71,8 @@ def distinct(rows: list[tuple[str, int, int, int]]) -> list[tuple[str, int, int,
     return list({row[:3]: row for row in rows}.values())
 
 
-def tick_of(due_ms: int) -> Tick:
-    return Tick(due_ms >> BITS << BITS, (due_ms >> BITS) + 1 << BITS)
+def slot_of(due_ms: int) -> TimeSlot:
+    return TimeSlot(due_ms >> BITS << BITS, (due_ms >> BITS) + 1 << BITS)
 
 
 @given(STEPS, LIMITS)
@@ -112,12 +112,12 @@ def assert_same(index: MessageIndex, model: dict[Id, int], seen: set[Id]) -> Non
     assert len(index) == len(model)
     for message_id in seen:
         due_ms = model.get(message_id)
-        assert index.tick_of(*message_id) == (None if due_ms is None else tick_of(due_ms))
+        assert index.slot_of(*message_id) == (None if due_ms is None else slot_of(due_ms))
         assert (message_id in index) == (due_ms is not None)
     for topic, partition in {message_id[:2] for message_id in seen}:
         waiting = [offset for *source, offset in model if source == [topic, partition]]
         assert index.offsets_of(topic, partition) == BitMap64(waiting)
-    assert index.next_due() == min(map(tick_of, model.values()), default=None)
+    assert index.next_due() == min(map(slot_of, model.values()), default=None)
     for border_ms in range(0, 5 * TICK_MS, TICK_MS):
         count = sum(due_ms < border_ms for due_ms in model.values())
         assert index.before(border_ms) == Bounds(count, count)
@@ -136,7 +136,7 @@ def test_entries_name_every_id_once_by_tick_and_source(rows: list[tuple[str, int
         for each in entries
         for offset in BitMap64.deserialize(each["offsets"])
     ]
-    assert sorted(named) == sorted((*row[:3], tick_of(row[3]).start_ms) for row in rows)
+    assert sorted(named) == sorted((*row[:3], slot_of(row[3]).start_ms) for row in rows)
     assert sum(each["count"] for each in entries) == len(rows)
 
 
@@ -162,7 +162,7 @@ def test_full_pages_answer_for_each_id(shuffled: bool) -> None:
     assert len(index) == count
     assert len(index.offsets_of("in", 0)) == count
     for offset in (0, 1, 65_535, 65_536, 131_071, 131_072, count - 1):
-        assert index.tick_of("in", 0, offset) == tick_of(int(due_ms[offset]))
+        assert index.slot_of("in", 0, offset) == slot_of(int(due_ms[offset]))
     assert ("in", 0, count) not in index
     half_ms = count // 2 >> BITS << BITS
     assert index.forget_before(half_ms) == half_ms
@@ -187,7 +187,7 @@ def test_an_id_added_twice_counts_once_and_keeps_its_first_tick() -> None:
     assert len(index) == 1
     index.add("in", 0, int64([7]), int64([9000]))
     index.add_entries(index_entries(messages([{"topic": "in", "offset": 7, "deliver_at_ms": 9000}]), 10), 10)
-    assert (len(index), index.tick_of("in", 0, 7)) == (1, Tick(1024, 2048))
+    assert (len(index), index.slot_of("in", 0, 7)) == (1, TimeSlot(1024, 2048))
     assert index.before(10**6) == Bounds(1, 1)
 
 
@@ -269,7 +269,7 @@ def test_entries_of_several_precisions_are_told_apart_as_far_as_the_coarsest() -
     index = MessageIndex(10)
     for bits, offset in ((0, 1), (4, 2), (10, 3)):
         index.add_entries(entries_of([("in", 3, offset, 1040 + offset)], bits), bits)
-    assert [index.tick_of("in", 3, offset) for offset in (1, 2, 3)] == [Tick(1024, 2048)] * 3
+    assert [index.slot_of("in", 3, offset) for offset in (1, 2, 3)] == [TimeSlot(1024, 2048)] * 3
     assert index.offsets_of("in", 3) == BitMap64([1, 2, 3])
 
 
@@ -284,7 +284,7 @@ def test_entries_as_spark_gives_them_are_read() -> None:
     index = MessageIndex(BITS)
     entry = an_entry()
     index.add_entries([{**entry, "offsets": bytearray(entry["offsets"])}], BITS)
-    assert index.tick_of("in", 3, 8) == Tick(1040, 1056)
+    assert index.slot_of("in", 3, 8) == TimeSlot(1040, 1056)
 
 
 def test_offsets_are_given_by_source_but_for_ticks_that_are_over() -> None:

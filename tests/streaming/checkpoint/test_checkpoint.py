@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
-from state.checkpoint.batch_settings import RuleBook
-from state.checkpoint.origin import Birth
+from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
-from tests.messages import some_rules
+from tests.messages import some_batch_settings
 
-BIRTH = Birth("c", 1, 2, cutoff_ms=5)
-RULES = RuleBook(((0, some_rules()),))
+BIRTH = CheckpointOrigin("c", 1, 2, cutoff_ms=5)
+RULES = SettingsHistory(((0, some_batch_settings()),))
 ABOUT = {"batchTimestampMs": 20, "batchWatermarkMs": 10}
 
 
@@ -23,8 +23,8 @@ ABOUT = {"batchTimestampMs": 20, "batchWatermarkMs": 10}
 def checkpoint(spark: SparkSession, tmp_path: Path) -> Checkpoint:
     """A checkpoint whose newest batch, 4, is planned and not committed."""
     made = Checkpoint(spark, str(tmp_path))
-    made.be_born(BIRTH)
-    made.write_rules(RULES)
+    made.initialize(BIRTH)
+    made.write_settings_history(RULES)
     for log, newest in (("offsets", 4), ("commits", 3)):
         (tmp_path / log).mkdir()
         for number in range(newest + 1):
@@ -38,7 +38,7 @@ def read_all(spark: SparkSession, path: Path) -> None:
     """What a start reads."""
     checkpoint = Checkpoint(spark, str(path))
     checkpoint.check_logs()
-    assert (checkpoint.birth, checkpoint.rules()) == (BIRTH, RULES)
+    assert (checkpoint.origin, checkpoint.settings_history()) == (BIRTH, RULES)
 
 
 def overwrite(file: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
@@ -23,7 +23,7 @@ from state.checkpoint.progress import BatchSpan, Progress
 from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
-from tests.messages import some_rules
+from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_rows
 
 
@@ -52,7 +52,7 @@ def lease(settings: Settings) -> Iterator[HeldLease]:
 def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
-    born = recover(spark, settings, False, lease).checkpoint.birth
+    origin = recover(spark, settings, False, lease).checkpoint.origin
     plan(tmp_path / "checkpoint", 0)
     recover(spark, settings, False, lease)
     options = librdkafka_options(settings.kafka)
@@ -62,12 +62,12 @@ def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
         producer.produce(settings.progress_topic, Progress(span, 1, (1, "in", 0, 0)).to_bytes(), marker_key(1), 1)
         assert producer.flush(10) == 0
 
-    deliver(BatchSpan(born, 0))
+    deliver(BatchSpan(origin, 0))
     recover(spark, settings, False, lease)
-    deliver(BatchSpan(born, 3))
+    deliver(BatchSpan(origin, 3))
     with pytest.raises(CheckpointMismatch, match="batch 3 has been delivered, but the checkpoint is at batch 0"):
         recover(spark, settings, False, lease)
-    deliver(BatchSpan(replace(born, checkpoint="other", generation=born.generation + 1)))
+    deliver(BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
     with pytest.raises(CheckpointMismatch, match="was replaced by other"):
         recover(spark, settings, False, lease)
 
@@ -77,9 +77,9 @@ def test_a_checkpoint_whose_rest_is_sealed_is_refused(
 ) -> None:
     recovered = recover(spark, settings, False, lease)
     plan(tmp_path / "checkpoint", 0)
-    store, birth = recovered.store, replace(recovered.checkpoint.birth, first_bucket=5)
-    rows = sealed_rows(spark, birth.overdue_bucket, [{"deliver_at_ms": 99}], some_rules())
-    store.append(rows, f"{birth.checkpoint}-rest", birth.overdue_bucket)
+    store, origin = recovered.store, replace(recovered.checkpoint.origin, first_bucket=5)
+    rows = sealed_rows(spark, origin.overdue_bucket, [{"deliver_at_ms": 99}], some_batch_settings())
+    store.append(rows, f"{origin.checkpoint}-rest", origin.overdue_bucket)
     with pytest.raises(CheckpointMismatch, match="delayline rebuild --discard-checkpoint"):
         recover(spark, settings, False, lease)
 
@@ -87,11 +87,11 @@ def test_a_checkpoint_whose_rest_is_sealed_is_refused(
 def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
-    born = recover(spark, settings, False, lease).checkpoint.birth
+    origin = recover(spark, settings, False, lease).checkpoint.origin
     plan(tmp_path / "checkpoint", 0)
     plan(tmp_path / "checkpoint", 1)
-    store = BucketStore(spark, buckets_path(settings))
-    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_rules()), born.checkpoint, 1)
+    store = BucketTable(spark, buckets_path(settings))
+    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
     assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
     lost = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"

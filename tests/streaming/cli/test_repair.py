@@ -12,13 +12,13 @@ from typer.testing import CliRunner, Result
 from state.buckets.segments import Segment
 from streaming.cli.app import app
 from streaming.operations import repair as repairs
-from streaming.operations.corruption import Damage, DamagedFile, DamagedSegment
+from streaming.operations.corruption import CorruptFile, Corruption, CorruptSegment
 from streaming.operations.repair import Lost, Repair, as_json, ranges
 
 SEGMENT = Segment(7, 1, 2, "p", 60_000, 90_000, 10, 1_000)
-DAMAGE = Damage(
-    [DamagedFile("part=p/part-0.parquet", "p", 3, 1)],
-    [DamagedSegment((7, 1, 2), "p", SEGMENT, 4), DamagedSegment((8, 0, 0), "p", None, 5)],
+CORRUPTION = Corruption(
+    [CorruptFile("part=p/part-0.parquet", "p", 3, 1)],
+    [CorruptSegment((7, 1, 2), "p", SEGMENT, 4), CorruptSegment((8, 0, 0), "p", None, 5)],
 )
 LOST = [Lost("in", 0, BitMap64([1, 2, 3, 7]), BitMap64([3, 7])), Lost("in", 1, BitMap64([9, 10]), BitMap64())]
 
@@ -29,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, found: Repair, *arguments: str) -> Resu
 
 
 def test_damage_is_listed_and_left_and_the_exit_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST, taken_out=False))
+    told = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=False))
     assert told.exit_code == 1
     assert told.stdout.splitlines() == [
         "/t/part=p/part-0.parquet: 1 of 3 rows can be read",
@@ -41,21 +41,21 @@ def test_damage_is_listed_and_left_and_the_exit_code_says_so(monkeypatch: pytest
 
 
 def test_what_was_taken_out_is_told_with_the_report_and_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST, taken_out=True), "--skip", "--report", "r.json")
+    told = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=True), "--skip", "--report", "r.json")
     assert told.exit_code == 0
     assert "the ids are in r.json" in told.stdout
     assert "delayline rebuild --discard-checkpoint" in told.stdout
-    nothing = run(monkeypatch, Repair("/t", 5, DAMAGE, LOST[1:], taken_out=True), "--skip")
+    nothing = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST[1:], taken_out=True), "--skip")
     assert "--discard-checkpoint" not in nothing.stdout
 
 
 def test_a_whole_table_is_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, Damage([], []), [], taken_out=False))
+    told = run(monkeypatch, Repair("/t", 5, Corruption([], []), [], taken_out=False))
     assert (told.exit_code, told.stdout) == (0, "all of /t can be read\n")
 
 
 def test_the_report_has_the_ids_as_ranges() -> None:
-    written = json.loads(json.dumps(as_json(Repair("/t", 5, DAMAGE, LOST, taken_out=True))))
+    written = json.loads(json.dumps(as_json(Repair("/t", 5, CORRUPTION, LOST, taken_out=True))))
     assert [(one["messages"], one["offsets"], one["accepted_again_by_rebuild"]) for one in written["lost"]] == [
         (4, [[1, 3], [7, 7]], [[3, 3], [7, 7]]),
         (2, [[9, 10]], []),

@@ -3,41 +3,41 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import RecordsExpired
-from streaming.job.input_loss import Gone, check_replay, expired, gone, shortened
+from streaming.job.input_loss import DeletedRange, check_replay, deleted_ranges, input_loss_error, truncated
 
 BOUNDS = {("in", 0): (250, 300), ("in", 1): (0, 10), ("in", 2): (7, 7)}
 
 
 def test_gone_is_what_lies_between_the_next_offset_and_the_first_that_is_left() -> None:
-    assert gone(BOUNDS, {"in": {"0": 100, "1": 0, "2": 7}}) == [Gone("in", 0, 100, 250)]
-    assert gone(BOUNDS, {"in": {"0": 250, "1": 10, "2": 7}}) == []
+    assert deleted_ranges(BOUNDS, {"in": {"0": 100, "1": 0, "2": 7}}) == [DeletedRange("in", 0, 100, 250)]
+    assert deleted_ranges(BOUNDS, {"in": {"0": 250, "1": 10, "2": 7}}) == []
 
 
 def test_of_a_partition_that_was_added_all_is_unread() -> None:
-    assert gone(BOUNDS, {"in": {"0": 250, "1": 0}}) == [Gone("in", 2, 0, 7)]
+    assert deleted_ranges(BOUNDS, {"in": {"0": 250, "1": 0}}) == [DeletedRange("in", 2, 0, 7)]
 
 
 def test_a_topic_that_was_made_anew_ends_before_what_was_read_of_it() -> None:
-    assert shortened(BOUNDS, {"in": {"0": 300, "1": 10, "2": 7}}) == []
-    assert shortened(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
+    assert truncated(BOUNDS, {"in": {"0": 300, "1": 10, "2": 7}}) == []
+    assert truncated(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
         "in/0 ends at offset 300, and records up to offset 301 were read",
         "in/2 ends at offset 7, and records up to offset 8 were read",
         "in/10 is gone, of which records up to offset 4 were read",
     ]
-    assert shortened(BOUNDS, {}) == []
+    assert truncated(BOUNDS, {}) == []
 
 
 def test_a_job_that_never_read_misses_nothing() -> None:
-    assert gone(BOUNDS, {}) == []
+    assert deleted_ranges(BOUNDS, {}) == []
 
 
 def test_a_batch_misses_no_more_than_its_own_range() -> None:
     starts, ends = {"in": {"0": 100, "1": 0}}, {"in": {"0": 120, "1": 5, "2": 3}}
-    assert gone(BOUNDS, starts, ends) == [Gone("in", 0, 100, 120), Gone("in", 2, 0, 3)]
+    assert deleted_ranges(BOUNDS, starts, ends) == [DeletedRange("in", 0, 100, 120), DeletedRange("in", 2, 0, 3)]
 
 
 def test_the_error_names_each_range_and_the_way_on() -> None:
-    said = str(expired([Gone("in", 0, 100, 250), Gone("in", 2, 0, 7)]))
+    said = str(input_loss_error([DeletedRange("in", 0, 100, 250), DeletedRange("in", 2, 0, 7)]))
     assert said.startswith(
         "records-expired: in/0: offsets 100 to 249 (150 in all); in/2: offsets 0 to 6 (7 in all) were deleted"
     )
@@ -45,7 +45,7 @@ def test_the_error_names_each_range_and_the_way_on() -> None:
 
 
 def test_a_batch_that_has_sealed_is_not_replayed_without_its_records() -> None:
-    lost = [Gone("in", 0, 100, 120)]
+    lost = [DeletedRange("in", 0, 100, 120)]
     for ranges, sealed in ((lost, None), (lost, 6), ([], 7)):
         check_replay(7, ranges, sealed)
     with pytest.raises(RecordsExpired, match=r"offsets 100 to 119 .*batch 7, .* rebuild --discard-checkpoint"):

@@ -8,37 +8,39 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
-from state.checkpoint.batch_settings import BatchRules
+from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
-from streaming.job.prefetch_window import DueWindow
+from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import merge_buckets
-from tests.messages import messages, some_rules
+from tests.messages import messages, some_batch_settings
 
-RULES = some_rules()
+RULES = some_batch_settings()
 Dues = dict[int, list[int]]
 
 
-def seal(store: BucketStore, dues: Dues, batch_id: int, rules: BatchRules = RULES) -> None:
+def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSettings = RULES) -> None:
     """Store buckets in one commit, each with messages due at its `dues`; offsets count through all of them."""
     offsets, rows = iter(range(10**9)), list[pa.RecordBatch]()
     for number, of_bucket in dues.items():
         sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(of_bucket)])
-        for segment, part in cut(sealed, number, 0, 0, rules):
-            rows += segment_rows(segment, part, rules.index_precision_bits)
+        for segment, part in cut(sealed, number, 0, 0, batch_settings):
+            rows += segment_rows(segment, part, batch_settings.index_precision_bits)
     given = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
     store.append(given.coalesce(1), "checkpoint", batch_id)
 
 
-def window_of(store: BucketStore, ahead_ms: int = 1_000, max_messages: int = 10**6) -> tuple[DueWindow, SegmentCatalog]:
+def window_of(
+    store: BucketTable, ahead_ms: int = 1_000, max_messages: int = 10**6
+) -> tuple[PrefetchWindow, SegmentCatalog]:
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    return DueWindow(store, catalog, 0, [], ahead_ms, max_messages, shards=2), catalog
+    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_messages, shards=2), catalog
 
 
-def taken(window: DueWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     """What a batch takes: (due, offset) of each message."""
     found: list[tuple[int, int]] = []
     for piece in window.take(start_ms, end_ms):
@@ -50,14 +52,14 @@ def taken(window: DueWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]
     return found
 
 
-def in_batches(window: DueWindow, cutoffs: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
+def in_batches(window: PrefetchWindow, cutoffs: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
     start_ms = 0
     for cutoff_ms in cutoffs:
         yield taken(window, start_ms, cutoff_ms)
         start_ms = cutoff_ms
 
 
-def test_ten_thousand_buckets_give_each_message_once(store: BucketStore) -> None:
+def test_ten_thousand_buckets_give_each_message_once(store: BucketTable) -> None:
     buckets = {number: [number % 997, 1_000 + number % 991] for number in range(10_000)}
     seal(store, buckets, 1)
     window, catalog = window_of(store)
@@ -70,7 +72,7 @@ def test_ten_thousand_buckets_give_each_message_once(store: BucketStore) -> None
 
 
 @pytest.mark.parametrize("dues", [list(range(0, 3_000, 3)), [1_500] * 1_000], ids=["spread", "one millisecond"])
-def test_a_segment_larger_than_the_window_comes_once(store: BucketStore, dues: list[int]) -> None:
+def test_a_segment_larger_than_the_window_comes_once(store: BucketTable, dues: list[int]) -> None:
     seal(store, {1: dues}, 1)
     window, _ = window_of(store, ahead_ms=100, max_messages=50)
     batches = list(in_batches(window, range(400, 3_201, 400)))
@@ -80,7 +82,7 @@ def test_a_segment_larger_than_the_window_comes_once(store: BucketStore, dues: l
     assert len(set(found)) == len(dues)
 
 
-def test_a_merge_beside_the_window_of_what_is_about_to_be_due_changes_nothing(store: BucketStore) -> None:
+def test_a_merge_beside_the_window_of_what_is_about_to_be_due_changes_nothing(store: BucketTable) -> None:
     dues: Dues = {1: [100, 500, 900], 2: [150, 500, 950], 3: [120, 520, 980]}
     seal(store, dues, 1)
     window, catalog = window_of(store, ahead_ms=200)
@@ -96,12 +98,12 @@ def test_a_merge_beside_the_window_of_what_is_about_to_be_due_changes_nothing(st
     assert len(set(found)) == 9
 
 
-def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketStore) -> None:
+def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable) -> None:
     dues: Dues = {1: [100, 900], 2: [120, 950]}
     seal(store, dues, 1)
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     overdue = [segment for segment in segments if segment.bucket == 2]
-    window = DueWindow(store, SegmentCatalog(segments), 500, overdue, 100, 100, shards=2)
+    window = PrefetchWindow(store, SegmentCatalog(segments), 500, overdue, 100, 100, shards=2)
     assert [due for due, _ in taken(window, 0, 500)] == [120]
     assert sorted(due for due, _ in taken(window, 500, 1_000)) == [900, 950]
     window.close()

@@ -13,17 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
-from streaming.maintenance.maintenance import Upkeep
+from streaming.maintenance.maintenance import Maintenance
 from tests.eventually import assert_eventually
-from tests.messages import messages, some_rules
+from tests.messages import messages, some_batch_settings
 
 _HOUR_MS = 3_600_000
 _STEP_MS = 6 * _HOUR_MS
-RULES = some_rules()
+RULES = some_batch_settings()
 
 
 class Table:
@@ -38,7 +38,7 @@ class Table:
         folder = jvm.org.apache.hadoop.fs.Path(str(path))
         # All that follows in this session finds this log, with its clock, by its path.
         jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
-        self.store = BucketStore(spark, str(path))
+        self.store = BucketTable(spark, str(path))
         self.store.create(from_arrow_schema(STORED_SCHEMA))
 
     def advance(self, by_ms: int) -> None:
@@ -78,42 +78,42 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
     return [segment for segment, _ in segments]
 
 
-def run_until_idle(upkeep: Upkeep, last_bucket: int, cutoff_ms: int) -> None:
+def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -> None:
     """Let the batches go by in which an upkeep is started, runs, and is taken note of."""
     for _ in range(3):
-        upkeep.before_batch(last_bucket, cutoff_ms)
-        assert_eventually(lambda: upkeep._running is None or upkeep._running.done(), 60, "the upkeep")
+        maintenance.before_batch(last_bucket, cutoff_ms)
+        assert_eventually(lambda: maintenance._running is None or maintenance._running.done(), 60, "the upkeep")
 
 
 def test_what_merges_replaced_goes_though_nothing_falls_due_for_days(table: Table) -> None:
     catalog = SegmentCatalog()
-    upkeep = Upkeep(table.store, catalog, set(), 2, RULES, now=lambda: table.now_ms / 1000)
+    maintenance = Maintenance(table.store, catalog, set(), 2, RULES, now=lambda: table.now_ms / 1000)
     for number in range(3):
         segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
         catalog.add(segments)
-        upkeep.sealed_into({segment.time_partition for segment in segments})
-    run_until_idle(upkeep, 2, table.now_ms)
+        maintenance.sealed_into({segment.time_partition for segment in segments})
+    run_until_idle(maintenance, 2, table.now_ms)
     assert len(catalog.buckets) == 1
     assert len(table.unnamed()) >= 3
     table.advance(2 * _HOUR_MS)
-    run_until_idle(upkeep, 2, table.now_ms)
-    upkeep.close()
+    run_until_idle(maintenance, 2, table.now_ms)
+    maintenance.close()
     assert table.unnamed() == set()
     assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
 
 
 def test_what_the_last_messages_left_goes_though_no_more_come(table: Table) -> None:
     catalog = SegmentCatalog()
-    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
-    upkeep.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
+    maintenance = Maintenance(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    maintenance.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
     table.advance(_STEP_MS)
     # What an earlier run left is looked for first, and finds nothing.
-    run_until_idle(upkeep, 0, table.now_ms)
+    run_until_idle(maintenance, 0, table.now_ms)
     assert (table.store.metadata(), table.files()["data"] > 0) == ([], True)
     for _ in range(2):
         table.advance(_HOUR_MS)
-        run_until_idle(upkeep, 0, table.now_ms)
-    upkeep.close()
+        run_until_idle(maintenance, 0, table.now_ms)
+    maintenance.close()
     assert table.files()["data"] == 0
 
 
@@ -139,12 +139,14 @@ def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() 
     store: Any = Recorded()
     # A time partition that ends after three hours, and two in the fifth hour.
     ends_ms = [minute * 60_000 for minute in (180, 310, 330)]
-    upkeep = Upkeep(store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, RULES, now=lambda: store.minute * 60)
+    maintenance = Maintenance(
+        store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, RULES, now=lambda: store.minute * 60
+    )
     for store.minute in range(24 * 60):
-        upkeep.before_batch(0, store.minute * 60_000)
-        if upkeep._running is not None:
-            upkeep._running.result(10)
-    upkeep.close()
+        maintenance.before_batch(0, store.minute * 60_000)
+        if maintenance._running is not None:
+            maintenance._running.result(10)
+    maintenance.close()
     vacuums = [minute for what, minute in store.asked if what == "vacuum"]
     deletes = [minute for what, minute in store.asked if what == "delete"]
     assert deletes == [180, 310, 330]
@@ -154,7 +156,7 @@ def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() 
 
 def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(table: Table) -> None:
     catalog = SegmentCatalog()
-    upkeep = Upkeep(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    maintenance = Maintenance(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
     seen: list[dict[str, int]] = []
     number = 0
     for _ in range(14):
@@ -162,10 +164,10 @@ def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(t
         dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
         segments = seal(table, number, dues)
         catalog.add(segments)
-        upkeep.sealed_into({segment.time_partition for segment in segments})
+        maintenance.sealed_into({segment.time_partition for segment in segments})
         table.advance(_STEP_MS)
         catalog.forget_before(table.now_ms)
-        run_until_idle(upkeep, number, table.now_ms)
+        run_until_idle(maintenance, number, table.now_ms)
         assert len(catalog.buckets) <= 5
         seen.append(table.files())
         number += 1
@@ -176,8 +178,8 @@ def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(t
     for _ in range(3):
         table.advance(_STEP_MS)
         catalog.forget_before(table.now_ms)
-        run_until_idle(upkeep, number, table.now_ms)
-    upkeep.close()
+        run_until_idle(maintenance, number, table.now_ms)
+    maintenance.close()
     assert len(catalog) == 0
     assert table.store.metadata() == []
     assert table.size() < 20_000, "of 14 buckets with 12 kB each something is left"

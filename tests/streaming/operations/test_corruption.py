@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
 from state.message import decode_chunk
-from streaming.job.prefetch_window import DueWindow
-from streaming.operations.corruption import PASS_OVER_DAMAGE, Damage, find_damage, lost_ids, mended
-from tests.messages import some_rules
+from streaming.job.prefetch_window import PrefetchWindow
+from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, find_corruption, lost_ids, repaired
+from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 _HOUR = 3_600_000
@@ -26,13 +26,13 @@ FIRST_HOUR = f"{0:015d}-{_HOUR:015d}"
 BUCKETS = (1, 2, 3, 4, 5, 6)
 ALL = [10 * number + at for number in BUCKETS for at in range(5)]
 BITS = 10
-RULES = some_rules(index_precision_bits=BITS, segment_max_messages=3)
+RULES = some_batch_settings(index_precision_bits=BITS, segment_max_messages=3)
 
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Six buckets, each with four messages in the first hour, two segments of one file, and one in the third."""
-    made = BucketStore(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
+    made = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
     made.create(from_arrow_schema(STORED_SCHEMA))
     for number in BUCKETS:
         dues = [1_000 * number + at for at in range(4)] + [2 * _HOUR + number]
@@ -42,23 +42,23 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def sealed(spark: SparkSession, table: str, tmp_path: Path) -> BucketStore:
+def sealed(spark: SparkSession, table: str, tmp_path: Path) -> BucketTable:
     """A copy of that table to damage."""
     shutil.copytree(table, tmp_path / "buckets")
-    return BucketStore(spark, str(tmp_path / "buckets"))
+    return BucketTable(spark, str(tmp_path / "buckets"))
 
 
 @pytest.fixture
 def passing_over(spark: SparkSession) -> Iterator[None]:
     """The options of the session that a repair runs in."""
-    for name, value in PASS_OVER_DAMAGE.items():
+    for name, value in SKIP_CORRUPT_FILES.items():
         spark.conf.set(name, value)
     yield
-    for name in PASS_OVER_DAMAGE:
+    for name in SKIP_CORRUPT_FILES:
         spark.conf.unset(name)
 
 
-def file_of(store: BucketStore, bucket: int, part: str) -> Path:
+def file_of(store: BucketTable, bucket: int, part: str) -> Path:
     """The one file of a bucket in a part."""
     ((name,),) = store.rows().where(f"bucket = {bucket} AND part = '{part}'").select("file").distinct().collect()
     return Path(store.path, f"part={part}", name)
@@ -88,7 +88,7 @@ def change(file: Path, how: str) -> None:
 WAYS = ["missing", "empty", "cut short", "zeroed", "one byte"]
 
 
-def waiting(store: BucketStore) -> list[int]:
+def waiting(store: BucketTable) -> list[int]:
     labels = {row["time_partition"] for row in store.metadata()}
     chunks = store.chunks(0, 10**15, labels).collect()
     return sorted(one for row in chunks for one in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
@@ -98,18 +98,18 @@ def ids(found: dict[tuple[str, int], BitMap64]) -> list[int]:
     return [offset for offsets in found.values() for offset in offsets]
 
 
-def take_out(store: BucketStore, damage: Damage) -> None:
-    store.replace_parts(*mended(store, damage, BITS))
+def take_out(store: BucketTable, corruption: Corruption) -> None:
+    store.replace_parts(*repaired(store, corruption, BITS))
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_damaged_file_is_named_with_the_messages_that_wait_in_it_when_the_window_loads_it(
-    sealed: BucketStore, how: str
+    sealed: BucketTable, how: str
 ) -> None:
     file = file_of(sealed, 2, FIRST_HOUR)
     change(file, how)
     segments = [described_segment(row.asDict()) for row in sealed.metadata()]
-    window = DueWindow(sealed, SegmentCatalog(segments), 0, [], _HOUR, 1_000, shards=2)
+    window = PrefetchWindow(sealed, SegmentCatalog(segments), 0, [], _HOUR, 1_000, shards=2)
     with pytest.raises(BucketUnreadable) as told:
         window.take(0, _HOUR)
     window.close()
@@ -120,54 +120,54 @@ def test_a_damaged_file_is_named_with_the_messages_that_wait_in_it_when_the_wind
 
 
 def test_what_cannot_be_read_is_taken_out_in_one_commit_and_all_else_stays(
-    sealed: BucketStore, passing_over: None
+    sealed: BucketTable, passing_over: None
 ) -> None:
     files = [file_of(sealed, number, FIRST_HOUR) for number in BUCKETS]
     for file, how in zip(files, WAYS, strict=False):
         change(file, how)
-    damage = find_damage(sealed, 0)
-    assert {each.path.rpartition("/")[2] for each in damage.files} == {file.name for file in files[:5]}
-    lost = ids(lost_ids(sealed, damage, BITS, 0))
+    corruption = find_corruption(sealed, 0)
+    assert {each.path.rpartition("/")[2] for each in corruption.files} == {file.name for file in files[:5]}
+    lost = ids(lost_ids(sealed, corruption, BITS, 0))
     assert {offset // 10 for offset in lost} == {1, 2, 3, 4, 5}
     assert not {offset for offset in lost if offset % 10 > 3}
     before = sealed.version()
-    take_out(sealed, damage)
+    take_out(sealed, corruption)
     assert sealed.version() == before + 1
-    assert find_damage(sealed, 0) == Damage([], [])
+    assert find_corruption(sealed, 0) == Corruption([], [])
     assert waiting(sealed) == sorted(set(ALL) - set(lost))
     assert sum(row["count"] for row in sealed.metadata()) == len(ALL) - len(lost)
 
 
-def test_a_missing_file_loses_all_that_its_segments_held(sealed: BucketStore, passing_over: None) -> None:
+def test_a_missing_file_loses_all_that_its_segments_held(sealed: BucketTable, passing_over: None) -> None:
     change(file_of(sealed, 2, FIRST_HOUR), "missing")
-    damage = find_damage(sealed, 0)
-    assert [(each.identity, each.readable) for each in damage.segments] == [((2, 0, 0), 0), ((2, 0, 1), 0)]
-    assert lost_ids(sealed, damage, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23])}
+    corruption = find_corruption(sealed, 0)
+    assert [(each.identity, each.readable) for each in corruption.segments] == [((2, 0, 0), 0), ((2, 0, 1), 0)]
+    assert lost_ids(sealed, corruption, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23])}
 
 
-def test_what_is_delivered_is_not_lost(sealed: BucketStore, passing_over: None) -> None:
+def test_what_is_delivered_is_not_lost(sealed: BucketTable, passing_over: None) -> None:
     change(file_of(sealed, 2, FIRST_HOUR), "missing")
-    damage = find_damage(sealed, 2_003)
-    assert [each.identity for each in damage.segments] == [(2, 0, 1)]
+    corruption = find_corruption(sealed, 2_003)
+    assert [each.identity for each in corruption.segments] == [(2, 0, 1)]
     # A tick of 1,024 ms holds all four.
-    assert ids(lost_ids(sealed, damage, BITS, 2_003)) == [23]
-    everything = find_damage(sealed, _HOUR)
+    assert ids(lost_ids(sealed, corruption, BITS, 2_003)) == [23]
+    everything = find_corruption(sealed, _HOUR)
     assert len(everything.files) == 1
     assert not everything.segments
     take_out(sealed, everything)
-    assert find_damage(sealed, _HOUR) == Damage([], [])
+    assert find_corruption(sealed, _HOUR) == Corruption([], [])
 
 
 @pytest.mark.parametrize("how", ["cut short", "zeroed"])
-def test_metadata_that_is_lost_is_made_anew_of_the_messages(sealed: BucketStore, passing_over: None, how: str) -> None:
+def test_metadata_that_is_lost_is_made_anew_of_the_messages(sealed: BucketTable, passing_over: None, how: str) -> None:
     columns = ("bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
     before = sorted(tuple(row[name] for name in columns) for row in sealed.metadata())
     change(file_of(sealed, 3, METADATA_PART), how)
-    damage = find_damage(sealed, 0)
-    assert {(each.identity, each.described) for each in damage.segments} == {
+    corruption = find_corruption(sealed, 0)
+    assert {(each.identity, each.described) for each in corruption.segments} == {
         ((3, 0, number), None) for number in (0, 1, 2)
     }
-    assert lost_ids(sealed, damage, BITS, 0) == {}
-    take_out(sealed, damage)
+    assert lost_ids(sealed, corruption, BITS, 0) == {}
+    take_out(sealed, corruption)
     assert sorted(tuple(row[name] for name in columns) for row in sealed.metadata()) == before
     assert waiting(sealed) == ALL

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from sinks.bucket_table import BucketStore
-from state.index.due_counts import Tick
+from sinks.bucket_table import BucketTable
+from state.index.due_counts import TimeSlot
 from streaming.maintenance.merge import merge_buckets
 from streaming.operations.waiting_index import index_of
-from tests.messages import some_rules
+from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 _SOURCES = [("in-a", 0), ("in-a", 1), ("in-b", 0)]
@@ -24,38 +24,38 @@ def rows(first: int, count: int) -> list[dict[str, object]]:
     ]
 
 
-def test_the_index_has_every_sealed_id_of_every_source_and_its_tick(store: BucketStore) -> None:
-    rules = some_rules(segment_max_messages=40, index_precision_bits=12)
+def test_the_index_has_every_sealed_id_of_every_source_and_its_tick(store: BucketTable) -> None:
+    batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
     for number in (1, 2):
-        seal_messages(store, number, rows(1000 * number, 200), rules)
+        seal_messages(store, number, rows(1000 * number, 200), batch_settings)
     version = store.version()
     # What is sealed later is of another version.
-    seal_messages(store, 3, rows(3000, 5), rules)
+    seal_messages(store, 3, rows(3000, 5), batch_settings)
     index = index_of(store, version)
     sealed = [*range(1000, 1200), *range(2000, 2200)]
     assert len(index) == len(sealed)
     for at, (topic, partition) in enumerate(_SOURCES):
         assert index.offsets_of(topic, partition) == BitMap64([offset for offset in sealed if offset % 3 == at])
     start_ms = 1_000_000 >> 12 << 12
-    assert index.tick_of("in-a", 1, 1000) == Tick(start_ms, start_ms + 4096)
+    assert index.slot_of("in-a", 1, 1000) == TimeSlot(start_ms, start_ms + 4096)
 
 
 @pytest.mark.parametrize("precisions", [(15, 10, 0), (0, 10, 15)])
 def test_after_a_change_of_the_precision_all_is_read_at_the_coarsest(
-    store: BucketStore, precisions: tuple[int, ...]
+    store: BucketTable, precisions: tuple[int, ...]
 ) -> None:
     for number, bits in enumerate(precisions):
-        seal_messages(store, number, rows(1000 * number, 30), some_rules(index_precision_bits=bits))
+        seal_messages(store, number, rows(1000 * number, 30), some_batch_settings(index_precision_bits=bits))
     assert store.precisions() == {0, 10, 15}
     index = index_of(store, store.version())
     assert len(index) == 90
-    assert index.tick_of(*_SOURCES[1], 1000) == Tick(983_040, 983_040 + 32_768)
+    assert index.slot_of(*_SOURCES[1], 1000) == TimeSlot(983_040, 983_040 + 32_768)
 
 
-def test_a_merge_writes_the_ids_anew_at_the_precision_of_its_rules(store: BucketStore) -> None:
-    old = some_rules(index_precision_bits=15)
+def test_a_merge_writes_the_ids_anew_at_the_precision_of_its_rules(store: BucketTable) -> None:
+    old = some_batch_settings(index_precision_bits=15)
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}
-    merge_buckets(store, buckets, 105_000, some_rules(index_precision_bits=10))
+    merge_buckets(store, buckets, 105_000, some_batch_settings(index_precision_bits=10))
     assert store.precisions() == {10}
     index = index_of(store, store.version())
     waiting = [*range(105, 130), *range(200, 230)]
@@ -65,6 +65,6 @@ def test_a_merge_writes_the_ids_anew_at_the_precision_of_its_rules(store: Bucket
     assert index.before(105_000 >> 10 << 10) == (0, 0)
 
 
-def test_of_a_table_without_buckets_the_index_is_empty(store: BucketStore) -> None:
+def test_of_a_table_without_buckets_the_index_is_empty(store: BucketTable) -> None:
     index = index_of(store, store.version())
     assert (len(index), index.offsets_of("in-a", 0)) == (0, BitMap64())

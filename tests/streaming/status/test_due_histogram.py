@@ -29,7 +29,7 @@ def counted(dues: list[int]) -> list[int]:
     return [sum(low <= due < high for due in dues) for low, high in pairwise(edges)]
 
 
-def ticks(dues: list[int], bits: int) -> DueCounts:
+def slots(dues: list[int], bits: int) -> DueCounts:
     counts = DueCounts(bits)
     counts.add_instants(np.array(dues, dtype=np.int64))
     return counts
@@ -37,7 +37,7 @@ def ticks(dues: list[int], bits: int) -> DueCounts:
 
 def histogram_of(dues: list[int], bits: int) -> DueHistogram:
     histogram = DueHistogram(EDGES)
-    histogram.add_ticks(ticks(dues, bits), dues[0], dues[-1])
+    histogram.add_slots(slots(dues, bits), dues[0], dues[-1])
     return histogram
 
 
@@ -101,8 +101,8 @@ def test_what_is_due_from_an_edge_on_is_not_counted_before_it_though_its_tick_be
 
 def test_several_segments_of_several_precisions_add_up() -> None:
     histogram = DueHistogram(EDGES)
-    histogram.add_ticks(ticks([1, 2], 1), 1, 2)
-    histogram.add_ticks(ticks([50, 150], 4), 50, 150)
+    histogram.add_slots(slots([1, 2], 1), 1, 2)
+    histogram.add_slots(slots([50, 150], 4), 50, 150)
     histogram.add_uncut(99, 7)
     histogram.add_instants(np.array([100, 999, 1_000]))
     assert histogram.counts == [0, 2, 0, 8, 3, 1]

@@ -8,11 +8,11 @@ from itertools import accumulate
 import pytest
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets import table_rows as stored
 from streaming.status.due_histogram import DueHistogram
 from streaming.status.waiting import SealedBuckets, sealed_buckets
-from tests.messages import some_rules
+from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 LAST_MS = 60_000
@@ -26,11 +26,11 @@ def _several_chunks_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "CHUNK_MESSAGES", 7)
 
 
-def seal_all(store: BucketStore, *precisions: int) -> None:
+def seal_all(store: BucketTable, *precisions: int) -> None:
     for (number, dues), bits in zip(DUES.items(), precisions, strict=True):
-        rules = some_rules(segment_max_ms=10_000, segment_max_messages=70, index_precision_bits=bits)
+        batch_settings = some_batch_settings(segment_max_ms=10_000, segment_max_messages=70, index_precision_bits=bits)
         rows = [{"deliver_at_ms": due, "offset": at, "partition": at % 3} for at, due in enumerate(dues)]
-        seal_messages(store, number, rows, rules)
+        seal_messages(store, number, rows, batch_settings)
 
 
 def waiting_from(cutoff_ms: int) -> list[int]:
@@ -43,7 +43,7 @@ def histogram_of(buckets: SealedBuckets) -> DueHistogram:
     return histogram
 
 
-def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketStore) -> None:
+def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketTable) -> None:
     seal_all(store, 10, 10)
     for cutoff_ms in (0, 12_345, 30_000, LAST_MS):
         segments = sealed_buckets(store, store.version(), 2, cutoff_ms).segments
@@ -53,7 +53,7 @@ def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: B
         assert all(segment.bytes == pytest.approx(65 * segment.count, abs=1) for segment in segments)
 
 
-def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketStore) -> None:
+def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketTable) -> None:
     seal_all(store, 10, 10)
     buckets = sealed_buckets(store, store.version(), 1, 0)
     assert {segment.bucket for segment in buckets.segments} == {1}
@@ -62,7 +62,7 @@ def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketStore) -> N
 
 @pytest.mark.parametrize("precisions", [(0, 0), (10, 10), (15, 10), (0, 31)])
 def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision_tells(
-    store: BucketStore, precisions: tuple[int, int]
+    store: BucketTable, precisions: tuple[int, int]
 ) -> None:
     seal_all(store, *precisions)
     for cutoff_ms in (0, 12_500, 30_000):
@@ -83,7 +83,7 @@ def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision
             assert abs(below - sum(due < edge for due in waiting)) <= most
 
 
-def test_a_histogram_is_that_of_its_own_version_of_the_table_after_later_upkeep(store: BucketStore) -> None:
+def test_a_histogram_is_that_of_its_own_version_of_the_table_after_later_upkeep(store: BucketTable) -> None:
     seal_all(store, 10, 10)
     buckets = sealed_buckets(store, store.version(), 2, 0)
     before = histogram_of(buckets).counts

@@ -12,21 +12,21 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.load import load_settings
-from sinks.bucket_table import BucketStore
+from sinks.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
-from streaming.storage.failures import storage_told
-from tests.messages import some_rules
+from streaming.storage.failures import translate_storage_errors
+from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table whose log has a checkpoint, and entries behind it."""
-    made = BucketStore(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
+    made = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
     made.create(from_arrow_schema(STORED_SCHEMA))
     spark.sql(f"ALTER TABLE delta.`{made.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
     for number in (1, 2, 3):
-        seal_messages(made, number, [{"deliver_at_ms": number, "offset": number}], some_rules())
+        seal_messages(made, number, [{"deliver_at_ms": number, "offset": number}], some_batch_settings())
     return Path(made.path)
 
 
@@ -57,16 +57,16 @@ def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(
     spark: SparkSession,
     table: Path,
     tmp_path: Path,
-    damage: Callable[[Path, str], None],
+    corruption: Callable[[Path, str], None],
     patterns: list[str],
     named: str,
 ) -> None:
     shutil.copytree(table, tmp_path / "buckets")
     for pattern in patterns:
-        damage(tmp_path / "buckets" / "_delta_log", pattern)
+        corruption(tmp_path / "buckets" / "_delta_log", pattern)
     settings = load_settings(None, [f"storage.path={tmp_path}"], environ={})
-    with pytest.raises(BucketUnreadable) as told, storage_told(settings):
-        BucketStore(spark, str(tmp_path / "buckets")).metadata()
+    with pytest.raises(BucketUnreadable) as told, translate_storage_errors(settings):
+        BucketTable(spark, str(tmp_path / "buckets")).metadata()
     assert "the log of the table of sealed buckets cannot be read: " in str(told.value)
     assert named in str(told.value)
     assert f"Put {tmp_path}/buckets/_delta_log back from a backup" in str(told.value)
@@ -77,4 +77,4 @@ def test_a_log_without_its_checkpoint_is_read_from_its_entries(
 ) -> None:
     shutil.copytree(table, tmp_path / "buckets")
     lose(tmp_path / "buckets" / "_delta_log", "*.checkpoint.parquet")
-    assert len(BucketStore(spark, str(tmp_path / "buckets")).metadata()) == 3
+    assert len(BucketTable(spark, str(tmp_path / "buckets")).metadata()) == 3
