@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from conf.errors import BucketUnreadable
+from state.order import ORDER
 
 _PROPERTIES = {
     # A log checkpoint costs about two appends; at the default of every tenth the tenth batch would be late.
@@ -28,7 +29,6 @@ _PROPERTIES = {
 METADATA_COLUMNS = (
     "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
-CHUNK_KEY = ("deliver_at_ms", "topic", "partition", "offset")
 _CHUNKS_ARE_COMPRESSED = "none"
 # Something was sealed meanwhile; the same batch was.
 _CONFLICT = "io.delta.exceptions.ConcurrentAppendException"
@@ -107,7 +107,7 @@ class BucketTable:
         the same time.
         """
         self._before_append()
-        ordered = rows.sortWithinPartitions("part", *CHUNK_KEY)
+        ordered = rows.sortWithinPartitions("part", *ORDER)
         writer = ordered.write.format("delta").mode("append").option("compression", _CHUNKS_ARE_COMPRESSED)
         writer = writer.option("txnAppId", writer_id).option("txnVersion", batch_id)
         with self._sealing:
@@ -128,7 +128,7 @@ class BucketTable:
     def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
         """Put `rows` in the place of everything that `buckets` hold, in one commit."""
         condition = f"bucket IN ({', '.join(map(str, sorted(buckets)))})"
-        self._overwrite(rows.sortWithinPartitions("part", *CHUNK_KEY), condition)
+        self._overwrite(rows.sortWithinPartitions("part", *ORDER), condition)
 
     def compact_metadata(
         self, first_bucket: int, last_bucket: int, files: int = 1, deleted: Iterable[str] = ()
@@ -184,7 +184,7 @@ class BucketTable:
         """Return the chunks that may hold a message due in [start_ms, end_ms), of the named time partitions.
 
         Of all buckets, or of `buckets` only; as the table is now, or as it was at `version`. The columns are
-        `CHUNK_KEY`, part, bucket, shard, segment, max_deliver_at_ms, count, and chunk.
+        `ORDER`, part, bucket, shard, segment, max_deliver_at_ms, count, and chunk.
         """
         rows = self._table(version).where(
             F.col("part").isin(sorted(set(partitions)))
@@ -193,7 +193,7 @@ class BucketTable:
         )
         if buckets is not None:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
-        return rows.select(*CHUNK_KEY, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
+        return rows.select(*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 
     def files(self) -> list[Row]:
         """Return the files of the table as this process has seen it last: path (below `self.path`), part, and stats.
@@ -213,7 +213,7 @@ class BucketTable:
         So it works where files of theirs are damaged or gone. No other may write to the table meanwhile.
         """
         condition = f"part IN ({', '.join(repr(part) for part in sorted(set(parts)))})"
-        self._overwrite_once(rows.sortWithinPartitions("part", *CHUNK_KEY), condition)
+        self._overwrite_once(rows.sortWithinPartitions("part", *ORDER), condition)
 
     def delete(self, partitions: Iterable[str]) -> None:
         """Drop the messages of whole time partitions. Their files go with the next `vacuum`."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from state.message import Key, in_order, up_to
+from state.order import OrderKey, in_order, up_to
 
 # Sorting a few rows costs as much as sorting a thousand, and a larger piece only delays the first message:
 # about 20,000 messages of 100 bytes.
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def merge(chunks: Iterable[tuple[Key | None, pa.Table]]) -> Iterator[pa.Table]:
+def merge(chunks: Iterable[tuple[OrderKey | None, pa.Table]]) -> Iterator[pa.Table]:
     """Give the messages of all `chunks` in the contract's order, as consecutive tables.
 
     A chunk's key is its first message's place. The chunks come in order of their keys, those without one before all
@@ -42,9 +42,9 @@ def _sorted(pending: list[pa.Table]) -> pa.Table:
     return in_order(pa.concat_tables(pending).combine_chunks())
 
 
-def _count_before(ordered: pa.Table, key: Key) -> int:
+def _count_before(ordered: pa.Table, key: OrderKey) -> int:
     """Return how many messages at the head of `ordered` come before `key`."""
     dues = ordered.column("deliver_at_ms").to_numpy()
-    below, same = (int(np.searchsorted(dues, key[0], side=side)) for side in ("left", "right"))
+    below, same = (int(np.searchsorted(dues, key.deliver_at_ms, side=side)) for side in ("left", "right"))
     # Many messages can be due in one millisecond, and are in order among themselves.
     return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

@@ -1,4 +1,4 @@
-"""The one shape in which messages travel between the rooms: an Arrow table, and the bytes of one.
+"""The one shape in which messages travel between packages: an Arrow table, and the bytes of one.
 
 Messages go through Spark as *chunks*: one row holds the Arrow IPC bytes of many messages, so that the cost
 of a row (JVM to Python to pandas and back) is paid once a chunk and not once a message.
@@ -6,10 +6,7 @@ of a row (JVM to Python to pandas and back) is paid once a chunk and not once a 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -35,20 +32,9 @@ MESSAGE_SCHEMA = pa.schema(
     ]
 )
 
-ORDER = [("deliver_at_ms", "ascending"), ("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-
-# A message's place in that order.
-Key = tuple[int, str, int, int]
-
-# Headers that the service adds.
+# Headers that the service adds to every message; those of a dead letter are in `state.dead_letter`.
 ID_HEADER = "delayline-id"
 DELIVER_AT_HEADER = "delayline-deliver-at"
-ERROR_HEADER = "delayline-error"
-ERROR_TEXT_HEADER = "delayline-error-text"
-# On a dead letter, which is stamped when it is written: the input record's Kafka timestamp, epoch ms.
-TIMESTAMP_HEADER = "delayline-timestamp"
-# On a dead letter that was resent: the message id it had at first.
-FIRST_ID_HEADER = "delayline-first-id"
 
 
 def empty_messages() -> pa.Table:
@@ -68,25 +54,6 @@ def decode_chunk(chunk: bytes) -> pa.Table:
     """Read what `encode_chunk` wrote."""
     with pa.ipc.open_stream(pa.py_buffer(chunk)) as reader:
         return reader.read_all()
-
-
-def in_order(messages: pa.Table) -> pa.Table:
-    """Sort by the contract's order: deliver_at, input partition, offset."""
-    if messages.num_rows < 2:
-        return messages
-    # A text key costs more than the three numbers together, and nearly every job has one input topic.
-    several_topics = len(messages.column("topic").unique()) > 1
-    keys = ORDER if several_topics else [key for key in ORDER if key[0] != "topic"]
-    return messages.sort_by(keys)
-
-
-def up_to(messages: pa.Table, key: Key, inclusive: bool = True) -> npt.NDArray[np.bool_]:
-    """Say which messages come before `key` in the contract's order, or are at it if `inclusive`; in any order."""
-    before = pa.array(np.full(messages.num_rows, inclusive))
-    for (name, _), value in reversed(list(zip(ORDER, key, strict=True))):
-        column = messages.column(name).combine_chunks()
-        before = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), before))
-    return np.asarray(before)
 
 
 def split_by_bytes(messages: pa.Table, max_bytes: int) -> list[pa.Table]:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from conf.settings import Settings
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from state.message import HEADERS, MESSAGE_SCHEMA, in_order
+from state.message import HEADERS, MESSAGE_SCHEMA
+from state.order import in_order
 
 # Columns and types as `sources.intake.kafka_reader` reads them through Spark.
 RECORD_SCHEMA = pa.schema(

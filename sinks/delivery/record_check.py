@@ -56,7 +56,7 @@ class RecordCheck:
         error = self._objection(record)
         if error is None:
             return record
-        if record[1] != self.dead_letter:
+        if record.topic != self.dead_letter:
             letter = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
             error = self._objection(letter)
             if error is None:
@@ -70,7 +70,7 @@ class RecordCheck:
 
     def is_tried(self, record: Record) -> bool:
         """Say whether the broker may find the record too large, although `admitted` returned it."""
-        return self.compresses and record_bytes(record) > self.limits[record[1]].max_bytes
+        return self.compresses and record_bytes(record) > self.limits[record.topic].max_bytes
 
     def _objection(self, record: Record) -> Rejected | None:
         """Return why its topic does not take a record, None if it does as far as is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 
 from conf.errors import Rejected
 from sinks.delivery.wall_clock import now_ms
-from state.message import DELIVER_AT_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, ID_HEADER, TIMESTAMP_HEADER
-
-# Stamp (the due time) in epoch ms, topic, partition, key, value, headers.
-Record = tuple[int, str, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+from state.dead_letter import Headers, error_headers
+from state.message import DELIVER_AT_HEADER, ID_HEADER
 
 # Lets the client choose by the key, as Kafka's own partitioner would.
 ANY_PARTITION = -1
@@ -24,6 +22,17 @@ _BATCH_BYTES = 61
 # More than the service's own headers, the lengths, and what is around a record take; without the error's sentence.
 _OWN_BYTES = 1_024
 _HEADER_LENGTHS_BYTES = 10
+
+
+class Record(NamedTuple):
+    """A record as it is written. `timestamp_ms` (epoch ms) is the due time, or that of now for a dead letter."""
+
+    timestamp_ms: int
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
@@ -53,18 +62,10 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
         own.append((ID_HEADER, identity))
         if code is None:
             own.append((DELIVER_AT_HEADER, due_text))
-            yield due, topic, partition, key, value, own
+            yield Record(due, topic, partition, key, value, own)
         else:
-            own += _error_headers(code, text, published_ms)
-            yield now_ms(), topic, partition, key, value, own
-
-
-def _error_headers(code: str, text: str, published_ms: int) -> list[tuple[str, bytes | None]]:
-    return [
-        (ERROR_HEADER, code.encode()),
-        (ERROR_TEXT_HEADER, text.encode()),
-        (TIMESTAMP_HEADER, b"%d" % published_ms),
-    ]
+            own += error_headers(code, text, published_ms)
+            yield Record(now_ms(), topic, partition, key, value, own)
 
 
 def _list(column: pa.Array) -> list[Any]:
@@ -75,7 +76,7 @@ def _list(column: pa.Array) -> list[Any]:
 def record_id(record: Record) -> bytes:
     """Return the message id of an output record."""
     # The last: the service adds its own behind those of the publisher.
-    return next(value or b"" for name, value in reversed(record[5]) if name == ID_HEADER)
+    return next(value or b"" for name, value in reversed(record.headers) if name == ID_HEADER)
 
 
 def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejected) -> Record:
@@ -83,18 +84,16 @@ def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejecte
 
     `timestamp_ms` (epoch ms) is the input record's.
     """
-    _, _, _, key, value, headers = record
     # The due time is the last header; a dead letter has the error in its place.
-    told = [*headers[:-1], *_error_headers(error.code, str(error), timestamp_ms)]
-    return now_ms(), topic, ANY_PARTITION, key, value, told
+    headers = [*record.headers[:-1], *error_headers(error.code, str(error), timestamp_ms)]
+    return Record(now_ms(), topic, ANY_PARTITION, record.key, record.value, headers)
 
 
 def record_bytes(record: Record) -> int:
     """Return the bytes of a record batch that holds this record alone, uncompressed: what a topic's limit is for."""
-    _, _, _, key, value, headers = record
     # Attributes, and the differences to the batch's time and offset, which are 0: a byte each.
-    body = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
-    body += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in headers)
+    body = 3 + _field_bytes(record.key) + _field_bytes(record.value) + _varint_bytes(len(record.headers))
+    body += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in record.headers)
     return _BATCH_BYTES + _varint_bytes(body) + body
 
 

@@ -57,8 +57,8 @@ class DeliveryReports:
         def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 if error.code() in _TOO_LARGE:
-                    self._refusals[record[1], record_id(record)] = MessageTooLarge(
-                        f"{record[1]} does not take the record, whose {record_bytes(record)} bytes were compressed: "
+                    self._refusals[record.topic, record_id(record)] = MessageTooLarge(
+                        f"{record.topic} does not take the record, whose {record_bytes(record)} bytes were compressed: "
                         f"{error.str()}"
                     )
                 self.failed(error, message)

@@ -102,7 +102,9 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
             raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has delivered {done} messages meanwhile")
         if isinstance(failure, KafkaException) or known != writer.limits:
             pieces.append(piece)
-        elif begun_ms < piece.last[0] and wait_until(piece.last[0], plan.transaction_timeout_ms // 2):
+        elif begun_ms < piece.last.deliver_at_ms and wait_until(
+            piece.last.deliver_at_ms, plan.transaction_timeout_ms // 2
+        ):
             # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
             pieces.append(piece)
         else:

@@ -12,27 +12,29 @@ from pyspark import TaskContext
 from sinks.delivery.shard_delivery import deliver
 from sinks.delivery.transactional_writer import DeliveryPlan
 from state.chunk_merge import merge
-from state.message import Key, decode_chunk
+from state.message import decode_chunk
+from state.order import OrderKey, keys_of
 
 # What a task takes: the chunks of one shard in order of their first message, those without a key first. A range
 # cuts a chunk to the messages due in [from_ms, until_ms); without one it is delivered whole.
-DUE_TYPES = {
-    "deliver_at_ms": "long",
-    "topic": "string",
-    "partition": "int",
-    "offset": "long",
-    "from_ms": "long",
-    "until_ms": "long",
-    "chunk": "binary",
-}
-REPORT_SCHEMA = "shard int, delivered long, writer string"
-_REPORT = pa.schema([("shard", pa.int32()), ("delivered", pa.int64()), ("writer", pa.string())])
+DUE_SCHEMA = pa.schema(
+    [
+        pa.field("deliver_at_ms", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("from_ms", pa.int64()),
+        pa.field("until_ms", pa.int64()),
+        pa.field("chunk", pa.binary()),
+    ]
+)
+REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("delivered", pa.int64()), ("writer", pa.string())])
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def deliver_chunks(plan: DeliveryPlan, shard: int) -> ArrowFunction:
-    """Deliver rows of `DUE_TYPES`, all of `shard`."""
+    """Deliver rows of `DUE_SCHEMA`, all of `shard`."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -41,18 +43,18 @@ def deliver_chunks(plan: DeliveryPlan, shard: int) -> ArrowFunction:
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
         delivered, writer = deliver(plan, shard, merge(_chunks(first, batches)), attempt)
-        yield pa.RecordBatch.from_arrays([[shard], [delivered], [writer]], schema=_REPORT)
+        yield pa.RecordBatch.from_arrays([[shard], [delivered], [writer]], schema=REPORT_SCHEMA)
 
     return run
 
 
-def _chunks(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[tuple[Key | None, pa.Table]]:
+def _chunks(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[tuple[OrderKey | None, pa.Table]]:
     for batch in chain([first], rest):
-        columns = (batch.column(name) for name in DUE_TYPES)
-        for *key, from_ms, until_ms, chunk in zip(*(column.to_pylist() for column in columns), strict=True):
+        bounds = (batch.column(name).to_pylist() for name in ("from_ms", "until_ms", "chunk"))
+        for key, from_ms, until_ms, chunk in zip(keys_of(batch), *bounds, strict=True):
             messages = decode_chunk(chunk)
             if from_ms is not None:
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = messages.slice(start, end - start)
-            yield (None if key[0] is None else tuple(key)), messages
+            yield (None if key.deliver_at_ms is None else key), messages

@@ -173,10 +173,10 @@ class ShardWriter:
                 self._produce_checked(part, check)
         # Its due time may be older than the broker admits, and now later: the host's clock may be an hour ahead.
         marker = (marker_key(self.shard), progress.to_bytes())
-        self._produce([(_NO_TIMESTAMP, self._plan.progress_topic, self.shard, *marker, [])])
+        self._produce([Record(_NO_TIMESTAMP, self._plan.progress_topic, self.shard, *marker, [])])
 
     def _wait_until_due(self, transaction: Transaction, progress: Progress) -> None:
-        if not wait_until(transaction.last[0], self._plan.transaction_timeout_ms // 2):
+        if not wait_until(transaction.last.deliver_at_ms, self._plan.transaction_timeout_ms // 2):
             raise DeliveryFailed(
                 f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
                 "transaction was open. It is given up, and opened again when its messages are nearly due"

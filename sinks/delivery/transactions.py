@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sinks.delivery.records import bytes_at_most
 from sinks.delivery.wall_clock import now_ms, wait_until
-from state.message import ORDER, Key, up_to
+from state.order import OrderKey, key_of, up_to
 
 # How long before its first message is due a transaction is opened, at the earliest: time enough to fill it.
 _OPEN_AHEAD_MS = 1_000
@@ -39,11 +39,9 @@ class Transaction:
         return self.start + self.count
 
     @property
-    def last(self) -> Key:
+    def last(self) -> OrderKey:
         """The place of its last message in the contract's order."""
-        row = self.parts[-1].slice(self.parts[-1].num_rows - 1)
-        due, topic, partition, offset = (row.column(name)[0].as_py() for name, _ in ORDER)
-        return due, topic, partition, offset
+        return key_of(self.parts[-1], -1)
 
     def cut(self, most_pieces: int) -> list[Transaction]:
         """Return it as several transactions, in order; one of a single message as it is."""
@@ -104,7 +102,7 @@ def _fitting(full: Transaction, dues: npt.NDArray[np.int64], sizes: npt.NDArray[
     return max(min(in_slice, in_bytes, most - full.count), 0 if full.count else 1)
 
 
-def behind(messages: Iterator[pa.Table], last: Key, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
+def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
     """Leave out the messages up to `last`, and tell `skipped` how many those were.
 
     By their place and not by their number: records that expired meanwhile are missing from a batch that is replayed.

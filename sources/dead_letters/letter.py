@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sources.subscriber import Received
-from state.message import ERROR_HEADER, ERROR_TEXT_HEADER, FIRST_ID_HEADER, ID_HEADER, TIMESTAMP_HEADER
-
-Headers = list[tuple[str, bytes | None]]
-
-# What the job puts behind a dead letter's own headers, in this order (`sinks.delivery.records`).
-_SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, TIMESTAMP_HEADER]
+from state.dead_letter import FIRST_ID_HEADER, Headers, split_headers
 
 
 @dataclass(frozen=True)
@@ -48,16 +43,12 @@ class DeadLetter:
 
 def read_letter(record: Received) -> DeadLetter | None:
     """Return the dead letter that `record` is; None for one that no Delayline has written."""
-    own, service = record.headers[:-4], record.headers[-4:]
-    if [name for name, _ in service] != _SERVICE_HEADERS:
+    if (found := split_headers(record.headers)) is None:
         return None
-    identity, code, text, stamp = ((value or b"").decode(errors="replace") for _, value in service)
-    topic, *place = identity.rsplit("/", 2)
-    if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in (*place, stamp)):
-        return None
+    own, verdict = found
     return DeadLetter(
-        record.partition, record.offset, topic, int(place[0]), int(place[1]), int(stamp),
-        record.key, record.value, own, code, text,
+        record.partition, record.offset, verdict.topic, verdict.partition, verdict.offset, verdict.timestamp_ms,
+        record.key, record.value, own, verdict.code, verdict.text,
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from state.checkpoint.origin import Offsets
 from state.message import encode_chunk
 from state.shards import by_shard
 
-CHUNK_SCHEMA = "shard_key int, event_time timestamp, chunk binary"
-_CHUNK = pa.schema([("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())])
+CHUNK_SCHEMA = pa.schema(
+    [("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())]
+)
 _COLUMNS = (
     "key", "value", "headers", "topic", "partition", "offset",
     "unix_millis(timestamp) AS timestamp_ms",
@@ -94,7 +95,5 @@ def _chunks(messages: pa.Table, batch_settings: BatchSettings) -> pa.RecordBatch
     for shard, own in by_shard(messages, batch_settings.shards):
         keys.append(batch_settings.shard_keys[shard])
         chunks.append(encode_chunk(own))
-    return pa.RecordBatch.from_arrays(
-        [pa.array(keys, pa.int32()), pa.nulls(len(keys), _CHUNK.field(1).type), pa.array(chunks, pa.binary())],
-        schema=_CHUNK,
-    )
+    rows = {"shard_key": keys, "event_time": [None] * len(keys), "chunk": chunks}
+    return pa.RecordBatch.from_pydict(rows, schema=CHUNK_SCHEMA)

@@ -17,7 +17,7 @@ from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import keyed_chunks
 from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
-from state.message import Key
+from state.order import OrderKey
 from state.shards import by_shard
 
 MOST_AT_ONCE = 4
@@ -84,7 +84,7 @@ def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) 
     return run
 
 
-def _labelled(batches: Iterator[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, Key, pa.Table]]:
+def _labelled(batches: Iterator[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, OrderKey, pa.Table]]:
     for batch in batches:
         chunks = keyed_chunks(iter([batch]), within.start_ms, within.end_ms)
         for label, (key, messages) in zip(batch.column("part").to_pylist(), chunks, strict=True):

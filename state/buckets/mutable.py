@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.checkpoint.batch_settings import BatchSettings
-from state.message import empty_messages, in_order
+from state.message import empty_messages
+from state.order import in_order
 
 
 @dataclass(frozen=True)

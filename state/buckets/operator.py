@@ -15,12 +15,23 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk, encode_chunk, split_by_bytes
 
 # One row of a batch's outcome: a chunk of due messages, a sealed segment, or what a shard keeps.
-SHARD_OUTPUT_SCHEMA = (
-    "kind string, shard int, cutoff_ms long, bucket long, segment int, time_partition string, "
-    "min_deliver_at_ms long, max_deliver_at_ms long, count long, bytes long, chunk binary"
+SHARD_OUTPUT_SCHEMA = pa.schema(
+    [
+        pa.field("kind", pa.string()),
+        pa.field("shard", pa.int32()),
+        pa.field("cutoff_ms", pa.int64()),
+        pa.field("bucket", pa.int64()),
+        pa.field("segment", pa.int32()),
+        pa.field("time_partition", pa.string()),
+        pa.field("min_deliver_at_ms", pa.int64()),
+        pa.field("max_deliver_at_ms", pa.int64()),
+        pa.field("count", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("chunk", pa.binary()),
+    ]
 )
-SHARD_OUTPUT_COLUMNS = [column.split()[0] for column in SHARD_OUTPUT_SCHEMA.split(", ")]
-STATE_SCHEMA = "bucket binary"
+# A shard's state: its mutable bucket, as one chunk.
+STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
 DUE, SEALED, KEPT = "due", "sealed", "kept"
 
 # Rows are copied whole between the JVM and Python, so that one must not grow with the batch.
@@ -46,7 +57,7 @@ def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> State
         elif state.exists:
             state.remove()
         rows = list(_rows(result, batch_settings.first_bucket + batch_id, shard, cutoff_ms, batch_settings))
-        yield pd.DataFrame(rows, columns=SHARD_OUTPUT_COLUMNS).astype({"chunk": object})
+        yield pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
     return update
 

@@ -9,19 +9,19 @@ import pyarrow as pa
 from state.buckets.segments import cut
 from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
-from state.message import decode_chunk, encode_chunk, in_order
+from state.message import decode_chunk, encode_chunk
+from state.order import in_order
 from state.shards import by_shard
 
 # What goes to the task that seals a shard.
-LEFT_SCHEMA = "shard int, count long, chunk binary"
-_LEFT = pa.schema([("shard", pa.int32()), ("count", pa.int64()), ("chunk", pa.binary())])
+LEFT_SCHEMA = pa.schema([("shard", pa.int32()), ("count", pa.int64()), ("chunk", pa.binary())])
 
 
 def left_rows(messages: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
     """Give `messages` as rows of `LEFT_SCHEMA`, one for each of `shards` that has any."""
     for shard, own in by_shard(messages, shards):
         row = {"shard": shard, "count": own.num_rows, "chunk": encode_chunk(own)}
-        yield pa.RecordBatch.from_pylist([row], schema=_LEFT)
+        yield pa.RecordBatch.from_pylist([row], schema=LEFT_SCHEMA)
 
 
 def left_in_state(shards: int) -> ArrowFunction:

@@ -14,8 +14,7 @@ from state.message import decode_chunk
 
 # A segment's identity in the table.
 IDENTITY = ("bucket", "shard", "segment")
-COUNTED_SCHEMA = "file string, part string, bucket long, shard int, segment int, rows long, messages long"
-_COUNTED = pa.schema(
+COUNTED_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string()),
         pa.field("part", pa.string()),
@@ -40,7 +39,7 @@ def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             whole = row["chunk"] is None or messages is not None
             names = {name: row[name] for name in ("file", "part", *IDENTITY)}
             found.append({**names, "rows": int(whole), "messages": 0 if messages is None else messages.num_rows})
-        yield pa.RecordBatch.from_pylist(found, schema=_COUNTED)
+        yield pa.RecordBatch.from_pylist(found, schema=COUNTED_SCHEMA)
 
 
 def readable(chunk: bytes, count: int) -> pa.Table | None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
 from state.message import decode_chunk, encode_chunk
+from state.order import key_of
 
 METADATA_PART = "metadata"
 
@@ -99,7 +100,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
     for piece in split(messages):
         row = {
             **marks,
-            **first_key(piece),
+            **key_of(piece)._asdict(),
             "part": segment.time_partition,
             "max_deliver_at_ms": piece.column("deliver_at_ms")[-1].as_py(),
             "count": piece.num_rows,
@@ -114,11 +115,6 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
         **{name: metadata[name] for name in Segment.__dataclass_fields__ if name != "min_deliver_at_ms"},
         min_deliver_at_ms=metadata["deliver_at_ms"],
     )
-
-
-def first_key(messages: pa.Table) -> dict[str, object]:
-    """Return the first message's place in the contract's order, by column."""
-    return {name: messages.column(name)[0].as_py() for name in ("deliver_at_ms", "topic", "partition", "offset")}
 
 
 def split(messages: pa.Table) -> Iterable[pa.Table]:

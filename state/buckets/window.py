@@ -10,16 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from state.buckets.table_rows import ArrowFunction, first_key, split
+from state.buckets.table_rows import ArrowFunction, split
 from state.chunk_merge import merge
-from state.message import Key, decode_chunk, encode_chunk
+from state.message import decode_chunk, encode_chunk
+from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
-WINDOW_SCHEMA = (
-    "shard int, deliver_at_ms long, topic string, partition int, offset long, max_deliver_at_ms long, "
-    "count long, chunk binary"
-)
-_WINDOW = pa.schema(
+WINDOW_SCHEMA = pa.schema(
     [
         pa.field("shard", pa.int32()),
         pa.field("deliver_at_ms", pa.int64()),
@@ -46,19 +43,16 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
                 for piece in split(own):
                     last = piece.column("deliver_at_ms")[-1].as_py()
                     row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
-                    row |= {**first_key(piece), "chunk": encode_chunk(piece)}
-                    yield pa.RecordBatch.from_pylist([row], schema=_WINDOW)
+                    row |= {**key_of(piece)._asdict(), "chunk": encode_chunk(piece)}
+                    yield pa.RecordBatch.from_pylist([row], schema=WINDOW_SCHEMA)
 
     return run
 
 
-def keyed_chunks(batches: Iterator[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[Key, pa.Table]]:
+def keyed_chunks(batches: Iterator[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
     """Give each stored chunk's messages due in [start_ms, end_ms), with the key of its first message."""
     for batch in batches:
-        keys = zip(
-            *(batch.column(name).to_pylist() for name in ("deliver_at_ms", "topic", "partition", "offset")), strict=True
-        )
-        for key, chunk in zip(keys, batch.column("chunk"), strict=True):
+        for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
             yield key, between(decode_chunk(chunk.as_py()), start_ms, end_ms)
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress
-from state.message import up_to
+from state.order import up_to
 from state.shards import shards_of
 
 Mask = npt.NDArray[np.bool_]
@@ -42,7 +42,11 @@ class Delivered:
     @property
     def cutoff_ms(self) -> int:
         """The instant from which on nothing has been delivered, epoch ms."""
-        lasts = [min(marker.last[0] + 1, marker.batch.cutoff_ms) for marker in self.markers if marker.last is not None]
+        lasts = [
+            min(marker.last.deliver_at_ms + 1, marker.batch.cutoff_ms)
+            for marker in self.markers
+            if marker.last is not None
+        ]
         return max([self.origin.cutoff_ms, *(marker.batch.previous_ms for marker in self.markers), *lasts])
 
     @property

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import STORED, CheckpointOrigin, Offsets, stored_as
-from state.message import Key
+from state.order import OrderKey
 
 # What an error shows of a value that is no marker.
 _SHOWN_BYTES = 80
@@ -38,7 +38,7 @@ class Progress:
 
     batch: BatchSpan
     messages: int = 0
-    last: Key | None = None
+    last: OrderKey | None = None
 
     def to_bytes(self) -> bytes:
         """Write it as the value of a marker record."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sources.subscriber import Received
-from state.message import DELIVER_AT_HEADER, ERROR_HEADER, ID_HEADER
+from state.dead_letter import ERROR_HEADER
+from state.message import DELIVER_AT_HEADER, ID_HEADER
 from streaming.demo.messages import Sent
 
 _OWN = [ID_HEADER, DELIVER_AT_HEADER]

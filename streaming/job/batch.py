@@ -16,14 +16,14 @@ from conf.errors import CutoffMismatch
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import CHUNK_KEY
-from sinks.delivery.task import DUE_TYPES, REPORT_SCHEMA, deliver_chunks
+from sinks.delivery.task import DUE_SCHEMA, REPORT_SCHEMA, deliver_chunks
 from sinks.delivery.transactional_writer import DeliveryPlan
 from sinks.internal_topics.lease import HeldLease
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.progress import BatchSpan
+from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.input_loss import warn_of_input_loss
@@ -32,6 +32,8 @@ from streaming.maintenance.maintenance import Maintenance
 from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
+
+_DUE, _REPORT, _STORED = (from_arrow_schema(schema) for schema in (DUE_SCHEMA, REPORT_SCHEMA, STORED_SCHEMA))
 
 
 class BatchRunner:
@@ -142,12 +144,12 @@ class BatchRunner:
         if not loaded and not shards:
             return None
         # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
-        whole = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in DUE_TYPES.items() if name != "chunk")
+        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE[:-1])
         due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
             shards = list(range(self._settings.bucket.shards))
             span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
-            sealed = (piece.selectExpr("shard", *CHUNK_KEY, *span, "chunk") for piece in loaded)
+            sealed = (piece.selectExpr("shard", *ORDER, *span, "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
         return self._delivery(due, shards, batch)
 
@@ -172,10 +174,10 @@ class BatchRunner:
         )
         tasks = []
         for shard in shards:
-            chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*CHUNK_KEY)
+            chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*ORDER)
             # A pool of its own for each shard, so that its task comes back to the process with its producer.
             with worker_pool(due.sparkSession, f"shard-{shard}"):
-                tasks.append(chunks.select(*DUE_TYPES).mapInArrow(deliver_chunks(plan, shard), REPORT_SCHEMA))
+                tasks.append(chunks.select(*DUE_SCHEMA.names).mapInArrow(deliver_chunks(plan, shard), _REPORT))
         return reduce(DataFrame.union, tasks)
 
     def _deliver(self, due: DataFrame) -> None:
@@ -185,7 +187,7 @@ class BatchRunner:
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         with worker_pool(shard_output.sparkSession):
-            rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, from_arrow_schema(STORED_SCHEMA))
+            rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
         failpoint("sealing")
         self._store.append(rows, self._birth.checkpoint, batch_id)
         failpoint("sealed")

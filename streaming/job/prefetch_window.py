@@ -15,11 +15,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import CHUNK_KEY, BucketTable
+from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
+from state.order import ORDER
 from streaming.spark.session import worker_pool
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
@@ -141,7 +143,8 @@ class PrefetchWindow:
         """Read and cache. Raises BucketUnreadable, which names the file and what waits in it, if one is damaged."""
         in_window = window_rows(start_ms, end_ms, self._shards)
         with worker_pool(self._store.spark):
-            loaded = chunks.sortWithinPartitions(*CHUNK_KEY).mapInArrow(in_window, WINDOW_SCHEMA).persist()
+            ordered = chunks.sortWithinPartitions(*ORDER)
+            loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
         try:
             count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
         except (Py4JJavaError, PySparkException) as problem:

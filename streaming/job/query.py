@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -48,7 +49,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         settings.kafka.outage_limit,
         settings.topics.skip_expired,
     )
-    messages = records.mapInArrow(accepting(settings_now), CHUNK_SCHEMA)
+    messages = records.mapInArrow(accepting(settings_now), from_arrow_schema(CHUNK_SCHEMA))
     ticks = tick(spark, settings.clock.lookahead)
     return (
         messages.unionByName(ticks)
@@ -57,7 +58,11 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         .where(col("event_time").isNull())
         .groupBy("shard_key")
         .applyInPandasWithState(
-            update_shard(settings_now), SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.EventTimeTimeout
+            update_shard(settings_now),
+            from_arrow_schema(SHARD_OUTPUT_SCHEMA),
+            from_arrow_schema(STATE_SCHEMA),
+            "append",
+            GroupStateTimeout.EventTimeTimeout,
         )
     )
 

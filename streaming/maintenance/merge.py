@@ -13,11 +13,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import CHUNK_KEY, METADATA_COLUMNS, BucketTable
+from sinks.bucket_table import METADATA_COLUMNS, BucketTable
 from state.buckets.merge import MergeSlice, merged_rows, slices
 from state.buckets.segments import Segment
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
+from state.order import ORDER
 from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def merge_buckets(
 
 
 def _piece(chunks: DataFrame, number: int, within: MergeSlice, batch_settings: BatchSettings) -> DataFrame:
-    rows = chunks.coalesce(1).sortWithinPartitions("part", *CHUNK_KEY)
+    rows = chunks.coalesce(1).sortWithinPartitions("part", *ORDER)
     with worker_pool(chunks.sparkSession):
         made = rows.mapInArrow(merged_rows(number, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
     return made.persist(StorageLevel.DISK_ONLY)

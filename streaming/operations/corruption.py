@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import CHUNK_KEY, BucketTable
+from sinks.bucket_table import BucketTable
 from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
 from state.buckets.segments import Segment
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
 from state.index.message_index import offsets_by_source
+from state.order import ORDER
 
 Identity = tuple[int, int, int]
 # The offsets of messages, by input topic and partition.
@@ -66,7 +67,11 @@ def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
     # All columns are read, since all of them are needed afterwards.
     others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
     rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", others)
-    found = rows.mapInArrow(counted, COUNTED_SCHEMA).groupBy("file", "part", *IDENTITY).sum("rows", "messages")
+    found = (
+        rows.mapInArrow(counted, from_arrow_schema(COUNTED_SCHEMA))
+        .groupBy("file", "part", *IDENTITY)
+        .sum("rows", "messages")
+    )
     rows_of: dict[str, int] = {}
     left: dict[Identity, tuple[str, int]] = {}
     known: set[Identity] = set()
@@ -158,6 +163,6 @@ def _identities(store: BucketTable, segments: list[CorruptSegment]) -> DataFrame
 def _salvaged(store: BucketTable, segments: list[CorruptSegment], precision_bits: int) -> DataFrame:
     chunks = store.rows().where(F.col("part").isin(sorted({each.part for each in segments})))
     chunks = chunks.join(_identities(store, segments), [*IDENTITY], "left_semi")
-    ordered = chunks.select("part", *IDENTITY, *CHUNK_KEY, "count", "chunk").repartition("bucket", "shard")
-    ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *CHUNK_KEY)
+    ordered = chunks.select("part", *IDENTITY, *ORDER, "count", "chunk").repartition("bucket", "shard")
+    ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *ORDER)
     return ordered.mapInArrow(salvaged(precision_bits), from_arrow_schema(STORED_SCHEMA))

@@ -116,7 +116,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     if done is None:
         batch_settings = batch_settings_from(settings, partition_counts(settings), range(origin.shards), origin)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        rest = records.mapInArrow(_not_taken_up(delivered, sealed, batch_settings, now_ms), LEFT_SCHEMA)
+        rest = records.mapInArrow(
+            _not_taken_up(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
+        )
         rest = rest.union(_overdue(store, delivered, origin))
         resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, delivered.cutoff_ms, batch_settings)
     switch_over(settings, origin, successor, current, None, lease)
@@ -180,4 +182,4 @@ def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin)
                 yield from left_rows(messages.filter(pa.array(waiting)), origin.shards)
 
     partitions = {row["time_partition"] for row in store.metadata()}
-    return store.chunks(0, origin.cutoff_ms, partitions).mapInArrow(run, LEFT_SCHEMA)
+    return store.chunks(0, origin.cutoff_ms, partitions).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))

@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import UsageError
 from conf.settings import Settings
@@ -105,7 +106,9 @@ def _kept_at(current: Checkpoint, generation: int) -> str:
 def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin: CheckpointOrigin) -> int:
     batch_settings: BatchSettings = current.settings_history().newest
     state = store.spark.read.format("statestore").option("batchId", committed).load(current.path)
-    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(left_in_state(origin.shards), LEFT_SCHEMA)
+    rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(
+        left_in_state(origin.shards), from_arrow_schema(LEFT_SCHEMA)
+    )
     store.check_log()
     # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
     return seal_rest(store, rest, origin, current.origin.checkpoint, origin.cutoff_ms, batch_settings)

@@ -14,7 +14,7 @@ from conf.errors import MessageTooLarge, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.delivery.record_check import compresses
-from sinks.delivery.records import record_bytes
+from sinks.delivery.records import Record, record_bytes
 from sinks.resender import Outgoing, Resender
 from sinks.topics.limits import input_limits
 from sinks.topics.topics import check_topics, input_retentions, partition_counts
@@ -182,7 +182,7 @@ class _Run:
         return [large or error or old for large, error, old in reasons]
 
     def _too_large(self, record: Outgoing) -> str | None:
-        nbytes = record_bytes((0, record.topic, 0, record.key, record.value, record.headers))
+        nbytes = record_bytes(Record(0, record.topic, 0, record.key, record.value, record.headers))
         if nbytes <= self.limits[record.topic] or compresses(librdkafka_options(self.settings.kafka)):
             return None
         limit = f"max.message.bytes of {record.topic} is {self.limits[record.topic]}"

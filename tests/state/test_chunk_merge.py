@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state import chunk_merge
-from state.chunk_merge import Key, merge
-from state.message import in_order
+from state.chunk_merge import merge
+from state.order import OrderKey, in_order
 from tests.messages import messages
 
-PLACE = st.tuples(st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
+PLACE = st.builds(OrderKey, st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
 # Each chunk is in order, and no message is in two.
 CHUNKS = st.lists(PLACE, unique_by=lambda place: place[1:], max_size=60).flatmap(
     lambda places: st.lists(st.integers(0, 5), min_size=len(places), max_size=len(places)).map(
@@ -24,12 +24,11 @@ CHUNKS = st.lists(PLACE, unique_by=lambda place: place[1:], max_size=60).flatmap
 )
 
 
-def table(places: list[Key]) -> pa.Table:
-    columns = ("deliver_at_ms", "topic", "partition", "offset")
-    return in_order(messages(dict(zip(columns, place, strict=True)) for place in places))
+def table(places: list[OrderKey]) -> pa.Table:
+    return in_order(messages(place._asdict() for place in places))
 
 
-def keyed(chunks: list[list[Any]], without_key: int) -> Iterator[tuple[Key | None, pa.Table]]:
+def keyed(chunks: list[list[Any]], without_key: int) -> Iterator[tuple[OrderKey | None, pa.Table]]:
     full = [chunk for chunk in chunks if chunk]
     for chunk in full[:without_key]:
         yield None, table(chunk)
@@ -56,11 +55,11 @@ def test_all_comes_out_once_in_order_and_as_soon_as_it_can(chunks: list[list[Any
 def test_of_chunks_side_by_side_no_more_than_one_is_held() -> None:
     taken = 0
 
-    def chunks() -> Iterator[tuple[Key, pa.Table]]:
+    def chunks() -> Iterator[tuple[OrderKey, pa.Table]]:
         nonlocal taken
         for start in range(0, 100, 10):
             taken += 1
-            yield (start, "a", 0, 0), table([(start + at, "a", 0, 0) for at in range(10)])
+            yield OrderKey(start, "a", 0, 0), table([OrderKey(start + at, "a", 0, 0) for at in range(10)])
 
     # A piece is known to be whole when the chunk after the next is seen.
     assert [(piece.num_rows, taken) for piece in merge(chunks())] == [*((10, n) for n in range(2, 11)), (10, 10)]
@@ -68,10 +67,13 @@ def test_of_chunks_side_by_side_no_more_than_one_is_held() -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_messages_of_one_millisecond_are_told_apart_by_their_ids() -> None:
-    chunks = [((5, "a", 0, at), table([(5, "a", 0, at), (5, "a", 0, at + 1)])) for at in range(0, 40, 2)]
+    chunks = [
+        (OrderKey(5, "a", 0, at), table([OrderKey(5, "a", 0, at), OrderKey(5, "a", 0, at + 1)]))
+        for at in range(0, 40, 2)
+    ]
     assert [piece.num_rows for piece in merge(chunks)] == [2] * 20
 
 
 def test_what_is_sliced_to_nothing_is_no_piece() -> None:
-    assert list(merge([(None, table([])), ((1, "a", 0, 0), table([]))])) == []
+    assert list(merge([(None, table([])), (OrderKey(1, "a", 0, 0), table([]))])) == []
     assert list(merge([])) == []

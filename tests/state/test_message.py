@@ -6,7 +6,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.message import decode_chunk, empty_messages, encode_chunk, in_order, split_by_bytes
+from state.message import decode_chunk, empty_messages, encode_chunk, split_by_bytes
+from state.order import in_order
 from tests.messages import headers, messages
 
 HEADER_LISTS = st.one_of(

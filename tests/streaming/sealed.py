@@ -14,7 +14,8 @@ from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
-from state.message import encode_chunk, in_order
+from state.message import encode_chunk
+from state.order import in_order
 from tests.messages import messages
 
 

@@ -40,7 +40,7 @@ def expected(row: dict[str, Any]) -> Record:
         ("delayline-deliver-at", b"%d" % row["deliver_at_ms"]),
     ]
     to = (row["deliver_at_ms"], row["output_topic"], row["output_partition"])
-    return (*to, row["key"], row["value"], given_headers + own)
+    return Record(*to, row["key"], row["value"], given_headers + own)
 
 
 @given(ROWS, st.data())

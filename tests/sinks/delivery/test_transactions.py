@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.delivery.transactions import Transaction, behind, transactions
-from state.message import Key
+from state.order import OrderKey
 from tests.messages import messages
 
 
@@ -71,7 +71,7 @@ def test_the_last_message_gives_the_place_to_go_on_from() -> None:
 def test_a_replay_leaves_out_what_comes_up_to_the_last_message_that_is_committed(
     last: tuple[int, int], left: list[int]
 ) -> None:
-    key: Key = (last[0], "delayline-in", 0, last[1])
+    key = OrderKey(last[0], "delayline-in", 0, last[1])
     told: list[int] = []
     rest = list(behind(iter([_due(1, 2), _due(), _due(3)]), key, told.append))
     assert [due for table in rest for due in table.column("deliver_at_ms").to_pylist()] == left

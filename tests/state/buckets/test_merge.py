@@ -14,7 +14,8 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment, segment_rows
 from state.index.due_counts import time_slot
 from state.index.message_index import MessageIndex
-from state.message import decode_chunk, in_order
+from state.message import decode_chunk
+from state.order import in_order
 from state.shards import shards_of
 from tests.messages import placed, some_batch_settings
 

@@ -9,7 +9,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructType
 
-from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_COLUMNS, update_shard
+from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
 
@@ -40,7 +40,7 @@ def due_at(*instants_ms: int) -> pa.Table:
 def updated(state: GroupState, *chunks: pa.Table, key: int = 1) -> pd.DataFrame:
     frames = [pd.DataFrame({"chunk": [encode_chunk(chunk)]}) for chunk in chunks]
     (frame,) = update_shard(lambda: (12, RULES))((key,), iter(frames), state)
-    assert list(frame.columns) == SHARD_OUTPUT_COLUMNS
+    assert list(frame.columns) == SHARD_OUTPUT_SCHEMA.names
     return frame
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.buckets.segments import Segment, cut, partition_end_ms, time_partition
-from state.message import in_order
+from state.order import in_order
 from tests.messages import headers, messages, some_batch_settings
 
 HOUR_MS = 3_600_000

@@ -7,19 +7,14 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from state.buckets.operator import SHARD_OUTPUT_SCHEMA
 from state.buckets.segments import cut
 from state.buckets.table_rows import CHUNK_MESSAGES, METADATA_PART, STORED_SCHEMA, stored_rows
-from state.message import decode_chunk, encode_chunk, in_order
+from state.message import decode_chunk, encode_chunk
+from state.order import in_order
 from tests.messages import headers, messages, some_batch_settings
 
 BITS = 11
-HELD = pa.schema(
-    [
-        ("kind", pa.string()), ("shard", pa.int32()), ("bucket", pa.int64()), ("segment", pa.int32()),
-        ("time_partition", pa.string()), ("min_deliver_at_ms", pa.int64()), ("max_deliver_at_ms", pa.int64()),
-        ("count", pa.int64()), ("bytes", pa.int64()), ("chunk", pa.binary()),
-    ]
-)  # fmt: skip
 CONTENTS: list[dict[str, Any]] = [
     {"key": None, "value": None, "headers": None},
     {"key": b"", "value": b"", "headers": headers()},
@@ -44,7 +39,7 @@ def stored(sealed: pa.Table) -> pa.Table:
         {**asdict(segment), "kind": "sealed", "chunk": encode_chunk(rows)}
         for segment, rows in cut(sealed, 4, 1, 0, batch_settings)
     ]
-    batches = [pa.RecordBatch.from_pylist(part, schema=HELD) for part in (held[:4], held[4:])]
+    batches = [pa.RecordBatch.from_pylist(part, schema=SHARD_OUTPUT_SCHEMA) for part in (held[:4], held[4:])]
     return pa.Table.from_batches(stored_rows(BITS)(iter(batches)), schema=STORED_SCHEMA)
 
 
@@ -108,8 +103,10 @@ def test_chunks_carry_no_index(stored: pa.Table) -> None:
 def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> None:
     def chunk_counts(count: int, value: bytes) -> list[int]:
         many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
-        held = dict.fromkeys(HELD.names, 0) | {"kind": "sealed", "time_partition": "", "chunk": encode_chunk(many)}
-        batches = list(stored_rows(BITS)(iter([pa.RecordBatch.from_pylist([held], schema=HELD)])))
+        row: dict[str, Any] = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"kind": "sealed", "time_partition": ""}
+        row["chunk"] = encode_chunk(many)
+        given = pa.RecordBatch.from_pylist([row], schema=SHARD_OUTPUT_SCHEMA)
+        batches = list(stored_rows(BITS)(iter([given])))
         assert all(batch.schema == STORED_SCHEMA for batch in batches)
         return [batch.column("count")[0].as_py() for batch in batches[1:]]
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from state.buckets.segments import cut
 from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, segment_rows
 from state.buckets.window import WINDOW_SCHEMA, window_rows
-from state.message import decode_chunk, in_order
+from state.message import decode_chunk
+from state.order import in_order
 from state.shards import shards_of
 from tests.messages import messages, placed, some_batch_settings
 
@@ -41,8 +42,7 @@ def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
     given_rows = [
         row for batch in window_rows(start_ms, end_ms, shards)(iter(stored_chunks(tables))) for row in batch.to_pylist()
     ]
-    columns = [column.split()[0] for column in WINDOW_SCHEMA.split(", ")]
-    assert all(list(row) == columns for row in given_rows)
+    assert all(list(row) == WINDOW_SCHEMA.names for row in given_rows)
     everything = in_order(pa.concat_tables(tables))
     wanted = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
     for shard in range(shards):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages
+from state.order import OrderKey
 
 NUMBER = st.integers(0, 2**62)
 TEXT = st.text(max_size=20)
@@ -23,7 +24,7 @@ MARKERS = st.builds(
 )
 
 BIRTH = CheckpointOrigin("c", 3, 2, offsets={"in": {"0": 5}})
-MARKER = Progress(BatchSpan(BIRTH, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, (11, "in", 0, 6))
+MARKER = Progress(BatchSpan(BIRTH, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, OrderKey(11, "in", 0, 6))
 
 
 @given(MARKERS)

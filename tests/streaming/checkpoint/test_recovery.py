@@ -20,6 +20,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.progress import BatchSpan, Progress
+from state.order import OrderKey
 from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
@@ -59,7 +60,9 @@ def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
 
     def deliver(span: BatchSpan) -> None:
         producer = Producer(options)
-        producer.produce(settings.progress_topic, Progress(span, 1, (1, "in", 0, 0)).to_bytes(), marker_key(1), 1)
+        producer.produce(
+            settings.progress_topic, Progress(span, 1, OrderKey(1, "in", 0, 0)).to_bytes(), marker_key(1), 1
+        )
         assert producer.flush(10) == 0
 
     deliver(BatchSpan(origin, 0))

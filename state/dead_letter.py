@@ -1,0 +1,52 @@
+"""The headers of a dead letter, in both directions: those that the service adds behind the record's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from state.message import ID_HEADER
+
+ERROR_HEADER = "delayline-error"
+ERROR_TEXT_HEADER = "delayline-error-text"
+# A dead letter is stamped when it is written. This is the input record's Kafka timestamp, epoch ms.
+TIMESTAMP_HEADER = "delayline-timestamp"
+# On a dead letter that was resent: the message id it had at first.
+FIRST_ID_HEADER = "delayline-first-id"
+
+Headers = list[tuple[str, bytes | None]]
+
+# In this order, behind all others.
+_SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, TIMESTAMP_HEADER]
+
+
+class Verdict(NamedTuple):
+    """What the service says of a record: its message id, why it is a dead letter, when it was published (epoch ms)."""
+
+    topic: str
+    partition: int
+    offset: int
+    code: str
+    text: str
+    timestamp_ms: int
+
+
+def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
+    """Return the headers that follow the message id on a dead letter. `timestamp_ms` is the input record's."""
+    return [
+        (ERROR_HEADER, code.encode()),
+        (ERROR_TEXT_HEADER, text.encode()),
+        (TIMESTAMP_HEADER, b"%d" % timestamp_ms),
+    ]
+
+
+def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers, Verdict] | None:
+    """Return the record's own headers, and what the service says of it; None if the service did not write them."""
+    own, service = list(headers[: -len(_SERVICE_HEADERS)]), headers[-len(_SERVICE_HEADERS) :]
+    if [name for name, _ in service] != _SERVICE_HEADERS:
+        return None
+    identity, code, text, stamp = ((value or b"").decode(errors="replace") for _, value in service)
+    topic, *place = identity.rsplit("/", 2)
+    if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in (*place, stamp)):
+        return None
+    return own, Verdict(topic, int(place[0]), int(place[1]), code, text, int(stamp))
