@@ -77,7 +77,8 @@ class Delivered:
 
         def by(marker: Progress, some: pa.Table) -> Mask:
             before = _below(some, marker.batch.starts) & _due(some, marker.batch.previous_ms)
-            return before | (_below(some, marker.batch.ends) & _up_to(some, marker))
+            now = _below(some, marker.batch.ends) & _due(some, marker.batch.cutoff_ms)
+            return before | (now & _up_to(some, marker))
 
         return gone | self._by_shard(messages, by)
 
@@ -87,8 +88,10 @@ class Delivered:
         gone = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
 
         def by(marker: Progress, some: pa.Table) -> Mask:
-            past = some.column("deliver_at_ms").to_numpy() < marker.batch.previous_ms
-            return np.asarray(past | _up_to(some, marker))
+            # By its due time alone, even if it is a dead letter that an earlier rebuild sealed.
+            due = some.column("deliver_at_ms").to_numpy()
+            past, now = due < marker.batch.previous_ms, due < marker.batch.cutoff_ms
+            return np.asarray(past | (now & _up_to(some, marker)))
 
         return gone | self._by_shard(messages, by)
 
@@ -113,10 +116,8 @@ def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
 
 
 def _up_to(messages: pa.Table, marker: Progress) -> Mask:
-    """Say which messages are not after the marker's last one, if they were due in its batch."""
-    if marker.last is None:
-        return np.zeros(messages.num_rows, dtype=bool)
-    return _due(messages, marker.batch.cutoff_ms) & up_to(messages, marker.last)
+    """Say which messages are not after the marker's last one; none if it has none."""
+    return np.zeros(messages.num_rows, dtype=bool) if marker.last is None else up_to(messages, marker.last)
 
 
 def _due(messages: pa.Table, cutoff_ms: int) -> Mask:

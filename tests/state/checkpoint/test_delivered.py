@@ -211,3 +211,12 @@ def test_before_the_birth_all_of_the_input_is_settled(offset: int, delivered: bo
     assert told.of_input(messages([{"offset": offset}])).tolist() == [delivered]
     assert told.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
     assert np.array_equal(told.of_input(messages([])), [])
+
+
+def test_a_sealed_dead_letter_is_delivered_when_its_time_comes_and_not_before() -> None:
+    origin = CheckpointOrigin("c", 2, 1, first_bucket=5, cutoff_ms=60)
+    # The shard's last message was a dead letter: it went out in the first batch, whose cutoff is far below its time.
+    marker = Progress(BatchSpan(origin, 0, 0, 61), 1, OrderKey(90, "delayline-in", 0, 9))
+    sealed = messages([{"deliver_at_ms": 76, "offset": 7, "error_code": "bad-deliver-at", "error_text": "bad"}])
+    assert Delivered((marker,)).of_bucket(sealed, 4).tolist() == [False]
+    assert Delivered((Progress(BatchSpan(origin, 1, 77, 95)),)).of_bucket(sealed, 4).tolist() == [True]
