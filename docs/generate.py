@@ -1,0 +1,250 @@
+"""Writes docs/reference/ from the code: commands, settings, error codes, dead letters.
+
+    python docs/generate.py            # writes the pages
+    python docs/generate.py --check    # writes nothing; exit code 1 if a page is not what the code says
+
+Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
+(allowed values), `conf/errors.py` (codes), and `docs/reference/remedies.toml` (what to do about each code).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from typer.main import get_command
+
+from conf.errors import DelaylineError, Rejected
+from conf.settings import Settings
+from streaming.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs/reference"
+_HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
+_SHARED_OPTIONS = ("--config", "--set")
+# What TOML cannot be asked for: the two sections that take further keys.
+_FURTHER_KEYS = {
+    "kafka": "Further keys are options of Kafka clients by their own names, such as `security.protocol`. Each goes to "
+    "every client (Java, librdkafka, kafka-python) that knows it, in that client's spelling. A key that no client "
+    "knows, or that Delayline sets itself, is refused. See [TLS and a login](../operate.md#tls-and-a-login).",
+    "spark": "Every key is a Spark option by its own name and begins with `spark.`. It goes over Delayline's default.",
+}
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page by its path."""
+    remedies = tomllib.loads((REFERENCE / "remedies.toml").read_text())
+    return {
+        REFERENCE / "commands.md": _commands(),
+        REFERENCE / "settings.md": _settings(),
+        REFERENCE / "errors.md": _errors(remedies["errors"]),
+        REFERENCE / "dead-letters.md": _dead_letters(remedies["dead-letters"]),
+    }
+
+
+def error_codes(root: type[DelaylineError] = DelaylineError) -> dict[str, type[DelaylineError]]:
+    """Return each error below `root` that has a code of its own, by that code, in the order of the module."""
+    found = {}
+    for error in root.__subclasses__():
+        if "code" in vars(error):
+            found[error.code] = error
+        found |= error_codes(error)
+    return found
+
+
+def _commands() -> str:
+    group: Any = get_command(app)
+    shared = [row for row in _options(group.commands["run"]) if _is_shared(row)]
+    lines = [
+        _HEAD.format(source="streaming/cli/", title="Commands"),
+        f"{group.epilog} SIGTERM and Ctrl-C end `run` and `broker` with 0.\n",
+        "`delayline --version` prints the version. All commands but `demo` and `submit-files` take:\n",
+        _table(("option", "default", "meaning"), shared),
+    ]
+    for name, command in _leaves(group):
+        arguments = " ".join(_usage(command))
+        lines.append(f"\n## delayline {name}\n\n    delayline {name} {arguments}".rstrip())
+        lines.append(f"\n{_text(command.help)}\n")
+        if own := [row for row in _options(command) if not _is_shared(row)]:
+            lines.append(_table(("option", "default", "meaning"), own))
+    return "\n".join(lines)
+
+
+def _leaves(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def _usage(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            shown = (parameter.metavar or parameter.name).upper()
+            yield shown if parameter.required else f"[{shown}]"
+        elif parameter.required:
+            yield f"{parameter.opts[0]} {_metavar(parameter)}"
+    yield "[OPTIONS]"
+
+
+def _is_shared(row: tuple[str, ...]) -> bool:
+    return row[0].strip("`").split()[0] in _SHARED_OPTIONS
+
+
+def _options(command: Any) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            rows.append((f"`{(parameter.metavar or parameter.name).upper()}`", "", parameter.help or ""))
+            continue
+        value = "" if parameter.is_flag else f" {_metavar(parameter)}"
+        shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+        default = "" if shown is None or parameter.is_flag or parameter.required else str(shown)
+        rows.append((f"`{parameter.opts[0]}{value}`", default, parameter.help or ""))
+    return rows
+
+
+def _metavar(parameter: Any) -> str:
+    annotation = parameter.type_descriptor.annotation
+    if parameter.metavar:
+        return str(parameter.metavar)
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    return "N" if annotation is int else parameter.opts[0].strip("-").upper()
+
+
+def _settings() -> str:
+    lines = [
+        _HEAD.format(source="conf/delayline.toml and conf/settings.py", title="Settings"),
+        "Values come from, the later over the earlier: the defaults, the TOML file (`--config` or `DELAYLINE_CONFIG`), "
+        "variables such as `DELAYLINE_BUCKET__SHARDS=4`, and `--set bucket.shards=4`. Durations are ms, a number with "
+        "a unit (`1500ms`, `10s`, `5m`, `2h`, `30d`, `1w`), or ISO-8601 (`PT10S`). A wrong value ends the command with "
+        "[`bad-setting`](errors.md), which names the key, the value, what is allowed, and where the value came from.\n",
+    ]
+    for section, keys in _documented().items():
+        model = Settings if not section else Settings.model_fields[section].annotation
+        if section:
+            lines.append(f"## [{section}]\n\n{_text(inspect.getdoc(model))}\n")
+        if further := _FURTHER_KEYS.get(section):
+            lines.append(f"{further}\n")
+        prefix = f"{section}." if section else ""
+        rows = [
+            (f"`{prefix}{key}`", f"`{default}`", _allowed(model, key), meaning)
+            for key, (default, meaning) in keys.items()
+        ]
+        lines.append(_table(("key", "default", "allowed", "meaning"), rows))
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _documented() -> dict[str, dict[str, tuple[str, str]]]:
+    """Return for each section of delayline.toml its keys, each with its default and its comment."""
+    found: dict[str, dict[str, tuple[str, str]]] = {"": {}}
+    section, comment = "", []
+    lines = iter((ROOT / "conf/delayline.toml").read_text().splitlines())
+    for line in lines:
+        if line.startswith("# "):
+            comment.append(line.removeprefix("# "))
+        elif line.startswith("["):
+            section, comment = line.strip("[]"), []
+            found[section] = {}
+        elif " = " in line:
+            key, value = line.split(" = ", 1)
+            while value.count("[") > value.count("]"):
+                value += next(lines).strip()
+            value = value.replace(",]", "]").replace("[ ", "[")
+            found[section][key] = (value, " ".join(comment))
+            comment = []
+        else:
+            comment = []
+    return found
+
+
+def _allowed(model: Any, key: str) -> str:
+    """Return what the model says is allowed, by giving it what is not."""
+    if key.startswith('"'):
+        return "as Spark documents it"
+    if model.model_fields[key].annotation is bool:
+        return "`true` or `false`"
+    many = str(model.model_fields[key].annotation).startswith("tuple")
+    for wrong in ("", "\n"):
+        try:
+            model.model_validate({key: [wrong] if many else wrong})
+        except ValidationError as problem:
+            sentence = problem.errors()[0]["msg"].removeprefix("Value error, ")
+            sentence = re.sub(r", written as .*", "", sentence)
+            return f"a list, each {sentence}" if many else sentence
+    raise AssertionError(f"{key} takes anything")
+
+
+def _errors(remedies: Mapping[str, str]) -> str:
+    codes = {code: error for code, error in error_codes().items() if not issubclass(error, Rejected)}
+    _hold_together(codes, remedies, "errors")
+    rows = [
+        (f"`{code}`", str(error.exit_code), _text(inspect.getdoc(error)), _text(remedies[code]))
+        for code, error in codes.items()
+    ]
+    return (
+        _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
+        + "\nA command that fails prints `error: <code>: <sentence>` on standard error. The sentence says what was "
+        "wrong, and with which value. Codes are stable: scripts may rely on them. The codes of dead letters are on "
+        "[a page of their own](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
+    )
+
+
+def _dead_letters(remedies: Mapping[str, str]) -> str:
+    codes = error_codes(Rejected)
+    _hold_together(codes, remedies, "dead-letters")
+    rows = [(f"`{code}`", _text(remedies[code])) for code in codes]
+    return (
+        _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Dead-letter codes")
+        + "\nThe header `delayline-error` of a dead letter holds one of these codes, and `delayline-error-text` the "
+        "code and a sentence. [Publishing](../publish.md#dead-letters) describes dead letters.\n\n"
+        + _table(("code", "the record"), rows)
+    )
+
+
+def _hold_together(codes: Iterable[str], remedies: Mapping[str, str], table: str) -> None:
+    if missing := [code for code in codes if code not in remedies]:
+        raise SystemExit(f"docs/reference/remedies.toml: [{table}] lacks {', '.join(missing)}")
+    if gone := [code for code in remedies if code not in codes]:
+        raise SystemExit(f"docs/reference/remedies.toml: [{table}] has {', '.join(gone)}, which no error has")
+
+
+def _text(text: str | None) -> str:
+    """Return a docstring's paragraphs, each in one line."""
+    paragraphs = re.split(r"\n\s*\n", (text or "").strip())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    # GitHub would take <name> for HTML, except in code.
+    parts = re.split(r"(`[^`]*`)", text.replace("\n\n", " ").replace("|", "\\|"))
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+
+
+def main() -> None:
+    """Write the pages, or with `--check` compare them."""
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv[1:]:
+        if stale:
+            raise SystemExit(f"stale: {', '.join(path.name for path in stale)}; run `make docs`")
+        return
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
