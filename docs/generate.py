@@ -1,7 +1,7 @@
 """Writes docs/reference/ from the code: commands, settings, error codes, dead letters.
 
-    python docs/generate.py            # writes the pages
-    python docs/generate.py --check    # writes nothing; exit code 1 if a page is not what the code says
+    python docs/generate.py [FOLDER]            # writes the pages, to docs/reference by default
+    python docs/generate.py --check [FOLDER]    # writes nothing; exit code 1 if a page is not what the code says
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
 (allowed values), `conf/errors.py` (codes), and `docs/reference/remedies.toml` (what to do about each code).
@@ -37,14 +37,14 @@ _FURTHER_KEYS = {
 }
 
 
-def pages() -> dict[Path, str]:
-    """Return the text of each page by its path."""
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file's name."""
     remedies = tomllib.loads((REFERENCE / "remedies.toml").read_text())
     return {
-        REFERENCE / "commands.md": _commands(),
-        REFERENCE / "settings.md": _settings(),
-        REFERENCE / "errors.md": _errors(remedies["errors"]),
-        REFERENCE / "dead-letters.md": _dead_letters(remedies["dead-letters"]),
+        "commands.md": _commands(),
+        "settings.md": _settings(),
+        "errors.md": _errors(remedies["errors"]),
+        "dead-letters.md": _dead_letters(remedies["dead-letters"]),
     }
 
 
@@ -237,13 +237,16 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the pages, or with `--check` compare them."""
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv[1:]:
-        if stale:
-            raise SystemExit(f"stale: {', '.join(path.name for path in stale)}; run `make docs`")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
+    folder = Path(arguments[0]) if arguments else REFERENCE
+    texts = pages()
+    if "--check" not in sys.argv:
+        for name, text in texts.items():
+            (folder / name).write_text(text)
         return
-    for path, text in pages().items():
-        path.write_text(text)
+    present = {path.name: path.read_text() for path in folder.glob("*.md")}
+    if wrong := sorted(name for name in texts | present if texts.get(name) != present.get(name)):
+        raise SystemExit(f"not what the code says: {', '.join(wrong)}; run `make docs`")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""The documents as their checks see them: headings, links, and the code that they quote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+# Folders with a document that is checked, and those below them.
+_FOLDERS = ("docs", "examples", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Code in a document: between backticks, or a line of a block. A block's continued lines are one."""
+
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A Markdown file of this repository."""
+
+    path: Path
+
+    @cached_property
+    def name(self) -> str:
+        """Its path in the repository."""
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, str, bool]]:
+        """Each line with its number, and whether it is in a block of code."""
+        found, fenced, before = [], False, ""
+        for number, line in enumerate(self.path.read_text().splitlines(), 1):
+            is_fence = line.lstrip().startswith("```")
+            # An indented line begins a block only behind an empty one; in a list it continues an item.
+            indented = line.startswith("    ") and (not before or before.startswith("    "))
+            found.append((number, line, fenced or is_fence or indented))
+            fenced ^= is_fence
+            before = line
+        return found
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """The anchors that GitHub gives its headings."""
+        headings = [line.lstrip("# ") for _, line, code in self._lines if line.startswith("#") and not code]
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    def links(self) -> Iterator[tuple[str, str]]:
+        """Give each link to a file: its place and its target."""
+        for number, line, code in self._lines:
+            if not code:
+                for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", line):
+                    if "://" not in target:
+                        yield f"{self.name}:{number}", target
+
+    def quotes(self) -> Iterator[Quote]:
+        """Give all quoted code."""
+        continued = ""
+        for number, line, code in self._lines:
+            if code:
+                continued += line.strip().removesuffix("\\")
+                if not line.endswith("\\"):
+                    yield Quote(f"{self.name}:{number}", continued)
+                    continued = ""
+        prose = "\n".join("" if code else line for _, line, code in self._lines)
+        for match in re.finditer(r"`([^`]+)`", prose):
+            place = f"{self.name}:{prose.count(chr(10), 0, match.start()) + 1}"
+            yield Quote(place, " ".join(match[1].replace("\\|", "|").split()))
+
+
+def all_documents() -> list[Document]:
+    """Return every document of this repository."""
+    paths = [*ROOT.glob("*.md"), *(path for folder in _FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+    return [Document(path) for path in sorted(paths) if "node_modules" not in path.parts]
+
+
+def all_quotes() -> list[Quote]:
+    """Return the quoted code of all documents."""
+    return [quote for document in all_documents() for quote in document.quotes()]

@@ -1,0 +1,186 @@
+"""What a document names exists: files, links, settings, commands and their options, codes, make targets."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from conf.errors import DelaylineError
+from conf.failpoints import POINTS, SUCCESSION_POINTS
+from conf.settings import HeaderSettings, OptionTable, Settings, TopicSettings
+from streaming.cli.app import app
+from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
+
+_PACKAGES = "conf|sources|state|sinks|streaming"
+_PATH = re.compile(rf"((?:{_PACKAGES}|tests|benchmarks|docs|examples|\.ci)/[\w./*-]*)(?:: ?(\w+))?")
+_MODULE = re.compile(rf"(?:{_PACKAGES}|benchmarks)(?:\.\w+)+")
+_FILE = re.compile(r"\.(?:py|md|toml|json|txt|properties|jar)$")
+_SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items() if name != "application_id"}
+_SETTING = re.compile(rf"(?<![\w./-])({'|'.join(_SECTIONS)})\.([\w.]+)")
+_VARIABLE = re.compile(r"DELAYLINE_[A-Z_]+")
+_OTHER_VARIABLES = {"DELAYLINE_CONFIG", "DELAYLINE_FAILPOINT", "DELAYLINE_FAILPOINT_ROOT"}
+_KEBAB = re.compile(r"[a-z]+(?:-[a-z]+)+")
+# Words of others, quoted where they are explained.
+_OTHERS_OPTIONS = {"--archives", "--files", "--supervise", "--deploy-mode", "--messages", "--scale", "--compare-any"}
+_OTHERS_WORDS = {"spark-submit", "kafka-python", "franz-go", "pre-commit", "confluent-kafka", "import-linter"}
+
+
+def failing(quotes: Iterable[Quote], check: Any) -> list[str]:
+    return [f"{quote.place}: {wrong}" for quote in quotes for wrong in check(quote.text)]
+
+
+def test_every_link_leads_somewhere() -> None:
+    assert [wrong for document in all_documents() for wrong in broken_links(document)] == []
+
+
+def broken_links(document: Document) -> Iterator[str]:
+    for place, target in document.links():
+        file, _, anchor = target.partition("#")
+        path = (document.path.parent / file).resolve() if file else document.path
+        if not path.exists():
+            yield f"{place}: {target}: no such file"
+        elif anchor and anchor not in Document(path).anchors:
+            yield f"{place}: {target}: no such heading"
+
+
+def test_files_and_modules_that_are_named_exist() -> None:
+    assert failing(all_quotes(), missing_files) == []
+
+
+def missing_files(text: str) -> Iterator[str]:
+    for match in _PATH.finditer(text):
+        path, symbol = match[1].rstrip("."), match[2]
+        if text[: match.start()].endswith(("/", "-", ".", "$", "_")) or "…" in text:
+            continue
+        found = list(ROOT.glob(path)) if "*" in path else [ROOT / path]
+        if not found or not all(each.exists() for each in found):
+            yield f"{path} does not exist"
+        elif symbol and not re.search(rf"\b{symbol}\b", found[0].read_text()):
+            yield f"{path} has no {symbol}"
+    if _MODULE.fullmatch(text) and not _FILE.search(text) and not resolves(text):
+        yield f"no module or name {text}"
+
+
+def resolves(name: str) -> bool:
+    """Say whether `name` is a module, or a name in one."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return "." in name and hasattr(importlib.import_module(module), attribute)
+    return True
+
+
+def test_settings_that_are_named_exist() -> None:
+    assert failing(all_quotes(), missing_settings) == []
+
+
+def missing_settings(text: str) -> Iterator[str]:
+    for section, key in _SETTING.findall(text):
+        model: Any = _SECTIONS[section]
+        named = key.split(".")[0]
+        further = issubclass(model, OptionTable) and (section == "spark" or "." in key)
+        if not further and named not in model.model_fields and not _FILE.search(f"{section}.{key}"):
+            yield f"no setting {section}.{named}"
+    for variable in _VARIABLE.findall(text):
+        section, _, key = variable.removeprefix("DELAYLINE_").lower().partition("__")
+        model = _SECTIONS.get(section)
+        known = key in model.model_fields or issubclass(model, OptionTable) if model else section == "application_id"
+        if variable.rstrip("_") not in _OTHER_VARIABLES and variable != "DELAYLINE_" and not known:
+            yield f"no setting {variable}"
+
+
+def test_commands_and_options_that_are_named_exist() -> None:
+    assert failing(all_quotes(), wrong_commands) == []
+
+
+def options_of(command: Any) -> set[str]:
+    return {"--help", *(option for parameter in command.params for option in parameter.opts)}
+
+
+def all_options(command: Any) -> set[str]:
+    return options_of(command).union(*(all_options(each) for each in getattr(command, "commands", {}).values()))
+
+
+def wrong_commands(text: str) -> Iterator[str]:
+    group: Any = get_command(app)
+    if text.startswith("--"):
+        if (option := text.split()[0].split("=")[0]) not in all_options(group) | _OTHERS_OPTIONS:
+            yield f"no command has {option}"
+        return
+    words = shlex.split(text.replace("'", ""), comments=True) if re.search(r"delayline(_job\.py)? ", text) else []
+    for at, word in enumerate(words):
+        if word.rpartition("/")[2] in ("delayline", "delayline_job.py"):
+            yield from wrong_call(group, words[at + 1 :])
+
+
+def wrong_call(group: Any, words: list[str]) -> Iterator[str]:
+    command, names = group, []
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]
+        names.append(words.pop(0))
+    if not names and words and re.fullmatch(r"[a-z][\w-]*", words[0]):
+        yield f"no command {words[0]}"
+    for word in words:
+        if word in ("|", "&&", ";"):
+            return
+        if word.startswith("--") and word.split("=")[0] not in options_of(command):
+            yield f"delayline {' '.join(names)} has no {word}"
+
+
+def known_words() -> set[str]:
+    """Return every word with a hyphen that the code gives a meaning."""
+    codes, todo = set(), [DelaylineError]
+    while todo:
+        error = todo.pop()
+        codes.add(error.code)
+        todo += error.__subclasses__()
+    headers = {*HeaderSettings().model_dump().values()}
+    topics = {*TopicSettings().input, TopicSettings().output, TopicSettings().dead_letter}
+    return codes | headers | topics | set(POINTS) | set(SUCCESSION_POINTS) | {"submit-files", *_OTHERS_WORDS}
+
+
+def test_codes_headers_and_topics_that_are_named_exist() -> None:
+    known = known_words()
+
+    def unknown(text: str) -> Iterator[str]:
+        if _KEBAB.fullmatch(text) and text not in known and not text.startswith("delayline-"):
+            yield f"{text} is no error code, header, topic or failpoint"
+
+    assert failing(all_quotes(), unknown) == []
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    def unknown(text: str) -> Iterator[str]:
+        for target in re.findall(r"^make ([a-z]+)", text):
+            if target not in targets:
+                yield f"no make target {target}"
+
+    assert failing(all_quotes(), unknown) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        (missing_files, "streaming/jobs/query.py"),
+        (missing_files, "streaming/job/query.py: no_such_function"),
+        (missing_files, "state.buckets.gone"),
+        (missing_settings, "bucket.sharts"),
+        (missing_settings, "delayline run --set kafka.outage=5m"),
+        (missing_settings, "DELAYLINE_BUCKET__SHARTS=4"),
+        (wrong_commands, "delayline rescue"),
+        (wrong_commands, "env/bin/delayline rebuild --force"),
+        (wrong_commands, "delayline topics create --shards 4"),
+        (wrong_commands, "--skip-all"),
+    ],
+)
+def test_what_does_not_exist_is_found(check: Any, text: str) -> None:
+    assert list(check(text)), text
