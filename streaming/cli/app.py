@@ -1,4 +1,4 @@
-"""The command line, `delayline`. A command is a function in a `cli_…` module, added to `app` here.
+"""The command line, `delayline`. A command is a function in a module of its own, added to `app` here.
 
 Commands import what they need when they run, so that `--help` is quick and `publish` never loads Spark.
 """

@@ -18,7 +18,7 @@ def rescale(
     """Move a stopped job to another number of shards. Nothing is lost or delivered twice.
 
     Finishes the batch that was cut off, if there is one, seals what the checkpoint holds, and puts a new checkpoint in
-    its place, which goes on from there. Cut off itself, it is run again. Then set bucket.shards and start the job.
+    its place, which goes on from there. If it is cut off, run it again. Then set bucket.shards and start the job.
     """
     from streaming.operations.rescale import rescale as move
 
@@ -37,8 +37,8 @@ def rebuild(
 ) -> None:
     """Make a new checkpoint for a stopped job that lost its own, from the tables, the input and the progress topic.
 
-    Nothing is delivered twice, and nothing is lost that is still in the tables or in the input topics. Settings must be
-    those that the messages were accepted under. docs/operate.md says what is guaranteed, and under which conditions.
+    Nothing is delivered twice, and nothing is lost that is still in the tables or in the input topics. The settings must
+    be those under which the messages were accepted. docs/operate.md says what is guaranteed, and on which conditions.
     """
     from streaming.operations.rebuild import rebuild as make
 

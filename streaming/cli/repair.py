@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def repair(
     skip: Annotated[
-        bool, typer.Option("--skip", help="Take what cannot be read out of the table, after writing the report.")
+        bool, typer.Option("--skip", help="Remove what cannot be read from the table, after writing the report.")
     ] = False,
     report: Annotated[
         Path | None,

@@ -64,9 +64,9 @@ def resend(
 ) -> None:
     """Publish dead letters to their input topics again, with changed headers. Each is resent once.
 
-    Those that the job would refuse again, by the settings given here, stay dead letters: exit code 1. What is there
-    when the command begins is looked at. Key, value, partition and timestamp stay as they were; a header
-    delayline-first-id links to the id that a record had at first.
+    Those that the job would refuse again, by the settings given here, stay dead letters: exit code 1. Considers only
+    dead letters that are present at the start. Key, value, partition and timestamp stay as they were; a header
+    delayline-first-id has the id that a record had at first.
 
     JSON objects have: id, code, text, partition and offset (in the dead-letter topic), new_id (null if it was not
     sent), refusal (null if there is none).

@@ -21,8 +21,8 @@ def status(
 ) -> None:
     """Show what waits, what is due when, how far the job has come, and how far it is behind its input.
 
-    Works while the job runs and while it does not, and touches nothing. Takes the time that Spark needs to
-    start. With the same settings as the job: the checkpoint is found by storage.path.
+    Works while the job runs and while it is down, and changes nothing. Takes the time that Spark needs to
+    start. Call it with the job's settings: it finds the checkpoint by storage.path.
 
     JSON keys: checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms, age_ms, cutoff_ms; or
     null), waiting (total, mutable, sealed, mutable_bytes, sealed_bytes), next_due_ms, shards (shard, mutable,

@@ -27,7 +27,16 @@ _VARIABLE = re.compile(r"DELAYLINE_[A-Z_]+")
 _OTHER_VARIABLES = {"DELAYLINE_CONFIG", "DELAYLINE_FAILPOINT", "DELAYLINE_FAILPOINT_ROOT"}
 _KEBAB = re.compile(r"[a-z]+(?:-[a-z]+)+")
 # Words of others, quoted where they are explained.
-_OTHERS_OPTIONS = {"--archives", "--files", "--supervise", "--deploy-mode", "--messages", "--scale", "--compare-any"}
+_OTHERS_OPTIONS = {
+    "--properties-file",
+    "--archives",
+    "--files",
+    "--supervise",
+    "--deploy-mode",
+    "--messages",
+    "--scale",
+    "--compare-any",
+}
 _OTHERS_WORDS = {"spark-submit", "kafka-python", "franz-go", "pre-commit", "confluent-kafka", "import-linter"}
 
 
