@@ -219,7 +219,7 @@ class SparkSettings(OptionTable):
 
 
 class TopicSettings(_Section):
-    """Where messages come from and go to. `progress` is None for `<application_id>-progress`."""
+    """Where messages come from and go to, and the topics of the service's own."""
 
     input: Annotated[tuple[TopicName, ...], BeforeValidator(_list), Field(min_length=1)] = ("delayline-in",)
     output: TopicName = "delayline-out"
@@ -248,7 +248,7 @@ class LimitSettings(_Section):
 
 
 class ClockSettings(_Section):
-    """How often a batch starts, and how far its cutoff may be ahead of the batch before."""
+    """How often a batch starts, and how far its cutoff is ahead of the clock."""
 
     trigger: Annotated[int, _duration(0, _DAY)] = 500
     lookahead: Annotated[int, _duration(0, _MINUTE)] = 2_000
@@ -257,7 +257,7 @@ class ClockSettings(_Section):
 class BucketSettings(_Section):
     """When the far part of a shard's mutable bucket is sealed, and how many sealed buckets may wait unmerged.
 
-    `shards` is fixed at a checkpoint's birth; `delayline rescale` makes a new one.
+    `shards` is fixed for the life of a checkpoint; `delayline rescale` makes a new one.
     """
 
     shards: Annotated[int, _Between(1, 1024)] = 2
@@ -274,7 +274,7 @@ class SegmentSettings(_Section):
 
 
 class IndexSettings(_Section):
-    """How exactly the message-id index, in a segment's metadata, tells when each message is due."""
+    """How exactly the message-id index, in a segment's metadata, records when each message is due."""
 
     precision_bits: Annotated[int, _Between(0, 31)] = 15
 
@@ -298,7 +298,7 @@ class DeliverySettings(_Section):
 
 
 class LeaseSettings(_Section):
-    """How long the holder of the application id may show no sign of life before another process takes its place."""
+    """How long the holder of the application id may give no heartbeat before another process takes over."""
 
     period: Annotated[int, _duration(2 * _SECOND, 10 * _MINUTE)] = 10 * _SECOND
 

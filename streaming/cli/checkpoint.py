@@ -37,7 +37,7 @@ def rebuild(
 ) -> None:
     """Make a new checkpoint for a stopped job that lost its own, from the tables, the input and the progress topic.
 
-    Nothing is delivered twice, and nothing is lost that is still in the tables or in the input topics. The settings must
+    Nothing is delivered twice, and nothing is lost that is still in the tables or in the input topics. Settings must
     be those under which the messages were accepted. docs/operate.md says what is guaranteed, and on which conditions.
     """
     from streaming.operations.rebuild import rebuild as make
