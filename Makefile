@@ -1,6 +1,14 @@
 # make setup   a .venv with everything in it, and the Java libraries fetched once
 # make demo    the whole service on this machine: broker, job, a crash in the middle, the count at the end
-# make test    lint, types, tests            make bench   the benchmarks            make clean
+# make bench   the benchmarks            make clean
+#
+# Tests, from the fastest:
+# make check              lint, format, types, direction of imports: seconds
+# make unit               what needs neither a broker nor Spark: below a minute
+# make test               the checks and every test but the soak tests: 12 minutes at most on two quiet cores
+# make test ARGS=...      only these, with pytest's own arguments: ARGS="tests/system/test_clock.py -k hour"
+# make soak               what needs longer
+# make coverage           every test but the soak tests, under coverage.py: a table, and htmlcov/
 
 # The first that runs and that pyarrow has a wheel for: a version manager may have a python3.12 on the path that does not.
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
@@ -9,7 +17,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test bench clean
+# More than there are cores: a test of the service waits for due times as long as it computes.
+WORKERS ?= 3
+# In the order in which tests/collection.py puts them: the longest first, one at a time.
+PARALLEL := --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+.PHONY: setup demo check unit test soak coverage bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -24,12 +37,32 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard conf/java/*.xml)
 demo: $(STAMP)
 	$(BIN)/delayline demo
 
-test: $(STAMP)
+check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@# Two at a time: a test of the service waits for due times and starts of Java as long as it computes.
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system"
+
+ifdef ARGS
+test: $(STAMP)
+	$(BIN)/pytest $(ARGS)
+else
+test: check
+	$(BIN)/pytest $(PARALLEL) -m "not soak"
+endif
+
+soak: $(STAMP)
+	$(BIN)/pytest -m soak $(ARGS)
+
+coverage: $(STAMP)
+	rm -rf .coverage && mkdir .coverage
+	$(BIN)/coverage run -m pytest $(PARALLEL) -m "not soak" $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
@@ -39,5 +72,5 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
 
+from conf.java.jars import java_command
 from conf.load import load_settings
 from conf.settings import Settings
 from streaming.local.broker import EmbeddedBroker
@@ -31,6 +32,8 @@ hypothesis_settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tests.collection"]
+
 MakeTopic = Callable[..., str]
 Configure = Callable[..., None]
 MakeSettings = Callable[..., Settings]
@@ -38,7 +41,13 @@ MakeDisk = Callable[[Path], SmallDisk]
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def java() -> str:
+    """The path of Java, for what starts it."""
+    return java_command()
+
+
+@pytest.fixture(scope="session")
+def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One broker for all tests; it ends with the test process, however that ends."""
     with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
         yield running
@@ -85,7 +94,7 @@ def configure(broker: EmbeddedBroker) -> Configure:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(java: str) -> Iterator[SparkSession]:
     """The session that the job runs in, at its defaults, for the tests of a part that needs one."""
     session = open_session(Settings(), {"spark.driver.extraJavaOptions": QUICK_JAVA})
     yield session

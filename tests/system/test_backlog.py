@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient, OffsetSpec
 from kafka.structs import TopicPartition as AdminPartition
@@ -14,8 +13,6 @@ from kafka.structs import TopicPartition as AdminPartition
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
-
-pytestmark = pytest.mark.system
 
 _MILLION = 1_000_000
 

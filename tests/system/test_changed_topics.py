@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
@@ -13,8 +12,6 @@ from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 _FLOOD = 6_000
 

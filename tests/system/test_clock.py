@@ -13,10 +13,7 @@ from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
 from tests.system.service import Service
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(not host_clock.IS_AVAILABLE, reason="libfaketime comes for Linux on x86-64 only"),
-]
+pytestmark = pytest.mark.skipif(not host_clock.IS_AVAILABLE, reason="libfaketime comes for Linux on x86-64 only")
 
 _HOUR_S, _DAY_S = 3_600, 86_400
 

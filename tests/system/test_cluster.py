@@ -16,8 +16,6 @@ from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.submitted import Environment, SubmittedJob
 
-pytestmark = pytest.mark.system
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:

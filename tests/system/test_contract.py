@@ -5,14 +5,10 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import pytest
-
 from tests.conftest import Configure
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Got, Header, Ledger
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 _MALFORMED: dict[str, list[Header]] = {
     "bad-deliver-at": [("deliver-at", b"tomorrow")],

@@ -10,8 +10,6 @@ from conf.failpoints import POINTS
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
-pytestmark = pytest.mark.system
-
 # Where a batch is cut into several transactions, the second passing is in the middle of it.
 _PASSING = {"transaction-open": 2, "transaction-committed": 2}
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
-
-pytestmark = pytest.mark.system
 
 
 def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_sigterm(

@@ -13,10 +13,14 @@ import pytest
 
 from tests.eventually import assert_eventually
 
-pytestmark = pytest.mark.system
-
 # Two minutes are promised; a machine that runs other tests beside it may take longer.
 _TIMEOUT_S = 420
+
+
+@pytest.fixture
+def demo(java: str) -> list[str]:
+    """The command line."""
+    return [sys.executable, "-m", "streaming.cli", "demo"]
 
 
 def _left(scratch: Path) -> list[str]:
@@ -36,12 +40,12 @@ def _assert_nothing_left(scratch: Path) -> None:
     assert_eventually(lambda: not _left(scratch), 30, "the end of all that it started")
 
 
-def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     keep = tmp_path / "kept"
     done = subprocess.run(
-        [sys.executable, "-m", "streaming.cli", "demo", "--keep", str(keep)],
+        [*demo, "--keep", str(keep)],
         env=os.environ | {"TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
@@ -55,16 +59,15 @@ def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(tm
     _assert_nothing_left(keep)
 
 
-def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "streaming.cli", "demo"]
+def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
+    with subprocess.Popen(demo, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
         try:
-            assert any("starting the job" in line for line in demo.stdout), "it ended before it started the job"
-            demo.send_signal(signal.SIGTERM)
-            assert demo.wait(_TIMEOUT_S) == 128 + signal.SIGTERM
+            assert any("starting the job" in line for line in running.stdout), "it ended before it started the job"
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(_TIMEOUT_S) == 128 + signal.SIGTERM
         finally:
-            demo.kill()
+            running.kill()
     _assert_nothing_left(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -11,11 +11,9 @@ from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
-pytestmark = pytest.mark.system
-
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker of these tests' own, in the place of the one that all others share."""
     # It comes back in two seconds, not in nine.
     quick = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}

@@ -20,8 +20,6 @@ from tests.certificates import STORE_PASSWORD, Authority
 from tests.system.conftest import Application
 from tests.system.service import Service
 
-pytestmark = pytest.mark.system
-
 # With what TOML, a JAAS entry and a shell would each take for their own.
 _PASSWORD = "unique-pass-7f3a'\\ $x"
 _STORAGE_KEY = "unique-key-91c2"
@@ -39,7 +37,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     authority, stranger = Authority(folder / "authority"), Authority(folder / "stranger")
     certificate, key = authority.issue_pem("client")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
-
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 
 def test_a_start_without_its_topics_names_them_and_how_to_create_them(application: Application) -> None:

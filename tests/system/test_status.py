@@ -9,13 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
-
-pytestmark = pytest.mark.system
 
 _TWO_HOURS_MS = 7_200_000
 

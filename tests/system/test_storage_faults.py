@@ -6,16 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import MakeDisk
 from tests.eventually import assert_eventually
 from tests.small_disk import SmallDisk
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 # Not due before the last of the faults, where the machine is as slow as it may be.
 _FAR_MS = 150_000

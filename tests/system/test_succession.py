@@ -5,15 +5,11 @@ from __future__ import annotations
 import shutil
 import signal
 
-import pytest
-
 from conf.failpoints import SUCCESSION_POINTS
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 # Of the batch that the driver is killed in, some of the messages are out.
 _IN_THE_MIDDLE = "transaction-committed@3=kill"

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 from tests.system.service import Service
-
-pytestmark = pytest.mark.system
 
 
 def _elsewhere(application: Application, name: str, *overrides: str) -> Service:

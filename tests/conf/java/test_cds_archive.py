@@ -24,6 +24,7 @@ def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: Sp
     assert str(cds_archive()) in mapped
 
 
+@pytest.mark.usefixtures("java")
 def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cds_archive()
     jar = tmp_path / "one.jar"
@@ -36,6 +37,7 @@ def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: py
     assert cds_options() == ""
 
 
+@pytest.mark.usefixtures("java")
 def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     folder = tmp_path / "share" / "delayline"

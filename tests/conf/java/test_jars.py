@@ -43,6 +43,7 @@ def test_the_broker_has_a_log_and_every_codec() -> None:
     assert wanted <= names(broker_jars())
 
 
+@pytest.mark.usefixtures("java")
 def test_they_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(JarsMissing, match="delayline jars"):
@@ -71,6 +72,7 @@ def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: p
         spark_jars()
 
 
+@pytest.mark.usefixtures("java")
 def test_a_fetch_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.xml").write_text("this is no ivy file")
     monkeypatch.setattr(conf.java.jars, "JAVA_FILES", tmp_path)

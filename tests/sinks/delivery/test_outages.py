@@ -38,7 +38,7 @@ _QUICK = {
 
 
 @pytest.fixture(scope="module")
-def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that a test may kill or pause; it starts it again."""
     with EmbeddedBroker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
         yield running

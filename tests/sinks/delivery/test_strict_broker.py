@@ -60,7 +60,7 @@ _USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
 
 
 @pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     folder = tmp_path_factory.mktemp("strict")
     with EmbeddedBroker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
         yield running

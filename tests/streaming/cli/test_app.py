@@ -244,6 +244,7 @@ def test_an_unreachable_broker_is_exit_code_1_with_its_address(monkeypatch: pyte
         assert "127.0.0.1:1" in result.stderr
 
 
+@pytest.mark.usefixtures("java")
 def test_the_broker_command_serves_until_sigterm(tmp_path: Path) -> None:
     node = start("broker", "--dir", str(tmp_path), "--port", "0")
     try:
@@ -261,6 +262,7 @@ def test_the_broker_command_serves_until_sigterm(tmp_path: Path) -> None:
         node.kill()
 
 
+@pytest.mark.usefixtures("java")
 def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
     node = start("broker", "--dir", str(tmp_path), "--port", "0")
     try:
@@ -275,6 +277,7 @@ def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         node.kill()
 
 
+@pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [

@@ -36,6 +36,7 @@ def first_values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes |
         consumer.close()
 
 
+@pytest.mark.usefixtures("java")
 def test_what_was_acknowledged_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
     # After a kill the controller (of the same process) holds the node for alive until this has passed.
     patience = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
@@ -76,11 +77,13 @@ def test_it_logs(broker: EmbeddedBroker) -> None:
     broker.check()
 
 
+@pytest.mark.usefixtures("java")
 def test_an_unreadable_property_is_named(tmp_path: Path) -> None:
     with pytest.raises(BrokerFailed, match=r"could not format[\s\S]*log\.segment\.bytes"):
         EmbeddedBroker(tmp_path, properties={"log.segment.bytes": "many"}).start()
 
 
+@pytest.mark.usefixtures("java")
 def test_a_taken_port_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -91,6 +94,7 @@ def test_a_taken_port_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert broker.pid is None
 
 
+@pytest.mark.usefixtures("java")
 def test_one_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
     with pytest.raises(BrokerFailed, match="does not answer at"):
@@ -98,6 +102,7 @@ def test_one_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
     assert broker.pid is None
 
 
+@pytest.mark.usefixtures("java")
 def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib; from streaming.local.broker import EmbeddedBroker\n"

@@ -12,6 +12,8 @@ import pytest
 from conf.load import load_settings
 from streaming.spark.session import spark_options
 
+pytestmark = pytest.mark.usefixtures("java")
+
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 

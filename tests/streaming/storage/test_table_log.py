@@ -46,7 +46,7 @@ def cut_short(log: Path, pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "patterns", "named"),
+    ("corruption", "patterns", "named"),
     [
         (lose, ["*.checkpoint.parquet", "*[0-2].json"], "_delta_log"),
         (cut_short, ["*.checkpoint.parquet"], "0003.checkpoint.parquet is missing or damaged"),
