@@ -26,7 +26,7 @@ _UNIT_LIMIT_S = 30
 _LIMIT_OF_TAKEN = 6
 
 # What a test is taken to run for that does not say it, in seconds. It decides the order alone.
-_TAKEN_S = {"system": 30.0, "spark": 2.0, "java": 1.0}
+_TAKEN_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
 _UNIT_TAKEN_S = 0.0
 
 # A skipped test fails where CI is set, unless its reason begins with one of these.
@@ -83,8 +83,13 @@ def _said_s(item: pytest.Item) -> float:
 
 
 def _unit(item: pytest.Item) -> str:
-    """Return what one worker runs as a whole: the module if the test shares a fixture of its module's, or the test."""
+    """Return what one worker runs as a whole: the module if the test shares a fixture of its module's, or the test.
+
+    All tests with a Spark session in their own process are one, so that there is one session, soon warm.
+    """
     assert isinstance(item, pytest.Function)
+    if item.get_closest_marker("spark"):
+        return "spark"
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(found[-1].scope == "module" for found in definitions)
     return item.module.__name__ if shares else item.nodeid

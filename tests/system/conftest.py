@@ -12,8 +12,11 @@ from conf.load import load_settings
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 from tests.quick_java import QUICK_JAVA
+from tests.system import host_clock
+from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
 from tests.system.service import Service
+from tests.system.warm import WarmProcesses
 
 MakeService = Callable[..., tuple[Service, Ledger]]
 
@@ -58,14 +61,32 @@ def application(broker: EmbeddedBroker, tmp_path: Path) -> Application:
 
 
 @pytest.fixture
-def make_service(application: Application) -> Iterator[MakeService]:
+def clock(tmp_path: Path) -> Iterator[HostClock]:
+    """A clock to run a job on; it skips the test where there is none."""
+    if not host_clock.IS_AVAILABLE:
+        pytest.skip("libfaketime comes for Linux on x86-64 only")
+    clock = HostClock(tmp_path)
+    yield clock
+    clock.close()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmProcesses]:
+    """Processes that a job ended in and another can start in, in seconds less."""
+    processes = WarmProcesses()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def make_service(application: Application, warm: WarmProcesses) -> Iterator[MakeService]:
     """A function that makes a service and its ledger, with further `--set` overrides. The topics are made by it."""
     made: list[tuple[Service, Ledger]] = []
 
     def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
         settings = application.overrides(*overrides)
         ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
-        service = Service(application.folder, settings)
+        service = Service(application.folder, settings, warm)
         ledger = Ledger(application.bootstrap, [application.output, application.other, application.dead])
         made.append((service, ledger))
         return service, ledger

@@ -13,6 +13,7 @@ import psutil
 
 from conf.failpoints import VARIABLE, kill_tree
 from tests.eventually import assert_eventually
+from tests.system.warm import Running, WarmProcesses
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0
@@ -24,8 +25,10 @@ class Service:
     Other commands of the job are run with the same settings.
     """
 
-    def __init__(self, folder: Path, overrides: list[str]) -> None:
+    def __init__(self, folder: Path, overrides: list[str], warm: WarmProcesses | None = None) -> None:
+        """With `warm`, what needs no process of its own runs in one of those."""
         self.folder = folder
+        self._warm = warm
         self.overrides = overrides
         # Goes over the test's own at each start.
         self.environment: dict[str, str] = {}
@@ -33,7 +36,7 @@ class Service:
         # which it ends.
         self.in_own_group = False
         self._runs = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
 
     @property
     def log(self) -> str:
@@ -57,12 +60,15 @@ class Service:
         environment |= self.environment
         if failpoint:
             environment[VARIABLE] = failpoint
-        command = [sys.executable, "-m", "streaming.cli", *arguments]
-        for override in self.overrides:
-            command += ["--set", override]
-        with (self.folder / f"run-{self._runs}.log").open("wb") as output:
+        command = [*arguments, *(part for override in self.overrides for part in ("--set", override))]
+        log = self.folder / f"run-{self._runs}.log"
+        # A preloaded clock, a kill, and a group are a process' own.
+        if self._warm is not None and not (failpoint or self.environment or self.in_own_group):
+            self._process = self._warm.start(command, log, environment)
+            return
+        with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "streaming.cli", *command],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -72,7 +78,8 @@ class Service:
     def check(self) -> None:
         """Fail, with its log, if the job has ended."""
         assert self._process is not None
-        assert self._process.poll() is None, f"the job ended with {self._process.returncode}:\n{self.log[-4000:]}"
+        code = self._process.poll()
+        assert code is None, f"the job ended with {code}:\n{self.log[-4000:]}"
 
     def _running_or_failed(self) -> bool:
         self.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
@@ -16,6 +17,7 @@ from tests.system.service import Service
 _FLOOD = 6_000
 
 
+@pytest.mark.takes(100)
 def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_is_told_and_nothing_else_is_lost(
     application: Application, make_service: MakeService
 ) -> None:

@@ -1,4 +1,4 @@
-"""Two minutes of the campaign: random faults on a cluster, judged by a checker that shares no code with the service."""
+"""The campaign: random faults on a cluster, judged by a checker that shares no code with the service."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from benchmarks.chaos_check import FAULTS
 from benchmarks.stand import Stand
 from tests.quick_java import QUICK_JAVA
 
+_KINDS = {"broker-kill", "broker-pause", "driver-kill", "driver-pause", "worker-kill", "worker-pause"}
+# Of the first 20,000 seeds the one that has struck each kind of fault soonest, and when it has.
+_SEED, _SECONDS = 10677, 75
+
 
 @pytest.fixture
 def stand(java: str) -> Iterator[Stand]:
@@ -20,13 +24,24 @@ def stand(java: str) -> Iterator[Stand]:
         yield running
 
 
-def test_random_faults_lose_double_hasten_misplace_and_disorder_nothing(stand: Stand) -> None:
-    seed = random.SystemRandom().randrange(10**6)
+@pytest.mark.takes(150)
+def test_each_kind_of_fault_loses_doubles_hastens_misplaces_and_disorders_nothing(stand: Stand) -> None:
+    assert _faults_in_a_campaign(stand, _SEED, _SECONDS / 60) == _KINDS
+
+
+@pytest.mark.soak
+@pytest.mark.takes(700)
+def test_ten_minutes_of_random_faults_lose_double_hasten_misplace_and_disorder_nothing(stand: Stand) -> None:
+    assert _faults_in_a_campaign(stand, random.SystemRandom().randrange(10**6), 10) == _KINDS
+
+
+def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:
+    """Run a campaign, hold it to the contract, and return which kinds of fault have struck."""
     quick = tuple(f"spark.spark.{role}.extraJavaOptions={QUICK_JAVA}" for role in ("driver", "executor"))
-    outcome = campaign(stand, seed, 2, quick)
+    outcome = campaign(stand, seed, minutes, quick)
     found = outcome.figures["campaign"]
-    again = f"again: python -m benchmarks.chaos --minutes 2 --seed {seed}; found: {found}"
+    again = f"again: python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}; found: {found}"
     assert {found[name] for name in FAULTS} == {0}, again
-    assert found["faults"] >= 3, again
     # Or the order was not checked.
     assert found["in_order"] > 0, again
+    return set(outcome.figures["faults"])

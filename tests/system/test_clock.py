@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 
-from tests.system import host_clock
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
 from tests.system.service import Service
 
-pytestmark = pytest.mark.skipif(not host_clock.IS_AVAILABLE, reason="libfaketime comes for Linux on x86-64 only")
-
 _HOUR_S, _DAY_S = 3_600, 86_400
-
-
-@pytest.fixture
-def clock(tmp_path: Path) -> Iterator[HostClock]:
-    """The clock of the host that the job runs on."""
-    clock = HostClock(tmp_path)
-    yield clock
-    clock.close()
 
 
 @pytest.fixture
@@ -53,6 +41,7 @@ def _assert_clock_behind(service: Service) -> None:
     assert service.log.splitlines()[-1].startswith("error: clock-behind: this host's clock shows "), service.log[-3000:]
 
 
+@pytest.mark.takes(50)
 def test_a_clock_set_back_by_seconds_is_waited_for_and_hastens_loses_and_disorders_nothing(
     application: Application, job: tuple[Service, Ledger], clock: HostClock
 ) -> None:
@@ -73,6 +62,7 @@ def test_a_clock_set_back_by_seconds_is_waited_for_and_hastens_loses_and_disorde
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.takes(70)
 def test_a_clock_set_back_by_an_hour_ends_the_job_and_forward_by_a_day_delivers_what_is_due_by_then(
     application: Application, job: tuple[Service, Ledger], clock: HostClock
 ) -> None:

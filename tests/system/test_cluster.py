@@ -48,6 +48,7 @@ def ledger(application: Application, job: SubmittedJob) -> Iterator[Ledger]:
     ledger.close()
 
 
+@pytest.mark.takes(110)
 def test_two_executors_deliver_and_a_killed_worker_and_a_killed_driver_lose_double_and_hasten_nothing(
     application: Application, cluster: Cluster, job: SubmittedJob, ledger: Ledger
 ) -> None:

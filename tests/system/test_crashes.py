@@ -7,43 +7,64 @@ import signal
 import pytest
 
 from conf.failpoints import POINTS
+from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
+from tests.system.host_clock import HostClock
 from tests.system.load import publish_mixed
 
 # Where a batch is cut into several transactions, the second passing is in the middle of it.
 _PASSING = {"transaction-open": 2, "transaction-committed": 2}
+# Several small buckets, and merged when there are two.
+_FEW = ("bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60")
+# What the points need to be passed: settings, and delays so long that messages are still there.
+_MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
+    ("recovering", "batch-begun", "state-held", "batch-done"): ((), 20_000),
+    ("transaction-open", "transaction-committed", "delivered"): ((), 20_000),
+    ("sealing", "sealed"): ((), 20_000),
+    ("merging", "merged"): (_FEW, 60_000),
+}
 
 
+def test_the_matrix_has_every_point() -> None:
+    points = [point for points in _MATRIX for point in points]
+    assert sorted([*points, "cleaning"]) == sorted(POINTS)
+
+
+@pytest.mark.takes(70)
+@pytest.mark.parametrize("points", _MATRIX, ids=" ".join)
 def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
-    application: Application, make_service: MakeService
+    application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:
     """Each start has a failpoint of its own, and recovers from the one before."""
+    settings, longest_ms = _MATRIX[points]
     service, ledger = make_service("delivery.slice=20ms")
-    # Merges first: later most of what waits is overdue when a start comes to read it, and no bucket outlives the next.
-    points = [point for point in POINTS if point != "cleaning"]
-    for seed, point in enumerate(sorted(points, key=lambda point: not point.startswith("merg"))):
-        merging = point.startswith("merg")
-        publish_mixed(ledger, application, 250, seed, longest_ms=90_000 if merging else 20_000)
-        # Several small buckets, and merged when there are two.
-        few = ["bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60"] if merging else []
-        service.overrides[:] = [*application.overrides("delivery.slice=20ms"), *few]
+    regular = list(service.overrides)
+    for seed, point in enumerate(points):
+        publish_mixed(ledger, application, 250, seed, longest_ms)
+        service.overrides[:] = [*regular, *settings]
         service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
+    service.overrides[:] = regular
     service.start()
     ledger.verify_after_outage(120)
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.takes(50)
 def test_the_driver_killed_while_it_cleans_up_loses_and_doubles_nothing(
-    application: Application, make_service: MakeService
+    application: Application, make_service: MakeService, clock: HostClock
 ) -> None:
     service, ledger = make_service("storage.time_partition=1m")
+    service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     service.start("cleaning=kill")
     # Time partitions begin to count from a batch's cutoff, which a first batch does not have.
     publish_mixed(ledger, application, 50, seed=1, longest_ms=3_000)
     ledger.wait_for_all(60)
     publish_mixed(ledger, application, 400, seed=2, longest_ms=20_000)
+    assert_eventually(lambda: len(ledger.got) > 100, 60, "deliveries")
+    # To the end of the partitions.
+    clock.set_off(120)
     assert service.wait(120) == -signal.SIGKILL, f"nothing was cleaned up:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 300, seed=3, longest_ms=8_000)
     service.start()
@@ -51,6 +72,7 @@ def test_the_driver_killed_while_it_cleans_up_loses_and_doubles_nothing(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.takes(35)
 @pytest.mark.parametrize("failpoint", ["transaction-open@2", "transaction-committed@1"])
 def test_a_task_that_fails_inside_or_after_a_transaction_and_is_retried_delivers_once(
     application: Application, make_service: MakeService, failpoint: str

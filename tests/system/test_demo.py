@@ -40,6 +40,7 @@ def _assert_nothing_left(scratch: Path) -> None:
     assert_eventually(lambda: not _left(scratch), 30, "the end of all that it started")
 
 
+@pytest.mark.takes(70)
 def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

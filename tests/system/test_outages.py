@@ -21,6 +21,7 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
         yield running
 
 
+@pytest.mark.takes(60)
 def test_a_broker_that_dies_is_waited_for_and_nothing_is_lost_doubled_or_early(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:

@@ -135,6 +135,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.takes(50)
 def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
     application: Application, secured: Secured
 ) -> None:
@@ -175,6 +176,7 @@ def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
     assert len(_leaks(application.folder)) >= 2
 
 
+@pytest.mark.takes(3)
 @pytest.mark.parametrize(
     ("wrong", "code", "names"),
     [

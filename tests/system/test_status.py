@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
@@ -66,6 +69,7 @@ def test_before_the_first_batch_it_says_so_and_counts_what_is_not_read(
     assert not (application.folder / "storage").exists()
 
 
+@pytest.mark.takes(60)
 def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_ctrl_c_has_ended_it(
     application: Application, make_service: MakeService
 ) -> None:
@@ -73,8 +77,8 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_ctrl_c_has_end
     service.in_own_group = True
     service.start()
     _publish_far(ledger, application, 100)
-    publish_mixed(ledger, application, 400, seed=1, longest_ms=120_000)
-    ledger.wait_for(lambda: len(ledger.got) >= 100, 60)
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=90_000)
+    assert_eventually(lambda: len(ledger.got) >= 100, 60, "deliveries")
     running = _json(application)
     assert running["committed_batch"]["age_ms"] < 60_000
     assert 100 <= running["waiting"]["total"] <= 400
@@ -86,8 +90,8 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_ctrl_c_has_end
 
     # Interrupted in the middle of what falls due, so that segments are delivered in part.
     before = len(ledger.got)
-    publish_mixed(ledger, application, 300, seed=3, longest_ms=60_000)
-    ledger.wait_for(lambda: len(ledger.got) >= before + 100, 60)
+    publish_mixed(ledger, application, 300, seed=3, longest_ms=40_000)
+    assert_eventually(lambda: len(ledger.got) >= before + 100, 60, "more deliveries")
     assert service.interrupt() == 0, service.log[-3000:]
     assert "Traceback" not in service.log
     _until_still(ledger)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 
+import pytest
+
 from conf.failpoints import SUCCESSION_POINTS
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
@@ -30,6 +32,7 @@ def finish(service: Service, ledger: Ledger, application: Application, seed: int
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.takes(90)
 def test_another_number_of_shards_loses_and_doubles_nothing(
     application: Application, make_service: MakeService
 ) -> None:
@@ -48,6 +51,7 @@ def test_another_number_of_shards_loses_and_doubles_nothing(
     finish(service, ledger, application, seed=2)
 
 
+@pytest.mark.takes(150)
 def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
     application: Application, make_service: MakeService
 ) -> None:

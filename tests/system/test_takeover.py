@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
@@ -17,6 +19,7 @@ def _elsewhere(application: Application, name: str, *overrides: str) -> Service:
     return Service(folder, application.overrides(*overrides))
 
 
+@pytest.mark.takes(80)
 def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_seal(
     application: Application, make_service: MakeService
 ) -> None:
