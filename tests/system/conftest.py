@@ -42,6 +42,8 @@ class Application:
             f"topics.allowed_outputs={self.other}",
             f"topics.dead_letter={self.dead}",
             f"storage.path={self.folder / 'storage'}",
+            # Half as many batches as by default: what a test waits for is a due time, and two run on two cores.
+            "clock.trigger=1s",
             "bucket.max_messages=100",
             "segment.max_messages=60",
             "segment.max_seconds=5",

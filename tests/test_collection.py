@@ -1,0 +1,63 @@
+"""Marks, limits, order and skips of tests, as `tests/collection.py` gives them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+_TESTS = """
+import os, time, pytest
+
+@pytest.fixture
+def java(): return "java"
+@pytest.fixture
+def broker(java): return "broker"
+@pytest.fixture
+def topic(broker): return "topic"
+@pytest.fixture(scope="module")
+def shared(): return []
+
+def test_plain(): assert os.environ["JAVA_HOME"].startswith("/a-test-that-starts-java")
+def test_with_topic(topic): assert "JAVA_HOME" not in os.environ
+@pytest.mark.takes(100)
+def test_long(): pass
+def test_first_of_a_module(shared): pass
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder of tests that are run with the plugin."""
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makeconftest("from tests.collection import *\nfrom tests.collection import _no_java")
+    return pytester
+
+
+def test_the_longest_come_first_and_fixtures_of_fixtures_mark(run: pytest.Pytester) -> None:
+    run.makepyfile(_TESTS)
+    order = [line.rpartition("::")[2] for line in run.runpytest("--co", "-q").outlines if "::" in line]
+    assert order == ["test_long", "test_with_topic", "test_plain", "test_first_of_a_module"]
+    run.runpytest("-m", "java and broker").assert_outcomes(passed=1, deselected=3)
+    run.runpytest().assert_outcomes(passed=4)
+
+
+def test_a_test_that_passes_its_limit_fails(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.collection._UNIT_LIMIT_S", 0.2)
+    run.makepyfile("import time\ndef test_slow(): time.sleep(20)\ndef test_other(): pass")
+    result = run.runpytest()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines("*Timeout (>0.2s)*")
+
+
+@pytest.mark.parametrize(
+    ("reason", "in_ci", "fails"), [("a mount", "1", 1), ("a mount", "", 0), ("libfaketime", "1", 0)]
+)
+def test_what_is_skipped_fails_in_ci_unless_it_is_allowed(
+    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, reason: str, in_ci: str, fails: int
+) -> None:
+    monkeypatch.setenv("CI", in_ci)
+    mark = f"@pytest.mark.skipif(True, reason='{reason}')\ndef test_marked(): pass"
+    run.makepyfile(f"import pytest\ndef test_called(): pytest.skip('{reason}')\n{mark}")
+    run.runpytest().assert_outcomes(failed=fails, errors=fails, skipped=2 * (1 - fails))
