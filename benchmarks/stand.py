@@ -14,6 +14,7 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from benchmarks.job import Application, Job
+from benchmarks.usage import UsageWatch
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 
@@ -81,6 +82,15 @@ class Stand:
         self._stack.callback(job.stop)
         job.start()
         return job
+
+    def watch(self) -> UsageWatch:
+        """Return a watch of what a reference costs, which runs without a job: a context."""
+        return UsageWatch(None, self.broker.pid or 0)
+
+    def came_out(self, application: Application) -> dict[str, int]:
+        """Return how many records are in the output and in the dead-letter topic, for loads that must leave none."""
+        topics = {"came_out": application.output, "dead_letters": application.settings.topics.dead_letter}
+        return {name: sum(self.end_offsets(topic)) for name, topic in topics.items()}
 
     def end_offsets(self, topic: str, partitions: int = PARTITIONS) -> list[int]:
         """Return, by partition, the offset up to which a subscriber of committed records can read now."""

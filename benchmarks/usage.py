@@ -1,11 +1,14 @@
-"""What the job costs: CPU and memory of its process tree by role, and the broker's apart."""
+"""What the job costs: CPU and memory of its process tree by role, and the broker's, the load's and others' apart."""
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -13,8 +16,11 @@ _SAMPLE_S = 0.5
 # Reading a JVM's memory map holds it up for milliseconds.
 _MEMORY_EVERY = 4
 BROKER = "broker"
-# The rest of the machine: the benchmark itself, and whatever makes a figure worth less.
+# The benchmark itself: its publishers, subscribers, producers that are a reference.
+LOAD = "load"
+# The rest of the machine, which makes a figure worth less.
 _ELSE = "elsewhere"
+NOT_THE_JOB = (BROKER, LOAD)
 
 
 @dataclass(frozen=True)
@@ -27,69 +33,86 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
+    """CPU seconds by role up to one instant (epoch s), and the memory if that was looked at."""
+
     at_s: float
     cpu_s: dict[str, float]
     memory: Memory | None
 
 
 class UsageWatch(threading.Thread):
-    """Samples the tree of `pid`: `driver` (Python), `jvm`, `workers` (Python); and the process `broker_pid`."""
+    """Samples the tree of the job's `pid`, if there is one: `driver` (Python), `jvm`, `workers` (Python).
 
-    def __init__(self, pid: int, broker_pid: int) -> None:
+    And, apart from these, the process `broker_pid`, and this process's own tree as the load. A thread that is also a
+    context.
+    """
+
+    def __init__(self, pid: int | None, broker_pid: int) -> None:
         super().__init__(daemon=True, name="usage-watch")
-        self._root, self._broker = psutil.Process(pid), psutil.Process(broker_pid)
+        self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
+        self._root = None if pid is None else psutil.Process(pid)
         # CPU seconds of each process when last seen: what has ended keeps what it used.
         self._cpu_s: dict[tuple[str, psutil.Process], float] = {}
-        self._samples: list[_Sample] = []
+        self._samples: list[Sample] = []
         self._ended = threading.Event()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
     def run(self) -> None:
-        """Sample until `stop`."""
+        """Sample until `stop`, and once more then."""
         number = 0
-        while not self._ended.wait(_SAMPLE_S):
+        while True:
             self._samples.append(self._sample(with_memory=number % _MEMORY_EVERY == 0))
+            if self._ended.is_set():
+                return
             number += 1
+            self._ended.wait(_SAMPLE_S)
 
     def stop(self) -> None:
         """End the sampling."""
         self._ended.set()
         self.join()
 
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples up to now."""
+        return list(self._samples)
+
     def between(self, start_s: float, end_s: float) -> dict[str, float]:
-        """Return CPU seconds a second and the largest memory in MB, by role, within [start_s, end_s] epoch s."""
-        samples = self._samples_between(start_s, end_s)
-        if len(samples) < 2:
-            return {}
-        first, last = samples[0], samples[-1]
-        cpu = {
-            f"cpu_{role}": round((used - first.cpu_s.get(role, 0.0)) / (last.at_s - first.at_s), 3)
-            for role, used in sorted(last.cpu_s.items())
-        }
-        # Sampled as the whole machine's.
-        cpu[f"cpu_{_ELSE}"] = round(2 * cpu[f"cpu_{_ELSE}"] - sum(cpu.values()), 3)
-        cpu["cpu_job"] = round(sum(used for name, used in cpu.items() if name[4:] not in (BROKER, _ELSE)), 3)
-        memory = [sample.memory.pss for sample in samples if sample.memory]
-        roles = sorted({role for sample in memory for role in sample})
-        peaks = {f"mb_{role}": round(max(at.get(role, 0) for at in memory) / 2**20, 1) for role in roles}
-        totals = [sum(size for role, size in at.items() if role != BROKER) for at in memory]
-        return cpu | peaks | ({"mb_job": round(max(totals) / 2**20, 1)} if totals else {})
+        """Return `usage_of` the samples around [start_s, end_s] epoch s."""
+        return usage_of(self._samples_around(start_s, end_s))
+
+    def whole(self) -> dict[str, float]:
+        """Return `usage_of` all samples."""
+        return usage_of(self.samples)
 
     def memory_between(self, start_s: float, end_s: float) -> list[Memory]:
         """Return the memory samples within [start_s, end_s] epoch s, the broker's among them."""
-        return [sample.memory for sample in self._samples_between(start_s, end_s) if sample.memory]
+        found = [sample.memory for sample in self.samples if sample.memory]
+        return [memory for memory in found if start_s <= memory.at_s <= end_s]
 
-    def _samples_between(self, start_s: float, end_s: float) -> list[_Sample]:
-        return [sample for sample in list(self._samples) if start_s <= sample.at_s <= end_s]
+    def _samples_around(self, start_s: float, end_s: float) -> list[Sample]:
+        """Return the samples from the last one before the window to the first one after it."""
+        samples = self.samples
+        at_s = [sample.at_s for sample in samples]
+        return samples[max(0, bisect_right(at_s, start_s) - 1) : bisect_left(at_s, end_s) + 1]
 
-    def _sample(self, with_memory: bool) -> _Sample:
+    def _sample(self, with_memory: bool) -> Sample:
         rss: dict[str, int] = defaultdict(int)
         pss: dict[str, int] = defaultdict(int)
         for role, process in self._processes():
             try:
                 times = process.cpu_times()
                 self._cpu_s[role, process] = times.user + times.system
-                if with_memory:
+                if with_memory and role != LOAD:
                     # The proportional set as well: forked workers share most of their pages.
                     memory = process.memory_full_info()
                     rss[role] += memory.rss
@@ -105,12 +128,45 @@ class UsageWatch(threading.Thread):
         guests = getattr(everything, "guest", 0.0) + getattr(everything, "guest_nice", 0.0)
         cpu[_ELSE] = sum(everything) - idle - guests
         now_s = time.time()
-        return _Sample(now_s, dict(cpu), Memory(now_s, dict(rss), dict(pss)) if with_memory else None)
+        return Sample(now_s, dict(cpu), Memory(now_s, dict(rss), dict(pss)) if with_memory else None)
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        try:
-            children = self._root.children(recursive=True)
-            found = [("jvm" if child.name() == "java" else "workers", child) for child in children]
-        except psutil.NoSuchProcess:
-            found = []
-        return [("driver", self._root), (BROKER, self._broker), *found]
+        # The job's after all: what it starts between the two looks must not count as the load.
+        everything = [self._own, *self._own.children(recursive=True)]
+        job = [] if self._root is None else [("driver", self._root), *_job_children(self._root)]
+        known = {process for _, process in job} | {self._broker}
+        return [*job, (BROKER, self._broker), *((LOAD, process) for process in everything if process not in known)]
+
+
+def usage_of(samples: list[Sample]) -> dict[str, float]:
+    """Return CPU seconds a second from the first sample to the last and the largest memory in MB, by role.
+
+    Nothing if there are no two samples. `cpu_elsewhere` is what no role used.
+    """
+    if len(samples) < 2:
+        return {}
+    first, last = samples[0], samples[-1]
+    cpu = {
+        role: (used - first.cpu_s.get(role, 0.0)) / (last.at_s - first.at_s)
+        for role, used in sorted(last.cpu_s.items())
+    }
+    # Sampled as the whole machine's.
+    cpu[_ELSE] -= sum(used for role, used in cpu.items() if role != _ELSE)
+    of_job = [used for role, used in cpu.items() if role not in (*NOT_THE_JOB, _ELSE)]
+    memory = [sample.memory.pss for sample in samples if sample.memory]
+    roles = sorted({role for sample in memory for role in sample})
+    peaks = {f"mb_{role}": round(max(at.get(role, 0) for at in memory) / 2**20, 1) for role in roles}
+    totals = [sum(size for role, size in at.items() if role not in NOT_THE_JOB) for at in memory]
+    return {
+        **{f"cpu_{role}": round(used, 3) for role, used in cpu.items()},
+        **({"cpu_job": round(sum(of_job), 3)} if of_job else {}),
+        **peaks,
+        **({"mb_job": round(max(totals) / 2**20, 1)} if of_job and totals else {}),
+    }
+
+
+def _job_children(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
+    try:
+        return [("jvm" if child.name() == "java" else "workers", child) for child in root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,72 @@
+"""The cost of a job from samples, and what other processes took beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psutil
+
+from benchmarks.usage import Memory, Sample, UsageWatch, usage_of
+from benchmarks.waiting import wait_until
+
+MB = 2**20
+
+
+def sample(at_s: float, *, memory_mb: int = 0, **cpu_s: float) -> Sample:
+    memory = {"jvm": memory_mb * MB, "driver": MB, "broker": 7 * MB}
+    return Sample(at_s, cpu_s, Memory(at_s, memory, memory) if memory_mb else None)
+
+
+def test_cpu_is_what_was_used_between_the_first_sample_and_the_last() -> None:
+    first = sample(100.0, driver=1.0, jvm=10.0, broker=5.0, load=2.0, elsewhere=1000.0)
+    last = sample(110.0, driver=2.0, jvm=15.0, broker=6.0, load=4.0, elsewhere=1012.0)
+    assert usage_of([first, sample(105.0, memory_mb=3, jvm=0.0), last]) == {
+        "cpu_driver": 0.1, "cpu_jvm": 0.5, "cpu_broker": 0.1, "cpu_load": 0.2, "cpu_job": 0.6,
+        # Of 1.2 cores that were busy in all.
+        "cpu_elsewhere": 0.3,
+        "mb_jvm": 3.0, "mb_driver": 1.0, "mb_broker": 7.0, "mb_job": 4.0,
+    }  # fmt: skip
+
+
+def test_a_role_that_begins_later_counts_from_nothing() -> None:
+    found = usage_of([sample(0.0, elsewhere=0.0), sample(2.0, workers=1.0, elsewhere=1.0)])
+    assert found == {"cpu_workers": 0.5, "cpu_job": 0.5, "cpu_elsewhere": 0.0}
+
+
+def test_one_sample_says_nothing() -> None:
+    assert usage_of([sample(0.0, elsewhere=0.0)]) == {}
+
+
+def test_a_reference_without_a_job_has_no_cost_of_one() -> None:
+    found = usage_of([sample(0.0, load=0.0, elsewhere=0.0), sample(1.0, load=1.0, elsewhere=1.5)])
+    assert found == {"cpu_load": 1.0, "cpu_elsewhere": 0.5}
+
+
+def test_what_the_benchmark_starts_counts_as_the_load_unless_it_is_the_job_or_the_broker() -> None:
+    with ExitStack() as stack:
+        job, broker, load = (stack.enter_context(busy_process()) for _ in range(3))
+        own_s = cpu_s(psutil.Process())
+        with UsageWatch(job.pid, broker.pid) as watch:
+            wait_until(lambda: min(map(cpu_s, (job, broker, load))) > 0.5, 60, "half a second of CPU", lambda: None)
+            at_most_s = {"driver": cpu_s(job) + 2, "broker": cpu_s(broker) + 2}
+    last = watch.samples[-1].cpu_s
+    assert all(0.5 < last[role] < most for role, most in at_most_s.items())
+    assert last["load"] > own_s + 0.5
+
+
+@contextmanager
+def busy_process() -> Iterator[psutil.Process]:
+    """A process that computes until the context's end."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
