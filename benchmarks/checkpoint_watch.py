@@ -57,6 +57,14 @@ class CheckpointWatch(threading.Thread):
         """The batches committed in [start_s, end_s), epoch s."""
         return [batch for batch in self.batches if start_s <= batch.committed_s < end_s]
 
+    def taking_in(self, after: int = 0) -> list[Batch]:
+        """The batches that took messages in, of those that come after the first `after` of the input topic."""
+        found: list[Batch] = []
+        for batch in self.batches:
+            if batch.end > (found[-1].end if found else after):
+                found.append(batch)
+        return found
+
     def run(self) -> None:
         """Watch until `stop`."""
         while not self._ended.wait(_POLL_S):

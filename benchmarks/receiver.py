@@ -1,8 +1,8 @@
 """A subscriber of committed records in a process of its own, so that no other work holds its clock up.
 
-`python -m benchmarks.receiver BOOTSTRAP TOPIC PARTITIONS COUNT TIMEOUT_S OUT` prints `ready`, reads the topic from
-its beginning until it has COUNT records (and two seconds more, for those that should not be there), and writes an
-array for each column to OUT, a .npz file.
+`python -m benchmarks.receiver BOOTSTRAP TOPIC STARTS COUNT TIMEOUT_S OUT` prints `ready`, reads the topic from the
+offsets STARTS (one for each partition, as "0,0") until it has COUNT records (and two seconds more, for those that
+should not be there), and writes an array for each column to OUT, a .npz file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,15 @@ class Received:
         """Received minus due, by the publisher's word for when it is due."""
         return np.asarray((self["received_us"] - self["due_us"]) / 1000)
 
-    def faults(self, published: int) -> dict[str, int]:
-        """Count what the contract forbids. `published` messages were numbered from 0.
+    def faults(self, published: int, first: int = 0) -> dict[str, int]:
+        """Count what the contract forbids. `published` messages were numbered from `first`.
 
         `inversions`: neighbours in an output partition with descending due times; `out_of_order`: those that are not
-        in the contract's whole order; `altered`: records whose `delayline-deliver-at` is not when they were due.
+        in the contract's whole order; `altered`: records whose `delayline-deliver-at` is not when they were due, or
+        whose number was not published.
         """
-        distinct = len(np.unique(self["number"]))
+        numbers = np.unique(self["number"])
+        own = (numbers >= first) & (numbers < first + published)
         same = self["partition"][1:] == self["partition"][:-1]
         steps = [np.diff(self[name]) for name in ("due_us", "in_partition", "in_offset")]
         descends = (steps[0] < 0) | ((steps[0] == 0) & ((steps[1] < 0) | ((steps[1] == 0) & (steps[2] < 0))))
@@ -66,18 +69,28 @@ class Received:
             "early": int((self["received_us"] < self["due_us"]).sum()),
             "inversions": int((same & (steps[0] < 0)).sum()),
             "out_of_order": int((same & descends).sum()),
-            "lost": published - distinct,
-            "duplicates": len(self["number"]) - distinct,
-            "altered": int((self["header_ms"] != self["due_us"] // 1000).sum()),
+            "lost": published - int(own.sum()),
+            "duplicates": len(self["number"]) - len(numbers),
+            "altered": int((self["header_ms"] != self["due_us"] // 1000).sum()) + int((~own).sum()),
         }
 
 
 class Receiver:
-    """Runs `main` as a process. A context, which ends it."""
+    """Runs `main` as a process. A context, which ends it. `starts` are the offsets to begin at, by default 0."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, count: int, timeout_s: float, out: Path) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        count: int,
+        timeout_s: float,
+        out: Path,
+        starts: Sequence[int] | None = None,
+    ) -> None:
         self._out, self._timeout_s = out, timeout_s
-        arguments = [bootstrap, topic, str(partitions), str(count), str(timeout_s), str(out)]
+        offsets = ",".join(map(str, starts or [0] * partitions))
+        arguments = [bootstrap, topic, offsets, str(count), str(timeout_s), str(out)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.receiver", *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -100,15 +113,18 @@ class Receiver:
         return Received.read(self._out)
 
 
-def receive(bootstrap: str, topic: str, partitions: int, count: int, timeout_s: float) -> list[array[int]]:
-    """Read `count` records, or what comes within `timeout_s`; one array for each of `COLUMNS`."""
+def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeout_s: float) -> list[array[int]]:
+    """Read `count` records from the offsets `starts`, one a partition, or what comes within `timeout_s`.
+
+    Returns one array for each of `COLUMNS`.
+    """
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "receiver", "isolation.level": "read_committed",
          "enable.auto.commit": False, "fetch.wait.max.ms": 100,
          # Where a broker is killed on purpose, that it cannot be reached is no news.
          "log_level": 0}
     )  # fmt: skip
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    consumer.assign([TopicPartition(topic, number, start) for number, start in enumerate(starts)])
     columns = [array("q") for _ in COLUMNS]
     print("ready", flush=True)
     deadline, seen = time.monotonic() + timeout_s, 0
@@ -142,8 +158,9 @@ def _headers(message: Any) -> tuple[int, int, int]:
 
 def main() -> None:
     """Read, and write the columns."""
-    bootstrap, topic, partitions, count, timeout_s, out = sys.argv[1:]
-    columns = receive(bootstrap, topic, int(partitions), int(count), float(timeout_s))
+    bootstrap, topic, offsets, count, timeout_s, out = sys.argv[1:]
+    starts = [int(offset) for offset in offsets.split(",")]
+    columns = receive(bootstrap, topic, starts, int(count), float(timeout_s))
     arrays = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
     np.savez(out, **arrays)  # type: ignore[arg-type]
 
