@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, idle, index, ingest, lateness, overload
+from benchmarks import burst, idle, index, ingest, lateness, overload, sealed, spread
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.scale import COUNTS
@@ -41,9 +42,12 @@ def on_a_stand(measure: Callable[[Stand, float], Outcome]) -> Callable[[float], 
     return measure_there
 
 
+RESULTS = Path("benchmarks/results")
 BENCHMARKS = {
     "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
     "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
+    "sealed": Benchmark(on_a_stand(sealed.measure), sealed.draw),
+    "spread": Benchmark(on_a_stand(spread.measure), spread.draw),
     "burst": Benchmark(on_a_stand(burst.measure), burst.draw),
     "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
@@ -56,6 +60,8 @@ class Which(StrEnum):
 
     lateness = "lateness"
     ingest = "ingest"
+    sealed = "sealed"
+    spread = "spread"
     burst = "burst"
     overload = "overload"
     idle = "idle"
@@ -66,10 +72,13 @@ class Which(StrEnum):
 
 def main(
     which: Annotated[Which, typer.Argument(help="One of them, or all but scale, which takes hours.")] = Which.all,
-    scale: Annotated[float, typer.Option(min=0.001, max=10, help="Share of the full number of messages.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("benchmarks/results"),
+    scale: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Share of the messages and seconds; below 1 it is a trial.")
+    ] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option(help=f"Where results go: {RESULTS}, and a trial's to a temporary folder.")
+    ] = None,
     messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure this number alone.")] = None,
-    compare_any: Annotated[bool, typer.Option(help="scale: compare runs of other code or machines too.")] = False,
 ) -> None:
     """Measure Delayline on a broker of its own. Exit code 1 when a benchmark could not be run to its end.
 
@@ -77,10 +86,11 @@ def main(
     """
     # Whatever ends this, the broker and the jobs end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, out)]
+    folder = out or (RESULTS if scale == 1 else Path(tempfile.mkdtemp(prefix="delayline-trial-")))
+    failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, folder)]
     if which is Which.scale:
         counts = [messages] if messages else [int(count * scale) for count in COUNTS]
-        failed = [] if run_scale(counts, scale, out, compare_any) else ["scale"]
+        failed = [] if run_scale(counts, scale, folder) else ["scale"]
     if failed:
         say(f"not measured: {', '.join(failed)}")
         raise typer.Exit(1)
@@ -98,7 +108,8 @@ def _run(name: str, scale: float, out: Path) -> bool:
     outcome.write(out, scale)
     save(benchmark.draw(outcome), out / f"{name}.png")
     outcome.show()
-    say(f"{name}: {'met' if outcome.met else 'NOT met'}, in {time.monotonic() - begun:.0f} s; {out / name}.json, .png")
+    verdict = "a trial" if scale < 1 else "met" if outcome.met else "NOT met"
+    say(f"{name}: {verdict}, in {time.monotonic() - begun:.0f} s; {out / name}.json, .png")
     return True
 
 

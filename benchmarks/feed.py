@@ -1,8 +1,9 @@
 """A load that no topic should have to hold, streamed into a running job by a process of its own.
 
-`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS COUNT CHECKPOINT` publishes COUNT messages that fall due
-`DUE_IN_S` after its start, spread evenly over `SPREAD_S`, in no order. It stays at most `LEAD` messages ahead of what
-the job has committed, deletes from the topic what is behind that, and at the end prints one line of JSON.
+`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT` publishes COUNT messages that fall due
+`DUE_IN_S` after its start, spread evenly over `SPREAD_S`, in no order, to a topic that has had BEFORE messages. It
+stays at most `LEAD` messages ahead of what the job has committed, deletes from the topic what is behind that, and at
+the end prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _OPTIONS = {"linger.ms": 50, "batch.size": 1_000_000, "batch.num.messages": 100_
 class Feed:
     """Runs `main` as a process, for a job whose checkpoint is in `checkpoint`. A context, which ends it."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, count: int, checkpoint: Path) -> None:
-        arguments = [bootstrap, topic, str(partitions), str(count), str(checkpoint)]
+    def __init__(self, bootstrap: str, topic: str, partitions: int, before: int, count: int, checkpoint: Path) -> None:
+        arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.feed", *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -69,10 +70,10 @@ class Feed:
 class _Stream:
     """Where the publishing stands, and the job behind it."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, checkpoint: Path) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int, before: int, checkpoint: Path) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS})
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
-        self._topic, self._partitions = topic, partitions
+        self._topic, self._partitions, self._before = topic, partitions, before
         self._parent = os.getppid()
         self._job = CheckpointWatch(checkpoint, topic)
         self._job.start()
@@ -98,7 +99,7 @@ class _Stream:
     def hold(self, published: int, lead: int) -> None:
         """Wait until the job is at most `lead` messages behind. Ends the process when its parent is gone."""
         begun = time.monotonic()
-        while published - self._job.messages > lead:
+        while published - max(0, self._job.messages - self._before) > lead:
             if os.getppid() != self._parent:
                 sys.exit("the benchmark is gone")
             time.sleep(0.05)
@@ -122,8 +123,8 @@ class _Stream:
 
 def main() -> None:
     """Publish, and print the seconds it took, those it was held back for the job, and its CPU seconds."""
-    bootstrap, topic, partitions, count, checkpoint = sys.argv[1:]
-    stream = _Stream(bootstrap, topic, int(partitions), Path(checkpoint))
+    bootstrap, topic, partitions, before, count, checkpoint = sys.argv[1:]
+    stream = _Stream(bootstrap, topic, int(partitions), int(before), Path(checkpoint))
     chance = np.random.default_rng(1)
     begun = time.monotonic()
     first_due_ms = time.time_ns() // 1_000_000 + DUE_IN_S * 1000

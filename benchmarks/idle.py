@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.aims import Figures, figure
 from benchmarks.job import Application
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
@@ -14,6 +15,8 @@ from benchmarks.stand import Stand
 from benchmarks.waiting import say, wait_until
 
 WARM_UP_S, MEASURED_S = 20.0, 30.0
+BACK_TO_BACK, DEFAULT = "one after the other", "default trigger"
+P50_S = 0.45
 _FEWEST, _PATIENCE_S = 5, 120.0
 
 
@@ -22,20 +25,24 @@ def measure(stand: Stand, scale: float) -> Outcome:
     application = stand.application("idle")
     back_to_back, first = _run(stand, application, scale, "clock.trigger=0ms")
     default, second = _run(stand, application, scale)
-    aim = Aim("p50 of a trigger, one after the other", first["p50_s"], 0.45, "s")
-    figures = {"one after the other": first, "default trigger": second}
-    series = {"one after the other": [back_to_back], "default trigger": [default]}
-    return Outcome("idle", "triggers with nothing to do", [aim], figures, series)
+    figures = {BACK_TO_BACK: first, DEFAULT: second}
+    series = {BACK_TO_BACK: [back_to_back], DEFAULT: [default]}
+    return Outcome("idle", "triggers with nothing to do", aims_of(figures), figures, series)
+
+
+def aims_of(figures: Figures) -> list[Aim]:
+    """Return the aim for a trigger that has nothing to do."""
+    return [Aim("p50 of a trigger, one after the other", figure(figures, BACK_TO_BACK, "p50_s"), P50_S, "s")]
 
 
 def draw(outcome: Outcome) -> Any:
     """Draw how the durations are distributed."""
-    figure, axes = figure_of(outcome)
+    drawn, axes = figure_of(outcome)
     axes.hist([values for (values,) in outcome.series.values()], bins=30, label=list(outcome.series))
-    axes.axvline(0.45, color="grey", linestyle=":", label="aim")
+    axes.axvline(P50_S, color="grey", linestyle=":", label="aim")
     axes.set(xlabel="s from one commit to the next", ylabel="triggers")
     axes.legend()
-    return figure
+    return drawn
 
 
 def _run(stand: Stand, application: Application, scale: float, *overrides: str) -> tuple[list[float], dict[str, Any]]:

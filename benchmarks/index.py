@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.aims import Figures, figure, ratio
 from benchmarks.index_case import (
     CONSECUTIVE,
     HEAP,
@@ -40,32 +41,60 @@ HEAP_SHARE = 10
 SEALED = 20_000
 SPREADS_S = {"10 min": 600, "1 h": 3600, "48 h": 48 * 3600, "1 year": 365 * 24 * 3600}
 
-_Figures = dict[str, dict[str, Any]]
+_Found = dict[str, dict[str, Any]]
 
 
 def measure(scale: float) -> Outcome:
     """Measure memory and times of every structure, and the metadata rows of a sealed bucket."""
     count = max(4, round(MESSAGES * scale / SEGMENT_IDS)) * SEGMENT_IDS
-    figures: _Figures = {load: {} for load in LOADS}
+    figures: _Found = {load: {} for load in LOADS}
     bytes_each = _memory(count, figures)
     _times(count, figures)
     figures["metadata rows"] = _metadata_rows()
-    aims = [
-        Aim(f"{_named(rate, bits)}: memory", own * count / 1e6, megabytes * count / MESSAGES, "MB")
-        for own, (rate, bits, megabytes) in zip(bytes_each[f"{INDEX}, {CONSECUTIVE}"], SETTINGS, strict=True)
-    ]
-    least = bytes_each[f"{INDEX}, {CONSECUTIVE}"][-1]
-    aims.append(Aim(f"{_named(*SETTINGS[-1][:2])}: memory of a message", least, LEAST_BYTES, "bytes"))
+    if worst := worst_load(figures):
+        load, named, megabytes = worst
+        figures["worst load"] = {"case": f"{named}, {load}", "bytes_each": round(megabytes * 1e6 / count, 3)}
     series = {
         "Pulsar's table": [[megabytes * 1e6 / MESSAGES for *_, megabytes in SETTINGS]],
         **{case: [values] for case, values in bytes_each.items()},
     }
-    return Outcome("index", f"{count:,} message ids, 50,000 to a segment", aims, figures, series)
+    about = f"{count:,} message ids, 50,000 to a segment"
+    return Outcome("index", about, aims_of(figures, count), figures, series)
+
+
+def aims_of(figures: Figures, count: int) -> list[Aim]:
+    """Return the aims for `count` ids: Pulsar's table under its own load, and TimeBucket under the index's worst."""
+    table = {_named(rate, bits): megabytes * count / MESSAGES for rate, bits, megabytes in SETTINGS}
+    own = {named: _memory_mb(figures, CONSECUTIVE, named, INDEX) for named in table}
+    aims = [Aim(f"{named}: memory", own[named], most, "MB") for named, most in table.items()]
+    densest = list(table)[-1]
+    least = ratio(own[densest], count / 1e6)
+    worst = worst_load(figures)
+    of_rival = worst and ratio(worst[2], _memory_mb(figures, *worst[:2], TIME_BUCKET))
+    return [
+        *aims,
+        Aim(f"{densest}: memory of a message", least, LEAST_BYTES, "bytes"),
+        Aim(f"memory where the index takes most, of {TIME_BUCKET}'s there", of_rival, 1.0),
+    ]
+
+
+def worst_load(figures: Figures) -> tuple[str, str, float] | None:
+    """Return the load and setting under which the index takes most, and its MB.
+
+    None if it was not measured under each of them: what is missing might be the worst.
+    """
+    found = []
+    for load in LOADS:
+        for rate, bits, _ in SETTINGS:
+            if (size := _memory_mb(figures, load, _named(rate, bits), INDEX)) is None:
+                return None
+            found.append((load, _named(rate, bits), size))
+    return max(found, key=lambda each: each[2])
 
 
 def draw(outcome: Outcome) -> Any:
     """Draw the bytes of a message by setting."""
-    figure, axes = figure_of(outcome)
+    drawn, axes = figure_of(outcome)
     width = 0.8 / len(outcome.series)
     for number, (case, (values,)) in enumerate(outcome.series.items()):
         alpha = 0.2 if case.startswith(PLAIN) else 0.45 if case.startswith(TIME_BUCKET) else 1.0
@@ -79,20 +108,20 @@ def draw(outcome: Outcome) -> Any:
     axes.set_xlabel("(messages due in each ms, bits trimmed)")
     axes.set_xticks(range(len(SETTINGS)), [_named(rate, bits) for rate, bits, _ in SETTINGS])
     axes.legend(fontsize=6, ncols=2)
-    return figure
+    return drawn
 
 
-def _memory(count: int, figures: _Figures) -> dict[str, list[float]]:
+def _memory(count: int, figures: _Found) -> dict[str, list[float]]:
     """Fill in megabytes; return the bytes of memory a message of each structure and load, by setting."""
     bytes_each: dict[str, list[float]] = {}
     for load in LOADS:
-        # Without runs only to repeat the table: there every offset of a tick follows the one before.
+        # Without runs only to repeat the table: there every offset of a time slot follows the one before.
         for structure in (INDEX, TIME_BUCKET, *([PLAIN] if load == CONSECUTIVE else [])):
             say(f"index: memory of {structure}, {load}")
             for rate, bits, _ in SETTINGS:
                 found = run(Case(structure, load, rate, bits, count), "memory")
                 row = f"{_named(rate, bits)} {structure}"
-                figures[load][f"{row}, memory_mb"] = round(found["memory_bytes"] / 1e6, 2)
+                figures[load][f"{row}, memory_mb"] = round(found["memory_bytes"] / 1e6, 3)
                 figures[load][f"{row}, content_mb"] = round(found["content_bytes"] / 1e6, 3)
                 bytes_each.setdefault(f"{structure}, {load}", []).append(round(found["memory_bytes"] / count, 4))
     heap = run(Case(HEAP, SHUFFLED, 1, 0, count // HEAP_SHARE), "memory")
@@ -102,7 +131,7 @@ def _memory(count: int, figures: _Figures) -> dict[str, list[float]]:
     return bytes_each
 
 
-def _times(count: int, figures: _Figures) -> None:
+def _times(count: int, figures: _Found) -> None:
     """Fill in times, and what the index takes as a share of the heap's."""
     for load in TIMED_LOADS:
         say(f"index: times, {load}")
@@ -129,7 +158,7 @@ def _metadata_rows() -> dict[str, Any]:
             index.add_entries(entries, bits)
             assert len(index) == SEALED
             read = time.process_time()
-            # Beside the bitmap: tick and count of 8 bytes, partition of 4; the topic is a word in a dictionary.
+            # Beside the bitmap: time slot and count of 8 bytes, partition of 4; the topic is a word in a dictionary.
             size = sum(len(entry["offsets"]) + 20 for entry in entries)
             figures[f"{spread}, {bits} bits, bytes_each"] = round(size / SEALED, 2)
             figures[f"{spread}, {bits} bits, make_ns"] = round((made - begun) / SEALED * 1e9)
@@ -149,6 +178,10 @@ def _sealed(span_ms: int) -> pa.Table:
             "offset": number // 2,
         }
     )
+
+
+def _memory_mb(figures: Figures, load: str, named: str, structure: str) -> float | None:
+    return figure(figures, load, f"{named} {structure}, memory_mb")
 
 
 def _named(rate: int, bits: int) -> str:

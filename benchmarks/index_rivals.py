@@ -16,7 +16,7 @@ _Source = tuple[str, int]
 
 
 class TimeBucket:
-    """Tick -> source -> Roaring bitmap of offsets (Pulsar's PR 23611), with the counts by tick that it lacks."""
+    """Time slot -> source -> Roaring bitmap of offsets (Pulsar's PR 23611), with the counts by slot that it lacks."""
 
     def __init__(self, precision_bits: int) -> None:
         self._due = DueCounts(precision_bits)
@@ -39,7 +39,7 @@ class TimeBucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as if written: bitmaps, and 8 each for a tick and a source's number."""
+        """Bytes as if written: bitmaps, and 8 each for a slot and a source's number."""
         return sum(8 + sum(8 + len(each.serialize()) for each in of.values()) for of in self._slots.values())
 
     def add(self, topic: str, partition: int, offsets: np.ndarray, deliver_at_ms: np.ndarray) -> None:
@@ -62,11 +62,11 @@ class TimeBucket:
         return self._due.between(start_ms, end_ms)
 
     def next_due(self) -> TimeSlot | None:
-        """Return the earliest tick."""
+        """Return the earliest slot."""
         return self._due.next_due()
 
     def forget_before(self, cutoff_ms: int) -> int:
-        """Drop the ticks that end at or before `cutoff_ms`."""
+        """Drop the slots that end at or before `cutoff_ms`."""
         first = cutoff_ms >> self._due.precision_bits
         while self._slots and self._slots.peekitem(0)[0] < first:
             self._slots.popitem(0)

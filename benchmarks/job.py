@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -30,6 +30,14 @@ _RECOVERED_LINE = re.compile(
     r"recovered (?P<segments>\d+) live segments of (?P<buckets>\d+) buckets, (?P<messages>\d+) messages, "
     r"(?P<metadata_bytes>\d+) bytes of metadata"
 )
+
+
+class BatchLine(NamedTuple):
+    """What the job's log says of one batch: messages and segments sealed, seconds that its steps took."""
+
+    sealed: int
+    segments: int
+    steps_s: float
 
 
 @dataclass(frozen=True)
@@ -131,14 +139,19 @@ class Job:
         """Wait until batches with `count` input messages are committed."""
         wait_until(lambda: self.batches.messages >= count, timeout_s, f"{count:,} messages ingested", self.check)
 
-    def batch_lines(self) -> dict[int, tuple[int, float]]:
-        """Return from its log, by batch, how many messages it sealed and how many seconds its steps took."""
-        return {int(found[1]): (int(found[3]), float(found[5])) for found in _BATCH_LINE.finditer(self.log)}
+    def batch_lines(self) -> dict[int, BatchLine]:
+        """Return what its log says of batches that delivered or sealed, by batch."""
+        found = _BATCH_LINE.finditer(self.log)
+        return {int(line[1]): BatchLine(int(line[3]), int(line[4]), float(line[5])) for line in found}
+
+    def sealed(self) -> int:
+        """Return from its log how many messages it sealed since its start."""
+        return sum(line.sealed for line in self.batch_lines().values())
 
     def recovered(self) -> dict[str, int]:
         """Return from its log what its start found sealed: segments, buckets, messages, metadata_bytes in its memory.
 
-        Empty if it did not tell.
+        Empty if it has not logged that.
         """
         found = _RECOVERED_LINE.search(self.log)
         return {name: int(value) for name, value in found.groupdict().items()} if found else {}
@@ -150,7 +163,7 @@ class Job:
         spans_s: dict[str, Any] = {
             "between_commits": np.diff([batch.committed_s for batch in batches]),
             "plan_to_commit": [batch.committed_s - batch.planned_s for batch in batches],
-            "batch_steps": [lines[batch.batch_id][1] for batch in batches if batch.batch_id in lines],
+            "batch_steps": [lines[batch.batch_id].steps_s for batch in batches if batch.batch_id in lines],
         }
         return {
             f"{name}_p{percent}_s": round(float(np.percentile(spans, percent)), 3)

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.aims import FAULTS, Figures, fault_aims, figure, ratio
 from benchmarks.job import Application, Job
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.receiver import Received, Receiver
 from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.traffic import due_between, percentiles
 from benchmarks.waiting import say
 
 # What a batch takes, and so what a publisher must send to be ten times over it; the machine must manage both.
@@ -25,6 +27,9 @@ FLOOD_RATE = int(10 * PER_TRIGGER / TRIGGER_S)
 FLOOD_S = 300.0
 # Those that are accepted before: so many fall due in each second of the flood.
 ACCEPTED_RATE = 200
+CALM, FLOOD, ALL = "calm", "flood", "all that came"
+# Of what floods in, most is still in the input topic at the end: it cannot be said to be lost.
+FAULTS_OF_ALL = tuple(name for name in FAULTS if name not in ("lost", "inversions", "out_of_order"))
 _CALM_S = 30.0
 _INGEST_TIMEOUT_S = 600.0
 
@@ -53,17 +58,43 @@ def measure(stand: Stand, scale: float) -> Outcome:
         lag = _lag(application)
         received = receiver.result()
     job.check()
-    return _outcome(received, count, flooded, (first_due_s, begun_s, ended_s), lag, job)
+    windows = {CALM: (first_due_s + _CALM_S / 2, begun_s), FLOOD: (begun_s, ended_s)}
+    figures = _figures(received, count, windows, job)
+    figures[FLOOD] |= {"published": flooded, "lag": lag}
+    accepted = received.where(received["number"] < count)
+    series = {"accepted before": _largest(accepted["due_us"] / 1e6 - begun_s, accepted.lateness_ms)}
+    about = f"{FLOOD_RATE:,} messages/s for {flood_s:.0f} s into a job set to {PER_TRIGGER / TRIGGER_S:,.0f}/s"
+    return Outcome("overload", about, aims_of(figures), figures, series)
+
+
+def aims_of(figures: Figures) -> list[Aim]:
+    """Return the aims: the flood changes little for what was accepted before, and it is a flood."""
+
+    def of_calm(name: str) -> float | None:
+        return ratio(figure(figures, FLOOD, name), figure(figures, CALM, name))
+
+    largest_ms, batch_s = figure(figures, FLOOD, "max_ms"), figure(figures, FLOOD, "plan_to_commit_p99_s")
+    published, lag = figure(figures, FLOOD, "published"), figure(figures, FLOOD, "lag")
+    # At least one, so that a job which took in nothing at all is a flood as well.
+    taken_in = None if published is None or lag is None else max(1.0, published - lag)
+    return [
+        Aim("p99 of accepted messages, to that in the calm", of_calm("p99_ms"), 2.0),
+        Aim("largest lateness of those, to the p99 of a batch", ratio(largest_ms, batch_s and batch_s * 1000), 4.0),
+        Aim("memory, to that in the calm", of_calm("mb_job"), 1.3),
+        Aim("published to taken in", ratio(published, taken_in), 5.0, at_least=True),
+        *fault_aims(figures, FLOOD),
+        *fault_aims(figures, ALL, names=FAULTS_OF_ALL),
+    ]
 
 
 def draw(outcome: Outcome) -> Any:
     """Draw the lateness of accepted messages over the time at which they fell due."""
-    figure, axes = figure_of(outcome)
+    drawn, axes = figure_of(outcome)
     for case, (seconds, values) in outcome.series.items():
         axes.plot(seconds, values, label=case)
     axes.set(xlabel="due, s from the start of the flood", ylabel="received - deliver_at, ms: largest in a second")
     axes.legend()
-    return figure
+    return drawn
 
 
 def _publish_accepted(stand: Stand, application: Application, count: int, first_due_s: float, spread_s: float) -> None:
@@ -91,7 +122,7 @@ def _flood(stand: Stand, application: Application, first: int, seconds: float) -
 
 
 def _lag(application: Application) -> int:
-    """Return the lag that `delayline status` tells."""
+    """Return the lag that `delayline status` prints."""
     command = [sys.executable, "-m", "streaming.cli", "status", "--format", "json"]
     for override in application.overrides:
         command += ["--set", override]
@@ -99,39 +130,20 @@ def _lag(application: Application) -> int:
     return int(json.loads(done.stdout)["input_lag"]["total"])
 
 
-def _outcome(
-    received: Received, count: int, flooded: int, times_s: tuple[float, float, float], lag: int, job: Job
-) -> Outcome:
-    first_due_s, begun_s, ended_s = times_s
+def _figures(
+    received: Received, count: int, windows_s: dict[str, tuple[float, float]], job: Job
+) -> dict[str, dict[str, Any]]:
+    """Return lateness and cost of both windows (epoch s), and faults: `count` messages were accepted before."""
     accepted = received.where(received["number"] < count)
-    due_s = accepted["due_us"] / 1e6
-    late_ms = accepted.lateness_ms
-    # The first seconds are those of a cold JVM.
-    calm = (due_s >= first_due_s + _CALM_S / 2) & (due_s < begun_s)
-    flood = (due_s >= begun_s) & (due_s < ended_s)
-    p99 = {name: float(np.percentile(late_ms[chosen], 99)) for name, chosen in (("calm", calm), ("flood", flood))}
-    memory = {
-        "calm": job.usage.between(first_due_s, begun_s)["mb_job"],
-        "flood": job.usage.between(begun_s, ended_s)["mb_job"],
-    }
-    longest_batch_s = job.triggers(begun_s, ended_s)["plan_to_commit_p99_s"]
-    faults = accepted.faults(count)
-    figures: dict[str, dict[str, Any]] = {
-        name: {"p50_ms": round(float(np.percentile(late_ms[chosen], 50)), 1), "p99_ms": round(p99[name], 1)}
-        | {"max_ms": round(float(late_ms[chosen].max()), 1), "messages": int(chosen.sum()), "mb_job": memory[name]}
-        for name, chosen in (("calm", calm), ("flood", flood))
-    }
-    figures["flood"] |= {"published": flooded, "lag at its end": lag, "batch p99 s": longest_batch_s, **faults}
-    aims = [
-        Aim("p99 of accepted messages, to that in the calm", p99["flood"] / p99["calm"], 2.0),
-        Aim("largest lateness of those, to the p99 of a batch", late_ms[flood].max() / 1000 / longest_batch_s, 4.0),
-        Aim("memory, to that in the calm", memory["flood"] / memory["calm"], 1.3),
-        Aim("published to taken in", flooded / max(1, flooded - lag), 5.0, at_least=True),
-        *(Aim(name, faults[name], 0) for name in ("early", "lost", "duplicates")),
-    ]
-    taken = PER_TRIGGER / TRIGGER_S
-    about = f"{FLOOD_RATE:,} messages/s for {ended_s - begun_s:.0f} s into a job set to {taken:,.0f}/s"
-    return Outcome("overload", about, aims, figures, {"accepted before": _largest(due_s - begun_s, late_ms)})
+    figures: dict[str, dict[str, Any]] = {}
+    for case, window_s in windows_s.items():
+        late_ms = due_between(accepted, *window_s).lateness_ms
+        figures[case] = {"messages": len(late_ms), **percentiles(late_ms)}
+        figures[case] |= job.triggers(*window_s) | job.usage.between(*window_s)
+    figures[FLOOD] |= accepted.faults(count)
+    # The flood's numbers follow on those.
+    everything = received.faults(int(received["number"].max()) + 1)
+    return figures | {ALL: {name: everything[name] for name in FAULTS_OF_ALL}}
 
 
 def _largest(seconds: Any, values: Any) -> list[list[float]]:

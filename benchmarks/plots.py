@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -19,6 +20,27 @@ def figure_of(outcome: Outcome) -> tuple[Any, Any]:
     axes.set_title(f"{outcome.name}: {outcome.about}", fontsize=10)
     axes.grid(alpha=0.3)
     return figure, axes
+
+
+def lateness_figure(outcome: Outcome, aim_ms: float) -> Any:
+    """Draw the share of messages that came within a lateness; each series is a `benchmarks.traffic.curve`."""
+    figure, axes = figure_of(outcome)
+    for case, (percents, values) in outcome.series.items():
+        axes.plot(np.maximum(values, 0.1), percents, label=case)
+    axes.axvline(aim_ms, color="grey", linestyle=":", label="aim for p99")
+    axes.set(xscale="log", xlabel="received - deliver_at, ms", ylabel="% of messages within")
+    axes.legend()
+    return figure
+
+
+def progress_figure(outcome: Outcome) -> Any:
+    """Draw the messages that were taken in over the seconds since the first batch was planned."""
+    figure, axes = figure_of(outcome)
+    for case, (seconds, messages) in outcome.series.items():
+        axes.plot(seconds, messages, marker=".", label=case)
+    axes.set(xlabel="s since the first batch was planned", ylabel="messages")
+    axes.legend()
+    return figure
 
 
 def save(figure: Any, file: Path) -> None:

@@ -16,23 +16,22 @@ import numpy as np
 from benchmarks import feed
 from benchmarks.feed import Feed
 from benchmarks.job import Application, Job
-from benchmarks.outcome import Outcome, provenance, service_code
+from benchmarks.outcome import Outcome
 from benchmarks.plots import figure_of, save
+from benchmarks.provenance import provenance, service_code
 from benchmarks.scale_phases import COLUMNS, Phases
-from benchmarks.scale_runs import NAME, Figures, Run, outcome_of, read_runs
+from benchmarks.scale_runs import NAME, Found, Run, outcome_of, read_runs
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 
 COUNTS = (1_000_000, 10_000_000, 100_000_000)
-# The job with nothing waiting has a cold JVM, and the other one has ingested millions: that alone would meet the aim.
-WARM_UP_NONE_S, WARM_UP_S = 60.0, 20.0
 PROGRESS_S, STALL_S = 60.0, 300.0
 SLOWEST_PER_S, LEAST_S = 5000, 600
 # Tables and checkpoint took 150-200 bytes a message; the topic, and what Delta has not vacuumed yet, come on top.
 DISK_BYTES_PER_MESSAGE, DISK_SPARE_BYTES = 300, 4 * 2**30
 
 
-def run(counts: list[int], share: float, out: Path, compare_any: bool) -> bool:
+def run(counts: list[int], share: float, out: Path) -> bool:
     """Measure each of `counts` and add it to the result file in `out`; return whether everything was measured.
 
     `share` shortens the phases beside the ingest. The first that fails ends it: larger ones would fail as well.
@@ -47,7 +46,7 @@ def run(counts: list[int], share: float, out: Path, compare_any: bool) -> bool:
             return False
         # Another may have added its run meanwhile.
         others = [run for run in read_runs(out / f"{NAME}.json") if run.messages != count]
-        outcome = outcome_of([*others, done], compare_any)
+        outcome = outcome_of([*others, done])
         outcome.write(out, share)
         save(draw(outcome), out / f"{NAME}.png")
         outcome.show()
@@ -60,7 +59,7 @@ def run(counts: list[int], share: float, out: Path, compare_any: bool) -> bool:
 
 def draw(outcome: Outcome) -> Any:
     """Draw the memory of the job's JVM and of its Python processes over the messages held."""
-    figure, axes = figure_of(outcome)
+    drawn, axes = figure_of(outcome)
     for number, (case, series) in enumerate(outcome.series.items()):
         columns = dict(zip(COLUMNS, series, strict=True))
         # The axis has no zero.
@@ -69,26 +68,27 @@ def draw(outcome: Outcome) -> Any:
         axes.plot(held, columns["rss_mb_python"], color=f"C{number}", linestyle=":", label=f"Python, {case}")
     axes.set(xscale="log", xlabel="messages held", ylabel="resident set, MB", ylim=(0, None))
     axes.legend(fontsize=8)
-    return figure
+    return drawn
 
 
 def _run(count: int, share: float) -> Run:
-    """Measure with nothing waiting, let `count` messages in, and measure the same again."""
+    """Warm a job up, measure with nothing waiting, let `count` messages in, and measure the same again."""
     made = provenance(share)
     with Stand(feed.BROKER) as stand:
         _check_disk(stand.folder, count)
-        application = stand.application("none")
-        job = stand.job(application)
-        none = Phases(stand, application, job, 0, time.time(), share).measure(WARM_UP_NONE_S)
-        job.stop()
         stand.topic(f"{NAME}-in", config=feed.TOPIC)
         application = stand.application(NAME)
+        begun_s = time.time()
         job = stand.job(application)
-        phases = Phases(stand, application, job, count, time.time(), share)
-        waiting = _ingest(stand, application, job, count) | phases.measure(WARM_UP_S)
+        phases = Phases(stand, application, job, share)
+        none = phases.warm_up() | phases.none_waiting(begun_s)
+        filling_s, before, disk = time.time(), sum(stand.end_offsets(application.input)), phases.disk()
+        waiting = _ingest(stand, application, job, before, count)
+        series = phases.series(begun_s, before, count)
+        waiting |= phases.waiting(filling_s, count, disk)
     if made["machine"]["code"] != service_code():
         waiting["failed_code"] = "the service's files were changed while it was measured"
-    return Run(count, none, waiting, phases.series, made)
+    return Run(count, none, waiting, series, made)
 
 
 def _check_disk(folder: Path, count: int) -> None:
@@ -99,23 +99,27 @@ def _check_disk(folder: Path, count: int) -> None:
         )
 
 
-def _ingest(stand: Stand, application: Application, job: Job, count: int) -> Figures:
-    """Stream `count` messages in, and return the rates (messages/s) and what they cost (cores)."""
+def _ingest(stand: Stand, application: Application, job: Job, before: int, count: int) -> Found:
+    """Stream `count` messages in after the first `before`; return rates (messages/s) and what they cost (cores)."""
     checkpoint = application.folder / "checkpoint"
-    with Feed(stand.bootstrap, application.input, PARTITIONS, count, checkpoint) as source:
-        progress = _Progress(stand, application, job, source, count)
+    progress = _Progress(stand, application, job, before, count)
+    with Feed(stand.bootstrap, application.input, PARTITIONS, before, count, checkpoint) as source:
+
+        def check() -> None:
+            source.check()
+            progress.check()
+
         limit_s = LEAST_S + count / SLOWEST_PER_S
-        wait_until(lambda: job.batches.messages >= count, limit_s, f"{count:,} messages ingested", progress.check)
+        wait_until(lambda: job.batches.messages >= before + count, limit_s, f"{count:,} messages ingested", check)
         published = source.result()
     progress.check_outputs()
-    batches = [batch for batch in job.batches.batches if batch.end]
-    batches = [batch for batch, before in zip(batches, [None, *batches], strict=False)
-               if before is None or batch.end > before.end]  # fmt: skip
+    batches = job.batches.taking_in(before)
     start_s, end_s = batches[0].planned_s, batches[-1].committed_s
-    ends, at_s = [0, *(batch.end for batch in batches)], [start_s, *(batch.committed_s for batch in batches)]
+    ends = [0, *(batch.end - before for batch in batches)]
     tenth = count // 10
-    first_s, last_s = np.interp([tenth, count - tenth], ends, at_s)
+    first_s, last_s = np.interp([tenth, count - tenth], ends, [start_s, *(batch.committed_s for batch in batches)])
     usage = job.usage.between(start_s, end_s)
+    lines = job.batch_lines()
     return {
         "messages": count,
         "messages_per_s": round(count / (end_s - start_s)),
@@ -123,7 +127,7 @@ def _ingest(stand: Stand, application: Application, job: Job, count: int) -> Fig
         "last_tenth_per_s": round(tenth / (end_s - last_s)),
         "ingest_s": round(end_s - start_s, 1),
         "batches": len(batches),
-        "sealed": sum(messages for messages, _ in job.batch_lines().values()),
+        "sealed": sum(lines[batch.batch_id].sealed for batch in batches if batch.batch_id in lines),
         **{f"ingest_{name}": cores for name, cores in usage.items() if name.startswith("cpu_")},
         "ingest_cpu_publisher": round(published["cpu_s"] / published["seconds"], 3),
         "publisher_held_back": round(published["held_s"] / published["seconds"], 3),
@@ -131,19 +135,19 @@ def _ingest(stand: Stand, application: Application, job: Job, count: int) -> Fig
 
 
 class _Progress:
-    """Looks at a run that ingests: tells how far it is every minute, and ends one that is lost."""
+    """Looks at a run that ingests: prints how far it is every minute, and ends one that is lost."""
 
-    def __init__(self, stand: Stand, application: Application, job: Job, source: Feed, count: int) -> None:
-        self._stand, self._application, self._job, self._source = stand, application, job, source
-        self._count = count
+    def __init__(self, stand: Stand, application: Application, job: Job, before: int, count: int) -> None:
+        self._stand, self._application, self._job = stand, application, job
+        self._before, self._count = before, count
         self._reported_s = self._grown = time.monotonic()
         self._last = self._newest = 0
+        self._came_out = stand.came_out(application)
 
     def check(self) -> None:
-        """Raise RuntimeError when the job or the publisher has ended, nothing moves, or the disk is full."""
+        """Raise RuntimeError when the job has ended, nothing moves, or the disk is full."""
         self._job.check()
-        self._source.check()
-        now, held = time.monotonic(), self._job.batches.messages
+        now, held = time.monotonic(), max(0, self._job.batches.messages - self._before)
         if held > self._newest:
             self._newest, self._grown = held, now
         if now - self._grown > STALL_S:
@@ -155,10 +159,8 @@ class _Progress:
 
     def check_outputs(self) -> None:
         """Raise RuntimeError if a message came out, which is two days early, or as a dead letter."""
-        settings = self._application.settings
-        for topic in (settings.topics.output, settings.topics.dead_letter):
-            if found := sum(self._stand.end_offsets(topic)):
-                raise RuntimeError(f"{found:,} messages came out to {topic}, and none was to come for 48 h")
+        if (found := self._stand.came_out(self._application)) != self._came_out:
+            raise RuntimeError(f"{self._came_out} became {found}, and nothing was to come for 48 h")
 
     def _report(self, held: int, rate: float) -> None:
         samples = self._job.usage.memory_between(time.time() - PROGRESS_S, time.time())

@@ -9,57 +9,106 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.aims import FAULTS
 from benchmarks.footprint import delta_tables, live_files, used_bytes
 from benchmarks.job import Application, Job
-from benchmarks.lateness import under_load
+from benchmarks.lateness import light_traffic
 from benchmarks.restart import restart_s
-from benchmarks.scale_runs import Figures
+from benchmarks.scale_runs import Found
+from benchmarks.sealed import sealed_traffic
 from benchmarks.stand import Stand
-from benchmarks.usage import BROKER, Memory
+from benchmarks.traffic import run_through
+from benchmarks.usage import NOT_THE_JOB, Memory
 from benchmarks.waiting import say, wait_until
 
-SETTLE_S, IDLE_S, LOAD_S, RESTARTS = 20.0, 30.0, 60.0, 3
+SETTLE_S, IDLE_S, RESTARTS = 20.0, 30.0, 3
 SHORTEST_S = 5.0
 POINTS = 300
+# More than any load has, and all loads together fewer than a value has digits for.
+NUMBERS = 1_000_000_000
 # Of a series: s since `begun_s`, messages in committed batches, MB.
 COLUMNS = ("at_s", "held", "rss_mb_jvm", "rss_mb_python", "rss_mb_job", "pss_mb_job")
 
 
 @dataclass
 class Phases:
-    """Measures `job` from `begun_s` (epoch s), while `waiting` messages wait; `share` shortens each phase.
+    """Measures `job`, which is running all the time; `share` shortens each phase.
 
-    A phase that fails leaves `failed_<phase>` with the reason among the figures: it must not cost the hour that the
-    others are built on.
+    The reference and what is compared to it go through the same phases of the same length, one after the other in one
+    warm process. A phase that fails leaves `failed_<phase>` with the reason among the figures: it must not cost the
+    hour that the others are built on.
     """
 
     stand: Stand
     application: Application
     job: Job
-    waiting: int
-    begun_s: float
     share: float
-    series: list[list[float]] = field(default_factory=list, init=False)
+    _next_number: int = field(default=0, init=False)
 
-    def measure(self, warm_up_s: float) -> Figures:
-        """Go through all phases, and return their figures. The load before lateness counts takes `warm_up_s`."""
-        phases: dict[str, Callable[[], Figures]] = {
-            "idle": self._idle,
-            "disk": self._disk,
-            "lateness": lambda: self._lateness(warm_up_s),
-            "memory": self._peak,
-            "restart": self._restart,
+    def warm_up(self) -> Found:
+        """Let messages flow through buckets and out again, until nothing waits; return their faults."""
+        return self._guarded("warm_up", self._warm_up)
+
+    def none_waiting(self, begun_s: float) -> Found:
+        """Measure with nothing waiting. `begun_s` (epoch s) is when the job's memory begins to count."""
+        return self._all({"idle": self._idle, "lateness": self._lateness, "memory": lambda: self._peak(begun_s)})
+
+    def waiting(self, begun_s: float, count: int, disk_before: Found) -> Found:
+        """Measure with `count` messages waiting, and end with restarts. `disk_before` is `disk` with none waiting."""
+        return self._all(
+            {
+                "idle": self._idle,
+                "disk": lambda: _disk_of(count, disk_before, self.disk()),
+                "lateness": self._lateness,
+                "memory": lambda: self._peak(begun_s),
+                "restart": self._restart,
+            }
+        )
+
+    def disk(self) -> Found:
+        """Return bytes on the local disk: of all storage, of the tables' folders, of the files that tables name."""
+        tables = delta_tables(self.application.folder)
+        live = [size for table in tables for size in live_files(table).values()]
+        return {
+            "disk_storage": used_bytes(self.application.folder),
+            "disk_tables": sum(used_bytes(table) for table in tables),
+            "disk_live": sum(live),
+            "live_files": len(live),
         }
-        found: Figures = {}
+
+    def series(self, begun_s: float, before: int, count: int) -> list[list[float]]:
+        """Return `COLUMNS` from `begun_s` to now, while up to `count` messages came in after the first `before`."""
+        samples = self.job.usage.memory_between(begun_s, time.time())
+        at_s = np.array([sample.at_s for sample in samples])
+        batches = self.job.batches.between(begun_s, time.time())
+        held = np.interp(at_s, [batch.committed_s for batch in batches], [batch.end - before for batch in batches])
+        columns = {"at_s": at_s - begun_s, "held": np.clip(held, 0, count), **_megabytes(samples)}
+        return [_thinned(columns[name]) for name in COLUMNS]
+
+    def _all(self, phases: dict[str, Callable[[], Found]]) -> Found:
+        found: Found = {}
         for name, phase in phases.items():
-            try:
-                found |= phase()
-            except Exception as problem:
-                traceback.print_exc()
-                found[f"failed_{name}"] = str(problem).partition("\n")[0] or repr(problem)
+            found |= self._guarded(name, phase)
         return found
 
-    def _idle(self) -> Figures:
+    def _guarded(self, name: str, phase: Callable[[], Found]) -> Found:
+        try:
+            return phase()
+        except Exception as problem:
+            traceback.print_exc()
+            return {f"failed_{name}": str(problem).partition("\n")[0] or repr(problem)}
+
+    def _warm_up(self) -> Found:
+        traffic = sealed_traffic(self.share, self._numbers())
+        _, found = run_through(self.stand, self.application, self.job, traffic)
+        return {f"warm_up_{name}": found[name] for name in ("messages", *FAULTS)}
+
+    def _numbers(self) -> int:
+        """Return the first of numbers that no other load of this job has."""
+        self._next_number += NUMBERS
+        return self._next_number
+
+    def _idle(self) -> Found:
         """Triggers, CPU (cores) and steady memory (MB, median) while the job does nothing but wait."""
         settle_s, idle_s = self._seconds(SETTLE_S), self._seconds(IDLE_S)
         say(f"{self.application.name}: {settle_s:.0f} s to settle, {idle_s:.0f} s idle")
@@ -73,42 +122,21 @@ class Phases:
             f"{name}_steady": round(float(np.median(values)), 1) for name, values in steady.items()
         }
 
-    def _disk(self) -> Figures:
-        """Bytes on the local disk: of the whole storage, of the tables' folders, of the files the tables name."""
-        if not self.waiting:
-            return {}
-        tables = delta_tables(self.application.folder)
-        live = [size for table in tables for size in live_files(table).values()]
-        sizes = {
-            "disk_storage": used_bytes(self.application.folder),
-            "disk_tables": sum(used_bytes(table) for table in tables),
-            "disk_live": sum(live),
-        }
-        found: Figures = {"live_files": len(live)}
-        for name, size in sizes.items():
-            found |= {f"{name}_mb": round(size / 2**20, 1), f"{name}_bytes_per_message": round(size / self.waiting, 1)}
-        return found
-
-    def _lateness(self, warm_up_s: float) -> Figures:
+    def _lateness(self) -> Found:
         """Lateness and what the load costs, as `benchmarks/lateness.py` has them."""
-        _, found = under_load(self.stand, self.application, self.job, self._seconds(warm_up_s), self._seconds(LOAD_S))
+        traffic = light_traffic(self.share, self._numbers())
+        _, found = run_through(self.stand, self.application, self.job, traffic)
         return {f"lateness_{name}": value for name, value in found.items() if not name.startswith("mb_")}
 
-    def _peak(self) -> Figures:
-        """Memory from the beginning to here (MB, largest), and the series of it."""
-        samples = self.job.usage.memory_between(self.begun_s, time.time())
-        sizes = _megabytes(samples)
-        at_s = np.array([sample.at_s for sample in samples])
-        batches = self.job.batches.between(self.begun_s, time.time())
-        held = np.interp(at_s, [batch.committed_s for batch in batches], [batch.end for batch in batches])
-        columns = {"at_s": at_s - self.begun_s, "held": np.minimum(held, self.waiting), **sizes}
-        self.series = [_thinned(columns[name]) for name in COLUMNS]
+    def _peak(self, begun_s: float) -> Found:
+        """Memory from `begun_s` to here (MB, largest)."""
+        sizes = _megabytes(self.job.usage.memory_between(begun_s, time.time()))
         return {f"{name}_peak": round(float(values.max()), 1) for name, values in sizes.items()}
 
-    def _restart(self) -> Figures:
+    def _restart(self) -> Found:
         """Restarts after `kill -9`, s; and the metadata that the job says it holds then."""
         seconds = [restart_s(self.stand, self.application, self.job, attempt) for attempt in range(RESTARTS)]
-        found: Figures = {"restart_s": round(float(np.median(seconds)), 2), "restarts": np.round(seconds, 2).tolist()}
+        found: Found = {"restart_s": round(float(np.median(seconds)), 2), "restarts": np.round(seconds, 2).tolist()}
         recovered = self.job.recovered()
         found |= {f"recovered_{name}": value for name, value in recovered.items()}
         if recovered.get("messages"):
@@ -119,13 +147,22 @@ class Phases:
         return max(SHORTEST_S, full_s * self.share)
 
 
+def _disk_of(count: int, before: Found, now: Found) -> Found:
+    """Return what `count` messages have added to the disk, in MB and bytes a message."""
+    added = {name: now[name] - before[name] for name in now}
+    found: Found = {"live_files": added.pop("live_files")}
+    for name, size in added.items():
+        found |= {f"{name}_mb": round(size / 2**20, 1), f"{name}_bytes_per_message": round(size / count, 1)}
+    return found
+
+
 def _megabytes(samples: list[Memory]) -> dict[str, np.ndarray]:
     """Return RSS and PSS of JVM, Python and both over `samples`, MB. Shared pages count for each process in RSS."""
     found: dict[str, np.ndarray] = {}
     for kind in ("rss", "pss"):
         sizes = [getattr(sample, kind) for sample in samples]
         jvm = np.array([at.get("jvm", 0) for at in sizes]) / 2**20
-        both = np.array([sum(size for role, size in at.items() if role != BROKER) for at in sizes]) / 2**20
+        both = np.array([sum(size for role, size in at.items() if role not in NOT_THE_JOB) for at in sizes]) / 2**20
         found |= {f"{kind}_mb_jvm": jvm, f"{kind}_mb_python": both - jvm, f"{kind}_mb_job": both}
     return found
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aims import fault_aims, ratio
 from benchmarks.outcome import Aim, Outcome
 
 NAME = "scale"
 _LARGEST_MB = 4096.0
-# Two runs of one code on one machine may differ in these.
-_IGNORED = {"commit", "uncommitted_changes"}
 
-Figures = dict[str, Any]
+Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
     """One number of messages: figures with none and with all of them waiting, and the memory over what was held.
 
-    `series` has columns as `scale_phases.COLUMNS` names them; `provenance` is `benchmarks.outcome.provenance`.
+    `series` has columns as `scale_phases.COLUMNS` names them; `provenance` is `benchmarks.provenance.provenance`.
     """
 
     messages: int
-    none: Figures
-    waiting: Figures
+    none: Found
+    waiting: Found
     series: list[list[float]]
     provenance: dict[str, Any]
 
@@ -39,24 +37,23 @@ class Run:
     def unlike(self, other: Run) -> str:
         """Return in what the two runs differ so that they cannot be compared; nothing if they can be."""
         mine, theirs = ({"scale": run.provenance["scale"], **run.provenance["machine"]} for run in (self, other))
-        names = sorted(mine.keys() | theirs.keys())
-        return ", ".join(name for name in names if name not in _IGNORED and mine.get(name) != theirs.get(name))
+        if mine["uncommitted_changes"] or theirs["uncommitted_changes"]:
+            return "uncommitted_changes"
+        return ", ".join(name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name))
 
 
-def outcome_of(runs: list[Run], compare_any: bool) -> Outcome:
-    """Put the runs into one result. `compare_any` compares also what was measured of other code or elsewhere."""
+def outcome_of(runs: list[Run]) -> Outcome:
+    """Put the runs into one result, and compare those that were measured at one commit on one machine."""
     runs = sorted(runs, key=lambda run: run.messages)
-    figures: dict[str, Figures] = {}
+    figures: dict[str, Found] = {}
     for run in runs:
         figures |= {_none_case(run.messages): run.none, _case(run.messages): run.waiting}
-    aims, missing = _aims({run.messages: run for run in runs}, compare_any)
     return Outcome(
         NAME,
         "messages of 100 bytes that wait, due in 48 h",
-        aims,
+        aims_of(runs),
         figures,
         {_case(run.messages): run.series for run in runs},
-        missing=missing,
         runs={_case(run.messages): {"messages": run.messages, **run.provenance} for run in runs},
     )
 
@@ -74,52 +71,51 @@ def read_runs(file: Path) -> list[Run]:
     return runs
 
 
+def aims_of(runs: list[Run]) -> list[Aim]:
+    """Hold the largest run against its own aims, and against those with a tenth and a hundredth of its messages."""
+    by_messages = {run.messages: run for run in runs}
+    top = by_messages[max(by_messages)]
+    count, own = top.messages, top.waiting
+    to_none = ratio(own.get("lateness_p99_ms"), top.none.get("lateness_p99_ms"))
+    tenths = ratio(own.get("last_tenth_per_s"), own.get("first_tenth_per_s"))
+    return [
+        _compared(by_messages, "peak RSS", "rss_mb_job_peak", 10, 1.2),
+        _compared(by_messages, "steady RSS", "rss_mb_job_steady", 10, 1.2),
+        Aim(f"peak RSS of the job's tree at {count:,}", own.get("rss_mb_job_peak"), _LARGEST_MB, "MB"),
+        Aim(f"restart at {count:,}", own.get("restart_s"), 60, "s"),
+        _compared(by_messages, "restart", "restart_s", 100, 1.3),
+        Aim(f"lateness p99 with {count:,} waiting, of that with none", to_none, 1.3),
+        Aim(f"messages/s of the last tenth of {count:,}, of the first's", tenths, 0.9, at_least=True),
+        *(aim for run in runs for aim in _fault_aims(run)),
+    ]
+
+
+def _compared(runs: dict[int, Run], what: str, name: str, share: int, target: float) -> Aim:
+    """Return the aim for a figure of the largest run, of that of a run with so much fewer messages."""
+    top = runs[max(runs)]
+    other = runs.get(top.messages // share)
+    what = f"{what} at {top.messages:,}, of that at {top.messages // share:,}"
+    if other is None:
+        return Aim(what, None, target, missing="there is no such run")
+    if unlike := top.unlike(other):
+        return Aim(what, None, target, missing=f"not compared: the runs differ in {unlike}")
+    return Aim(what, ratio(top.waiting.get(name), other.waiting.get(name)), target)
+
+
+def _fault_aims(run: Run) -> list[Aim]:
+    """Return the aims for what each run delivers: the warm-up, and both loads whose lateness counts."""
+    none, waiting = _none_case(run.messages), _case(run.messages)
+    figures = {none: run.none, waiting: run.waiting}
+    return [
+        *fault_aims(figures, none, "warm_up_"),
+        *fault_aims(figures, none, "lateness_"),
+        *fault_aims(figures, waiting, "lateness_"),
+    ]
+
+
 def _case(messages: int) -> str:
     return f"{messages:,} waiting"
 
 
 def _none_case(messages: int) -> str:
     return f"none waiting, before {messages:,}"
-
-
-def _aims(runs: dict[int, Run], compare_any: bool) -> tuple[list[Aim], list[str]]:
-    """Hold the largest run against its own aims, and against those with a tenth and a hundredth of its messages."""
-    top = runs[max(runs)]
-    count = top.messages
-    aims: list[Aim] = []
-    missing: list[str] = []
-
-    def add(what: str, value: Callable[[], float], target: float, unit: str = "", at_least: bool = False) -> None:
-        try:
-            aims.append(Aim(what, value(), target, unit, at_least))
-        except KeyError as name:
-            missing.append(f"{what}: {name.args[0]} was not measured")
-
-    def compare(what: str, figure: str, share: int, target: float) -> None:
-        other = runs.get(count // share)
-        what = f"{what} at {count:,}, of that at {count // share:,}"
-        if other is None:
-            missing.append(f"{what}: there is no such run")
-        elif (unlike := top.unlike(other)) and not compare_any:
-            missing.append(f"{what}: the runs differ in {unlike}; --compare-any compares them")
-        else:
-            what += f" (the runs differ in {unlike})" if unlike else ""
-            add(what, lambda: top.waiting[figure] / other.waiting[figure], target)
-
-    compare("peak RSS", "rss_mb_job_peak", 10, 1.2)
-    compare("steady RSS", "rss_mb_job_steady", 10, 1.2)
-    add(f"peak RSS of the job's tree at {count:,}", lambda: top.waiting["rss_mb_job_peak"], _LARGEST_MB, "MB")
-    add(f"restart at {count:,}", lambda: top.waiting["restart_s"], 60, "s")
-    compare("restart", "restart_s", 100, 1.3)
-    add(
-        f"lateness p99 with {count:,} waiting, of that with none",
-        lambda: top.waiting["lateness_p99_ms"] / top.none["lateness_p99_ms"],
-        1.3,
-    )
-    add(
-        f"messages/s of the last tenth of {count:,}, of the first's",
-        lambda: top.waiting["last_tenth_per_s"] / top.waiting["first_tenth_per_s"],
-        0.9,
-        at_least=True,
-    )
-    return aims, missing

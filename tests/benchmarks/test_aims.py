@@ -1,0 +1,206 @@
+"""Each benchmark's aims, given made-up figures: met by good ones, and each broken by a bad or a missing one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import burst, idle, index, ingest, lateness, overload, sealed, spread
+from benchmarks.aims import FAULTS, Figures
+from benchmarks.outcome import Aim
+
+CLEAN: dict[str, float] = dict.fromkeys(FAULTS, 0)
+# (case, figure), and a value that breaks an aim.
+Breach = tuple[str, str, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A benchmark's aims, figures that meet them all, and for each aim a figure with a value that does not."""
+
+    aims_of: Callable[[Figures], list[Aim]]
+    good: dict[str, dict[str, float]]
+    breaches: dict[str, Breach]
+
+
+def faults(case: str, names: tuple[str, ...] = FAULTS) -> dict[str, Breach]:
+    return {f"{name}, {case}": (case, name, 1) for name in names}
+
+
+def punctual(case: str) -> dict[str, float]:
+    return {"p50_ms": 500.0, "p99_ms": 1000.0, **CLEAN}
+
+
+NONE, MANY = lateness.NONE_WAITING, lateness.MANY_WAITING
+SPREAD_GOOD = {"came_out": 0, "dead_letters": 0, "lost": 0}
+WORST = "memory where the index takes most, of TimeBucket's there"
+
+
+def index_figures() -> dict[str, dict[str, float]]:
+    """Return megabytes that just meet the aims for 10 million ids; (1, 10) of the sparse load is the worst."""
+    figures: dict[str, dict[str, float]] = {load: {} for load in index.LOADS}
+    for rate, bits, megabytes in index.SETTINGS:
+        own = {index.CONSECUTIVE: min(megabytes, 1.63), index.SPARSE: 30.0 + (bits == 10 and rate == 1)}
+        for load in index.LOADS:
+            figures[load][f"({rate}, {bits}) {index.INDEX}, memory_mb"] = own.get(load, 10.0)
+            figures[load][f"({rate}, {bits}) {index.TIME_BUCKET}, memory_mb"] = 31.0
+    return figures
+
+
+CASES = {
+    "lateness": Case(
+        lateness.aims_of,
+        {NONE: punctual(NONE), MANY: punctual(MANY)},
+        {
+            f"{what}, {case}": (case, f"{what}_ms", worst)
+            for case in (NONE, MANY)
+            for what, worst in (("p99", 1000.1), ("p50", 500.1))
+        }
+        | faults(NONE)
+        | faults(MANY),
+    ),
+    "sealed": Case(
+        sealed.aims_of,
+        {sealed.CASE: {"published": 100, "sealed": 50, **punctual(sealed.CASE)}},
+        {
+            "share of the messages that were sealed": (sealed.CASE, "sealed", 49),
+            "p99, sealed": (sealed.CASE, "p99_ms", 1000.1),
+            "p50, sealed": (sealed.CASE, "p50_ms", 500.1),
+        }
+        | faults(sealed.CASE),
+    ),
+    "ingest": Case(
+        ingest.aims_of,
+        {ingest.JOB: {"messages_per_s": 50, "came_out": 0, "dead_letters": 0}, ingest.READ: {"messages_per_s": 100}},
+        {
+            "messages/s sealed or held, of Spark's reading alone": (ingest.READ, "messages_per_s", 101),
+            "came out": (ingest.JOB, "came_out", 1),
+            "dead letters": (ingest.JOB, "dead_letters", 1),
+        },
+    ),
+    "burst": Case(burst.aims_of, {burst.JOB: CLEAN}, faults(burst.JOB)),
+    "burst, alternatives": Case(
+        burst.alternatives_of,
+        {burst.JOB: {"messages_per_s": 150_000}, burst.BARE: {"messages_per_s": 300_000}},
+        {
+            "messages/s delivered, of as many bare producers' as shards": (burst.BARE, "messages_per_s", 300_001),
+        },
+    ),
+    "idle": Case(
+        idle.aims_of,
+        {idle.BACK_TO_BACK: {"p50_s": 0.45}, idle.DEFAULT: {}},
+        {"p50 of a trigger, one after the other": (idle.BACK_TO_BACK, "p50_s", 0.451)},
+    ),
+    "overload": Case(
+        overload.aims_of,
+        {
+            overload.CALM: {"p99_ms": 100.0, "mb_job": 1000.0},
+            overload.FLOOD: {"p99_ms": 200.0, "max_ms": 4000.0, "mb_job": 1300.0, "plan_to_commit_p99_s": 1.0}
+            | {"published": 1000, "lag": 800}
+            | CLEAN,
+            overload.ALL: dict.fromkeys(overload.FAULTS_OF_ALL, 0),
+        },
+        {
+            "p99 of accepted messages, to that in the calm": (overload.FLOOD, "p99_ms", 200.1),
+            "largest lateness of those, to the p99 of a batch": (overload.FLOOD, "max_ms", 4000.1),
+            "memory, to that in the calm": (overload.FLOOD, "mb_job", 1300.1),
+            "published to taken in": (overload.FLOOD, "lag", 799),
+        }
+        | faults(overload.FLOOD)
+        | faults(overload.ALL, overload.FAULTS_OF_ALL),
+    ),
+    "spread": Case(
+        spread.aims_of,
+        {
+            spread.CLOSE: {"messages_per_s": 100, "segments": 10, "files": 5, **SPREAD_GOOD},
+            spread.YEAR: {"messages_per_s": 50, "segments": 40, "files": 20, **SPREAD_GOOD}
+            | {"metadata_bytes_per_message": 100.0, "driver_bytes_per_message": 10.0},
+        },
+        {
+            "messages/s, of those close together": (spread.YEAR, "messages_per_s", 49),
+            "segments, of those close together": (spread.YEAR, "segments", 41),
+            "files, of those close together": (spread.YEAR, "files", 21),
+            "metadata of a message on disk": (spread.YEAR, "metadata_bytes_per_message", 100.1),
+            "metadata of a message in memory": (spread.YEAR, "driver_bytes_per_message", 10.1),
+        }
+        | {
+            f"{what}, {case}": (case, name, 1)
+            for case in (spread.CLOSE, spread.YEAR)
+            for what, name in (("came out", "came_out"), ("dead letters", "dead_letters"), ("not found", "lost"))
+        },
+    ),
+    "index": Case(
+        lambda figures: index.aims_of(figures, index.MESSAGES),
+        index_figures(),
+        {
+            f"({rate}, {bits}): memory": (index.CONSECUTIVE, f"({rate}, {bits}) index, memory_mb", megabytes + 0.01)
+            for rate, bits, megabytes in index.SETTINGS
+        }
+        | {
+            "(8, 15): memory of a message": (index.CONSECUTIVE, "(8, 15) index, memory_mb", 1.64),
+            WORST: (index.SPARSE, "(1, 10) index, memory_mb", 31.1),
+        },
+    ),
+}
+
+
+def named(name: str) -> Iterator[Any]:
+    for what, breach in CASES[name].breaches.items():
+        yield pytest.param(CASES[name], what, breach, id=f"{name}: {what}")
+
+
+ALL_BREACHES = [each for name in CASES for each in named(name)]
+
+
+def not_met(case: Case, figures: dict[str, dict[str, float]]) -> dict[str, Aim]:
+    return {aim.what: aim for aim in case.aims_of(figures) if not aim.met}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_figures_at_their_targets_meet_every_aim(case: Case) -> None:
+    assert case.aims_of(case.good)
+    assert not_met(case, case.good) == {}
+
+
+@pytest.mark.parametrize(("case", "what", "breach"), ALL_BREACHES)
+def test_a_figure_beyond_its_target_breaks_its_aim(case: Case, what: str, breach: Breach) -> None:
+    figures = deepcopy(case.good)
+    of, name, value = breach
+    figures[of][name] = value
+    broken = not_met(case, figures)
+    assert what in broken
+    assert broken[what].value is not None
+
+
+@pytest.mark.parametrize(("case", "what", "breach"), ALL_BREACHES)
+def test_a_missing_figure_breaks_its_aim(case: Case, what: str, breach: Breach) -> None:
+    figures = deepcopy(case.good)
+    of, name, _ = breach
+    del figures[of][name]
+    assert not_met(case, figures)[what].value is None
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_without_any_figure_no_aim_is_met(case: Case) -> None:
+    assert not any(aim.met for aim in case.aims_of({}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_aim_is_broken_by_one_of_the_breaches(name: str) -> None:
+    case = CASES[name]
+    # The burst's rate is in both alternatives, and has a test below.
+    assert {aim.what for aim in case.aims_of(case.good)} - case.breaches.keys() <= {"messages/s delivered"}
+
+
+def test_a_rate_below_its_own_target_breaks_only_that_alternative() -> None:
+    figures = {burst.JOB: {"messages_per_s": 149_999}, burst.BARE: {"messages_per_s": 200_000}}
+    assert [aim.met for aim in burst.alternatives_of(figures)] == [False, True]
+
+
+def test_no_benchmark_is_left_out() -> None:
+    assert {name.partition(",")[0] for name in CASES} == command.BENCHMARKS.keys()

@@ -1,0 +1,121 @@
+"""The aims of `scale`: of the largest run, and of it against runs of the same code on the same machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.aims import FAULTS
+from benchmarks.outcome import Aim
+from benchmarks.scale_runs import Run, aims_of, outcome_of, read_runs
+
+SMALL, MIDDLE, LARGE = 1_000_000, 10_000_000, 100_000_000
+MACHINE = {"commit": "c0ffee", "uncommitted_changes": False, "code": "abc", "cpus": 2}
+OWN = {
+    "peak RSS of the job's tree at 100,000,000": ("rss_mb_job_peak", 4096.1),
+    "restart at 100,000,000": ("restart_s", 60.1),
+    "lateness p99 with 100,000,000 waiting, of that with none": ("lateness_p99_ms", 131.0),
+    "messages/s of the last tenth of 100,000,000, of the first's": ("last_tenth_per_s", 89),
+}
+COMPARED = {
+    "peak RSS at 100,000,000, of that at 10,000,000": (MIDDLE, "rss_mb_job_peak", 1000.0),
+    "steady RSS at 100,000,000, of that at 10,000,000": (MIDDLE, "rss_mb_job_steady", 1000.0),
+    "restart at 100,000,000, of that at 1,000,000": (SMALL, "restart_s", 10.0),
+}
+
+
+def run_of(messages: int, **machine: Any) -> Run:
+    clean = {f"lateness_{name}": 0 for name in FAULTS}
+    return Run(
+        messages,
+        {"lateness_p99_ms": 100.0, **clean, **{f"warm_up_{name}": 0 for name in FAULTS}},
+        {"lateness_p99_ms": 130.0, "rss_mb_job_peak": 3000.0, "rss_mb_job_steady": 2000.0, "restart_s": 30.0}
+        | {"first_tenth_per_s": 100, "last_tenth_per_s": 90}
+        | clean,
+        [[0.0]],
+        {"scale": 1.0, "date": f"day {messages}", "machine": MACHINE | machine},
+    )
+
+
+def runs(**machine_of_large: Any) -> list[Run]:
+    return [run_of(SMALL), run_of(MIDDLE), run_of(LARGE, **machine_of_large)]
+
+
+def not_met(of: list[Run]) -> dict[str, Aim]:
+    return {aim.what: aim for aim in aims_of(of) if not aim.met}
+
+
+def test_good_runs_meet_every_aim() -> None:
+    assert not_met(runs()) == {}
+    assert outcome_of(runs()).met
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_a_figure_of_the_largest_run_that_is_bad_or_missing_breaks_its_aim(what: str) -> None:
+    name, bad = OWN[what]
+    of = runs()
+    of[-1].waiting[name] = bad
+    assert not_met(of)[what].value is not None
+    del of[-1].waiting[name]
+    assert not_met(of)[what].value is None
+
+
+@pytest.mark.parametrize("what", COMPARED)
+def test_a_figure_that_grew_too_much_or_has_nothing_to_compare_with_breaks_its_aim(what: str) -> None:
+    messages, name, small = COMPARED[what]
+    of = runs()
+    reference = next(run for run in of if run.messages == messages)
+    reference.waiting[name] = small
+    assert not_met(of)[what].value is not None
+    del reference.waiting[name]
+    assert not_met(of)[what].value is None
+    without = not_met([run for run in runs() if run.messages != messages])
+    assert without[what].value is None
+    assert without[what].missing == "there is no such run"
+
+
+@pytest.mark.parametrize(
+    ("difference", "named"),
+    [
+        ({"commit": "decaf"}, "commit"),
+        ({"code": "xyz", "cpus": 4}, "code, cpus"),
+        ({"uncommitted_changes": True}, "uncommitted_changes"),
+    ],
+)
+def test_runs_of_other_code_or_machines_are_not_compared(difference: dict[str, Any], named: str) -> None:
+    broken = not_met(runs(**difference))
+    assert broken.keys() == COMPARED.keys()
+    assert {aim.missing for aim in broken.values()} == {f"not compared: the runs differ in {named}"}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("prefix", ["warm_up_", "lateness_"])
+@pytest.mark.parametrize("messages", [SMALL, LARGE])
+def test_a_fault_in_any_run_with_none_waiting_breaks_an_aim(messages: int, prefix: str, name: str) -> None:
+    of = runs()
+    figures = next(run for run in of if run.messages == messages).none
+    figures[prefix + name] = 1
+    assert [aim.value for aim in not_met(of).values()] == [1]
+    del figures[prefix + name]
+    assert [aim.value for aim in not_met(of).values()] == [None]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_while_all_wait_breaks_an_aim(name: str) -> None:
+    of = runs()
+    of[0].waiting[f"lateness_{name}"] = 1
+    assert [aim.value for aim in not_met(of).values()] == [1]
+
+
+def test_a_disturbed_run_meets_nothing() -> None:
+    of = runs()
+    of[1].none["idle_cpu_elsewhere"] = 1.0
+    assert not outcome_of(of).met
+
+
+def test_runs_come_back_from_the_result_file(tmp_path: Path) -> None:
+    outcome_of(runs()).write(tmp_path, 1.0)
+    assert read_runs(tmp_path / "scale.json") == runs()
+    assert read_runs(tmp_path / "none.json") == []
