@@ -18,6 +18,7 @@ import typer
 from benchmarks import burst, idle, index, ingest, lateness, overload, sealed, spread
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
+from benchmarks.provenance import service_code
 from benchmarks.scale import COUNTS
 from benchmarks.scale import run as run_scale
 from benchmarks.stand import Stand
@@ -97,13 +98,16 @@ def main(
 
 
 def _run(name: str, scale: float, out: Path) -> bool:
-    benchmark, begun = BENCHMARKS[name], time.monotonic()
+    benchmark, begun, code = BENCHMARKS[name], time.monotonic(), service_code()
     say(f"{name}, at scale {scale:g}")
     try:
         outcome = benchmark.measure(scale)
     except Exception:
         # The others are worth their time all the same.
         traceback.print_exc()
+        return False
+    if service_code() != code:
+        say(f"{name}: the service's files were changed while it was measured")
         return False
     outcome.write(out, scale)
     save(benchmark.draw(outcome), out / f"{name}.png")

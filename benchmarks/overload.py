@@ -30,27 +30,29 @@ ACCEPTED_RATE = 200
 CALM, FLOOD, ALL = "calm", "flood", "all that came"
 # Of what floods in, most is still in the input topic at the end: it cannot be said to be lost.
 FAULTS_OF_ALL = tuple(name for name in FAULTS if name not in ("lost", "inversions", "out_of_order"))
-_CALM_S = 30.0
+# The calm is a reference: a minute of it, of a job that has delivered for half a minute.
+WARM_UP_S, CALM_S, SHORTEST_S = 30.0, 60.0, 15.0
 _INGEST_TIMEOUT_S = 600.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
     """Let accepted messages fall due in a calm and in a flood; compare lateness and memory, and ask for the lag."""
-    flood_s = max(20.0, FLOOD_S * scale)
+    warm_up_s, calm_s, flood_s = (max(SHORTEST_S, full_s * scale) for full_s in (WARM_UP_S, CALM_S, FLOOD_S))
+    before_s = warm_up_s + calm_s
     application = stand.application("overload", f"limits.messages_per_trigger={PER_TRIGGER}")
-    count = int(ACCEPTED_RATE * (_CALM_S + flood_s))
+    count = int(ACCEPTED_RATE * (before_s + flood_s))
     job = stand.job(application)
     ready_s = count / PER_TRIGGER * TRIGGER_S * 3 + 20
     first_due_s = time.time() + ready_s
     say(f"publishing {count:,} messages that fall due from {ready_s:.0f} s from now on")
-    _publish_accepted(stand, application, count, first_due_s, _CALM_S + flood_s)
+    _publish_accepted(stand, application, count, first_due_s, before_s + flood_s)
     job.wait_for_messages(count, _INGEST_TIMEOUT_S)
     if time.time() > first_due_s:
         raise RuntimeError("they were not accepted in time: the machine is too busy")
     out = stand.folder / "overload.npz"
-    limit_s = first_due_s - time.time() + _CALM_S + flood_s + 120
+    limit_s = first_due_s - time.time() + before_s + flood_s + 120
     with Receiver(stand.bootstrap, application.output, PARTITIONS, 10**12, limit_s - 60, out) as receiver:
-        time.sleep(max(0.0, first_due_s + _CALM_S - time.time()))
+        time.sleep(max(0.0, first_due_s + before_s - time.time()))
         begun_s = time.time()
         say(f"{FLOOD_RATE:,} messages/s for {flood_s:.0f} s into a job that takes {PER_TRIGGER / TRIGGER_S:,.0f}")
         flooded = _flood(stand, application, count, flood_s)
@@ -58,7 +60,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         lag = _lag(application)
         received = receiver.result()
     job.check()
-    windows = {CALM: (first_due_s + _CALM_S / 2, begun_s), FLOOD: (begun_s, ended_s)}
+    windows = {CALM: (first_due_s + warm_up_s, begun_s), FLOOD: (begun_s, ended_s)}
     figures = _figures(received, count, windows, job)
     figures[FLOOD] |= {"published": flooded, "lag": lag}
     accepted = received.where(received["number"] < count)
