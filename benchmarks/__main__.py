@@ -102,8 +102,7 @@ def _run(name: str, scale: float, out: Path) -> bool:
     say(f"{name}, at scale {scale:g}")
     try:
         outcome = benchmark.measure(scale)
-    except Exception:
-        # The others are worth their time all the same.
+    except Exception:  # noqa: BLE001, the other measurements are worth their time
         traceback.print_exc()
         return False
     if service_code() != code:

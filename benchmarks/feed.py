@@ -89,7 +89,7 @@ class _Stream:
             while True:
                 try:
                     self._producer.produce(
-                        self._topic, value, key_of(number), number % self._partitions, headers=headers
+                        self._topic, value, key_of(number), number % self._partitions, headers=list(headers)
                     )
                     break
                 except BufferError:

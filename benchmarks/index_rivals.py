@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from pyroaring import BitMap64
@@ -20,7 +21,7 @@ class TimeBucket:
 
     def __init__(self, precision_bits: int) -> None:
         self._due = DueCounts(precision_bits)
-        self._slots: SortedDict = SortedDict()
+        self._slots: SortedDict[int, Any] = SortedDict()
 
     def __len__(self) -> int:
         return len(self._due)

@@ -130,7 +130,7 @@ class Publisher:
             try:
                 self._producer.produce(
                     self._topic, value_of(number, due_us), key_of(number), number % self._partitions,
-                    timestamp=stamp_ms, headers=headers,
+                    timestamp=stamp_ms, headers=list(headers),
                 )  # fmt: skip
             except BufferError:
                 self._producer.poll(0.1)

@@ -137,9 +137,15 @@ def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeo
             if error.retriable() or error.name() in _PASSING:
                 continue
             raise RuntimeError(error)
-        row = (message.partition(), message.offset(), *read_value(message.value()), received_us, *_headers(message))
+        row = (
+            message.partition(),
+            message.offset(),
+            *read_value(message.value() or b""),
+            received_us,
+            *_headers(message),
+        )
         for column, number in zip(columns, row, strict=True):
-            column.append(number)
+            column.append(number or 0)
         seen += 1
         if seen == count:
             deadline = time.monotonic() + _GRACE_S

@@ -59,6 +59,6 @@ def _seen(consumer: Consumer, number: int, job: Job) -> float:
         now = time.monotonic()
         if message.error() is not None:
             raise RuntimeError(message.error())
-        if read_value(message.value())[0] == number:
+        if read_value(message.value() or b"")[0] == number:
             return now
     raise TimeoutError(f"a message that is due was not delivered within {TIMEOUT_S:.0f} s of the restart")

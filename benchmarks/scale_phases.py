@@ -94,7 +94,7 @@ class Phases:
     def _guarded(self, name: str, phase: Callable[[], Found]) -> Found:
         try:
             return phase()
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001, the other measurements are worth their time
             traceback.print_exc()
             return {f"failed_{name}": str(problem).partition("\n")[0] or repr(problem)}
 

@@ -94,7 +94,8 @@ class Stand:
 
     def end_offsets(self, topic: str, partitions: int = PARTITIONS) -> list[int]:
         """Return, by partition, the offset up to which a subscriber of committed records can read now."""
-        request = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        request = {TopicPartition(topic, number): newest for number in range(partitions)}
         level = IsolationLevel.READ_COMMITTED
         answers = self.admin.list_offsets(request, isolation_level=level, request_timeout=10)
         found = {asked.partition: answer.result(10).offset for asked, answer in answers.items()}

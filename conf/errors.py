@@ -1,4 +1,25 @@
-"""The one tree of errors. Each has a code to search for, and says what was wrong and what to do."""
+"""The one tree of errors. Each has a code to search for, and says what was wrong and what to do.
+
+DelaylineError
+|-- SettingError, UsageError                      called wrongly: exit code 2
+|-- SetupError: JarsMissing, JavaMissing, BrokerFailed
+|-- KafkaError
+|   |-- BrokerUnreachable: LoginRefused, CertificateRefused
+|   |-- TopicMissing, TopicMismatch
+|   |-- RecordsExpired, RecordUnreadable          of the input
+|   `-- DeadLetterRefused, DeliveryFailed, PublishFailed, PositionInvalid
+|-- StorageError
+|   |-- StorageFailed                             full, read-only, not there
+|   |-- CheckpointUnreadable, CheckpointVersion
+|   `-- BucketUnreadable                          corrupt data
+|-- InvariantViolated: LateRowsDropped, CutoffMismatch
+|-- CheckpointMismatch, ApplicationHeld, ClockBehind
+|-- QueryFailed, ServiceStopping, InjectedFailure
+`-- Rejected                                      a message becomes a dead letter
+    |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
+    |-- BadDeliverTo, TopicNotAllowed, TopicUnknown
+    `-- MessageTooLarge, RecordRefused
+"""
 
 from __future__ import annotations
 
@@ -33,25 +54,43 @@ class UsageError(DelaylineError):
     exit_code = 2
 
 
-class JarsMissing(DelaylineError):
+class SetupError(DelaylineError):
+    """What the service needs on this machine is missing or does not start."""
+
+
+class KafkaError(DelaylineError):
+    """Brokers, topics or records stand in the way."""
+
+
+class StorageError(DelaylineError):
+    """The checkpoint or the table of sealed buckets cannot be read or written."""
+
+
+class InvariantViolated(DelaylineError):
+    """An invariant does not hold (docs/architecture.md): a fault of Delayline, which stops before it does harm."""
+
+    code = "invariant-violated"
+
+
+class JarsMissing(SetupError):
     """The Java libraries of Spark's connectors or of the embedded broker have not been fetched."""
 
     code = "jars-missing"
 
 
-class JavaMissing(DelaylineError):
+class JavaMissing(SetupError):
     """No Java 17 or newer was found."""
 
     code = "java-missing"
 
 
-class BrokerFailed(DelaylineError):
+class BrokerFailed(SetupError):
     """The embedded broker could not be formatted or started."""
 
     code = "broker-failed"
 
 
-class BrokerUnreachable(DelaylineError):
+class BrokerUnreachable(KafkaError):
     """No broker answered at the configured bootstrap servers."""
 
     code = "broker-unreachable"
@@ -69,43 +108,43 @@ class CertificateRefused(BrokerUnreachable):
     code = "certificate-refused"
 
 
-class TopicMissing(DelaylineError):
+class TopicMissing(KafkaError):
     """A topic that the job needs does not exist. Says which, and how to create it."""
 
     code = "topic-missing"
 
 
-class TopicMismatch(DelaylineError):
+class TopicMismatch(KafkaError):
     """A topic exists in a form the job cannot work with (partition count, cleanup policy, a right that it lacks)."""
 
     code = "topic-mismatch"
 
 
-class RecordsExpired(DelaylineError):
+class RecordsExpired(KafkaError):
     """Input records were deleted before they were read. Says which: topic, partition, offsets."""
 
     code = "records-expired"
 
 
-class RecordUnreadable(DelaylineError):
+class RecordUnreadable(KafkaError):
     """An input record has a timestamp that Spark cannot read. Says which: topic, partition, offset, timestamp."""
 
     code = "record-unreadable"
 
 
-class DeadLetterRefused(DelaylineError):
+class DeadLetterRefused(KafkaError):
     """A message is refused by its output topic and by the dead-letter topic as well. Says which one."""
 
     code = "dead-letter-refused"
 
 
-class PublishFailed(DelaylineError):
+class PublishFailed(KafkaError):
     """The broker refused or did not confirm a published message."""
 
     code = "publish-failed"
 
 
-class PositionInvalid(DelaylineError):
+class PositionInvalid(KafkaError):
     """How far dead letters are resent cannot be read, or cannot be kept, beside the consumer group's offsets."""
 
     code = "position-invalid"
@@ -123,19 +162,19 @@ class ApplicationHeld(DelaylineError):
     code = "application-held"
 
 
-class CheckpointUnreadable(DelaylineError):
+class CheckpointUnreadable(StorageError):
     """A file of the checkpoint is missing or damaged. Says which, and what can be done without it."""
 
     code = "checkpoint-unreadable"
 
 
-class CheckpointVersion(DelaylineError):
+class CheckpointVersion(StorageError):
     """A file of the checkpoint is in a format that this version of Delayline, or its Spark, does not know."""
 
     code = "checkpoint-version"
 
 
-class StorageFailed(DelaylineError):
+class StorageFailed(StorageError):
     """The storage cannot be written or read: it is full, read-only, not there, or refuses. Says where."""
 
     code = "storage-failed"
@@ -147,19 +186,19 @@ class ClockBehind(DelaylineError):
     code = "clock-behind"
 
 
-class LateRowsDropped(DelaylineError):
+class LateRowsDropped(InvariantViolated):
     """Spark dropped rows behind the watermark, which must never happen to a message (invariant 6)."""
 
     code = "late-rows-dropped"
 
 
-class CutoffMismatch(DelaylineError):
+class CutoffMismatch(InvariantViolated):
     """Two parts of one batch disagree on its cutoff, or a cutoff went back (invariants 2 and 3)."""
 
     code = "cutoff-mismatch"
 
 
-class DeliveryFailed(DelaylineError):
+class DeliveryFailed(KafkaError):
     """The transaction with the output topics could not be completed; Spark retries the task."""
 
     code = "delivery-failed"
@@ -177,7 +216,7 @@ class ServiceStopping(DelaylineError):
     code = "service-stopping"
 
 
-class BucketUnreadable(DelaylineError):
+class BucketUnreadable(StorageError):
     """A stored bucket, segment or state value is missing, or is not what its metadata says."""
 
     code = "bucket-unreadable"

@@ -95,7 +95,7 @@ class Resender:
                     on_delivery=on_delivery,
                     # 0 would mean "now" to the client.
                     timestamp=record.timestamp_ms or 1,
-                    headers=record.headers,
+                    headers=list(record.headers),
                 )
                 return
             except BufferError:

@@ -115,7 +115,7 @@ class Publisher:
                 sent = self._producer.send(self.topic, value=value, key=key, headers=headers, partition=self._partition)
                 in_flight.put(sent, len(value or b""))
             in_flight.put(None)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001, the thread that confirms raises it
             in_flight.put(error)
 
     def _confirmed(self, landing: Any) -> str:

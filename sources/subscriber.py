@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -174,6 +175,7 @@ def received(message: Message, received_ms: int) -> Received:
         timestamp_ms=message.timestamp()[1],
         key=message.key(),
         value=message.value(),
-        headers=list(message.headers() or []),
+        # Read from a topic, values are bytes; the client's type is that of headers to be written.
+        headers=cast(list[tuple[str, bytes | None]], message.headers() or []),
         received_ms=received_ms,
     )

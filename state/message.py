@@ -47,7 +47,7 @@ def encode_chunk(messages: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, messages.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(messages)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def decode_chunk(chunk: bytes) -> pa.Table:

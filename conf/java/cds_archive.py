@@ -56,7 +56,11 @@ def make_cds_archive(progress: Callable[[str], None] = print) -> None:
     partial = archive.with_suffix(f".partial-{os.getpid()}")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _TRAINING, str(partial)], capture_output=True, text=True, timeout=_LIMIT_S
+            [sys.executable, "-m", _TRAINING, str(partial)],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
         if done.returncode == 0 and partial.is_file():
             partial.rename(archive)

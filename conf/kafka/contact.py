@@ -37,7 +37,8 @@ def check_contact(kafka: KafkaSettings) -> None:
     servers = kafka.bootstrap_servers
     problems: list[KafkaError] = []
     try:
-        client = AdminClient({**options, "log_level": "0", "error_cb": problems.append})
+        own: dict[str, Any] = {"log_level": "0", "error_cb": problems.append}
+        client = AdminClient({**options, **own})
         _wait(client, client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S), problems, servers)
     except KafkaException as problem:
         if problem.args[0].code() == KafkaError._INVALID_ARG:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, DeliveryFailed
+
+log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
 # What passes when the brokers are back. The client calls most of these retriable, but not once a transaction has
@@ -55,8 +58,7 @@ class BrokerRetry:
                 f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. Nothing is "
                 "lost: check the brokers, and start the job again"
             ) from problem
-        # A worker's standard output is in the job's log.
-        print(f"delayline: {self._who}: Kafka does not answer, tried for {left_s:.0f} s more: {problem}", flush=True)
+        log.warning("%s: Kafka does not answer, tried for %.0f s more: %s", self._who, left_s, problem)
         time.sleep(min(_PAUSE_S, left_s))
 
 

@@ -114,7 +114,7 @@ def bytes_at_most(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     headers = batch.column("headers")
     each = _lengths(headers.values.field(0)) + _lengths(headers.values.field(1)) + _HEADER_LENGTHS_BYTES
     until = np.concatenate([[0], np.cumsum(each)])[headers.offsets.to_numpy()]
-    return total + np.diff(until)
+    return np.asarray(total + np.diff(until))
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:

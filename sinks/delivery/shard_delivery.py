@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from sinks.delivery.transactional_writer import DeliveryPlan, ShardWriter
 from sinks.delivery.transactions import Transaction, behind, transactions
 from sinks.delivery.wall_clock import now_ms, wait_until
 from state.checkpoint.progress import Progress, committed_messages
+
+log = logging.getLogger(__name__)
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
@@ -153,4 +156,4 @@ def _abort(writer: ShardWriter) -> None:
         writer.abort()
     except KafkaException as problem:
         # The first error is the one to tell; the transaction is ended by the next writer or by its timeout.
-        print(f"delayline: shard {writer.shard}: its transaction could not be aborted: {problem}", flush=True)
+        log.warning("shard %d: its transaction could not be aborted: %s", writer.shard, problem)

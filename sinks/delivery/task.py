@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import numpy as np
@@ -30,19 +30,20 @@ DUE_SCHEMA = pa.schema(
 )
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("delivered", pa.int64()), ("writer", pa.string())])
 
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def deliver_chunks(plan: DeliveryPlan, shard: int) -> ArrowFunction:
     """Deliver rows of `DUE_SCHEMA`, all of `shard`."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next((batch for batch in batches if batch.num_rows), None)
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rest = iter(batches)
+        first = next((batch for batch in rest if batch.num_rows), None)
         if first is None:
             return
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
-        delivered, writer = deliver(plan, shard, merge(_chunks(first, batches)), attempt)
+        delivered, writer = deliver(plan, shard, merge(_chunks(first, rest)), attempt)
         yield pa.RecordBatch.from_arrays([[shard], [delivered], [writer]], schema=REPORT_SCHEMA)
 
     return run

@@ -194,7 +194,7 @@ class ShardWriter:
             while True:
                 try:
                     # 0 would mean "now" to the client.
-                    produce(topic, value, key, partition, timestamp=deliver_at_ms or 1, headers=headers, **more)
+                    produce(topic, value, key, partition, timestamp=deliver_at_ms or 1, headers=list(headers), **more)
                     break
                 except BufferError:
                     self._producer.poll(0.1)

@@ -49,12 +49,6 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
     return roles
 
 
-def list_topics(settings: Settings) -> list[str]:
-    """Return the names of all topics but Kafka's own, sorted. Raises BrokerUnreachable."""
-    with connected(settings) as admin:
-        return _names(admin)
-
-
 def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
     """Return the number of partitions of each of `topics`; those that do not exist are left out.
 

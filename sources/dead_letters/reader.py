@@ -75,12 +75,12 @@ class DeadLetterReader:
             first = self._consumer.poll(_POLL_S)
             for message in [] if first is None else [first, *self._consumer.consume(_POLL_MESSAGES, 0)]:
                 heard_s = time.monotonic()
-                number = message.partition()
+                number, offset = message.partition() or 0, message.offset() or 0
                 if error := message.error():
                     self._check(error)
                     if error.code() == KafkaError._PARTITION_EOF:
                         unread.pop(number, None)
-                elif message.offset() < unread.get(number, 0):
+                elif offset < unread.get(number, 0):
                     yield received(message, int(time.time() * 1000))
                 else:
                     # Written since.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -72,14 +72,14 @@ def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
 
 def accepting(
     settings_now: Callable[[], tuple[int, BatchSettings]],
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow` that turns records into rows of `CHUNK_SCHEMA`.
 
     The event time of a chunk is null: only the clock may move the watermark, and Spark drops a stateful row whose
     event time is behind it.
     """
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _, batch_settings = settings_now()
         for batch in batches:
             if batch.num_rows:

@@ -64,7 +64,8 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
             if time.monotonic() > deadline_s:
                 raise BrokerUnreachable(f"{', '.join(sorted({topic for topic, _ in left}))} cannot be read to the end")
             for message in consumer.consume(_POLL_MESSAGES, _POLL_S):
-                place, offset, error = (message.topic(), message.partition()), message.offset(), message.error()
+                place = (message.topic() or "", message.partition() or 0)
+                offset, error = message.offset() or 0, message.error()
                 if error is not None and error.name() != "_PARTITION_EOF":
                     # A login need not be allowed the group: it is neither joined nor written to.
                     if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:

@@ -15,7 +15,7 @@ class SegmentCatalog:
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
         self._buckets: dict[int, dict[tuple[int, int], Segment]] = {}
-        self._by_start: SortedKeyList = SortedKeyList(key=lambda segment: segment.min_deliver_at_ms)
+        self._by_start: SortedKeyList[Segment, int] = SortedKeyList(key=lambda segment: segment.min_deliver_at_ms)
         self.add(segments)
 
     def __len__(self) -> int:

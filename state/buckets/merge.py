@@ -74,7 +74,7 @@ def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) 
     in their time partition; segments and shards are those of `batch_settings`.
     """
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = count(within.number * _NUMBERS_A_SLICE)
         for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
             ordered = merge((key, messages) for _, key, messages in chunks)
@@ -84,7 +84,7 @@ def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) 
     return run
 
 
-def _labelled(batches: Iterator[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, OrderKey, pa.Table]]:
+def _labelled(batches: Iterable[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, OrderKey, pa.Table]]:
     for batch in batches:
         chunks = keyed_chunks(iter([batch]), within.start_ms, within.end_ms)
         for label, (key, messages) in zip(batch.column("part").to_pylist(), chunks, strict=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.errors import InvariantViolated
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages
 from state.order import in_order
@@ -44,16 +45,16 @@ def advance(
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
         keep = _how_many_stay(rest, cutoff_ms, batch_settings)
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in (waiting, *arrivals)):
-        raise AssertionError("a mutable bucket's step lost or doubled a message")
+        raise InvariantViolated("a mutable bucket lost or doubled a message")
     return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
 
 
 def _how_many_stay(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
     """Keep what is due soon, up to half of each threshold, so that the next batches need not seal again."""
-    near = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)).as_py() or 0
+    near: int = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)).as_py() or 0
     by_count = batch_settings.bucket_max_messages // 2
     by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 2) // max(1, rest.nbytes)
-    keep = min(near, by_count, by_bytes)
+    keep: int = min(near, by_count, by_bytes)
     # Messages differ in size: the near ones can be the large ones.
     while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2

@@ -37,13 +37,13 @@ DUE, SEALED, KEPT = "due", "sealed", "kept"
 # Rows are copied whole between the JVM and Python, so that one must not grow with the batch.
 _DUE_CHUNK_BYTES = 16 * 1024 * 1024
 
-StateFunction = Callable[[tuple[int], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
+StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
 
 def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> StateFunction:
     """Return the state function. `settings_now` gives the running batch's id and its rules, on the executor."""
 
-    def update(key: tuple[int], arrivals: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def update(key: tuple[int], arrivals: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         batch_id, batch_settings = settings_now()
         shard = batch_settings.shard_keys.index(key[0])
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)

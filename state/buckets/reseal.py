@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ def left_rows(messages: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
 def left_in_state(shards: int) -> ArrowFunction:
     """Return the function for `mapInArrow` that turns mutable buckets (column `bucket`) into rows of `LEFT_SCHEMA`."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket in batch.column("bucket"):
                 yield from left_rows(decode_chunk(bucket.as_py()), shards)
@@ -41,7 +41,7 @@ def resealed(bucket: int, cutoff_ms: int, batch_settings: BatchSettings) -> Arro
     All rows of a shard must come to one task, which holds them in memory.
     """
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         left: dict[int, list[pa.Table]] = {}
         for batch in batches:
             for shard, chunk in zip(batch.column("shard").to_pylist(), batch.column("chunk"), strict=True):

@@ -27,7 +27,7 @@ COUNTED_SCHEMA = pa.schema(
 )
 
 
-def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`: say of each row of the table how many messages its chunk gives; `rows` is 0 if it gives none.
 
     It takes rows with the columns file, part, `IDENTITY`, count, and chunk, which is null in a metadata row.
@@ -59,7 +59,7 @@ def salvaged(precision_bits: int) -> ArrowFunction:
     chunks are left out; the metadata is that of what is left. Ticks of the index are 2^`precision_bits` ms.
     """
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in batch.to_pylist())
         for (bucket, shard, number), own in groupby(rows, key=lambda row: tuple(row[name] for name in IDENTITY)):
             chunks = list(own)

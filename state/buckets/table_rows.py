@@ -38,7 +38,7 @@ _ENTRIES = pa.list_(
     )
 )
 
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 # The columns that files and row groups are pruned by come first: Delta keeps bounds for the leading ones.
 STORED_SCHEMA = pa.schema(
@@ -73,7 +73,7 @@ def stored_rows(precision_bits: int) -> ArrowFunction:
     It takes rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. Ticks of the index are 2^`precision_bits` ms.
     """
 
-    def run(sealed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in sealed:
             for held in batch.to_pylist():
                 segment = Segment(**{name: held[name] for name in Segment.__dataclass_fields__})

@@ -5,7 +5,7 @@ What a batch then takes touches few chunks, and was sorted long before it is due
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     those of now: the bucket may have been sealed when there were more or fewer.
     """
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
             for shard, own in by_shard(messages, shards):
                 for piece in split(own):
@@ -49,7 +49,7 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     return run
 
 
-def keyed_chunks(batches: Iterator[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
+def keyed_chunks(batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
     """Give each stored chunk's messages due in [start_ms, end_ms), with the key of its first message."""
     for batch in batches:
         for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):

@@ -80,7 +80,7 @@ class Delivered:
             now = _below(some, marker.batch.ends) & _due(some, marker.batch.cutoff_ms)
             return before | (now & _up_to(some, marker))
 
-        return gone | self._by_shard(messages, by)
+        return np.asarray(gone | self._by_shard(messages, by))
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Say of each message of a sealed bucket whether it is delivered."""
@@ -93,7 +93,7 @@ class Delivered:
             past, now = due < marker.batch.previous_ms, due < marker.batch.cutoff_ms
             return np.asarray(past | (now & _up_to(some, marker)))
 
-        return gone | self._by_shard(messages, by)
+        return np.asarray(gone | self._by_shard(messages, by))
 
     def _by_shard(self, messages: pa.Table, by: Callable[[Progress, pa.Table], Mask]) -> Mask:
         found = np.zeros(messages.num_rows, dtype=bool)

@@ -78,7 +78,7 @@ class MessageIndex:
         """
         finer_by = self._due.precision_bits - precision_bits
         if finer_by < 0:
-            raise BucketUnreadable(
+            raise ValueError(
                 f"entries of {precision_bits} bits do not fit an index of {self._due.precision_bits}: "
                 f"make it with the coarsest precision of the metadata"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BucketUnreadable
+from conf.errors import InvariantViolated
 from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
@@ -32,20 +32,20 @@ def seal_rest(
     """Seal `rest` (`reseal.LEFT_SCHEMA`) into the bucket before the first of `origin`; return its messages.
 
     `checkpoint` is the id of the one that left it: for that it is done once (`rest_bucket`). Time partitions are those
-    of a seal at `cutoff_ms`. Raises BucketUnreadable, with nothing sealed, if any were lost or doubled on the way.
+    of a seal at `cutoff_ms`. Raises InvariantViolated, with nothing sealed, if any were lost or doubled on the way.
     """
     rest = rest.persist()
     try:
-        count = int(rest.selectExpr("coalesce(sum(count), 0)").first()[0])
+        count = int(rest.selectExpr("coalesce(sum(count), 0)").collect()[0][0])
         if count:
             rows = rest.repartition(origin.shards, "shard").mapInArrow(
                 resealed(origin.overdue_bucket, cutoff_ms, batch_settings), from_arrow_schema(STORED_SCHEMA)
             )
             rows = rows.persist()
             try:
-                sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").first()[0]
+                sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").collect()[0][0]
                 if sealed != count:
-                    raise BucketUnreadable(f"{count} messages were left, and {sealed} of them would be sealed")
+                    raise InvariantViolated(f"{count} messages were left, and {sealed} of them would be sealed")
                 store.append(rows, _writer_of_rest(checkpoint), origin.overdue_bucket)
             finally:
                 rows.unpersist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
@@ -28,13 +27,8 @@ def run(
     Prints `running` when the query has started. Restart it from its checkpoint with the same command,
     whatever ended it.
     """
-    from conf.errors import UsageError
+    from conf.logs import configure_logging
     from streaming.job.service import run_service
 
-    level = logging.getLevelNamesMapping().get(log_level.upper())
-    if level is None:
-        raise UsageError(f"--log-level {log_level!r}: one of debug, info, warning, error")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    for room in ("conf", "sources", "state", "sinks", "streaming"):
-        logging.getLogger(room).setLevel(level)
+    configure_logging(log_level)
     run_service(settings_of(config, overrides), fresh, on_started=lambda: typer.echo("running"))

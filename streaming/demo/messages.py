@@ -126,7 +126,7 @@ class Publication:
                     break
                 self._publish(producer, next(self._mixture))
             producer.flush(_FLUSH_S)
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001, the main thread raises it
             self._problem = problem
 
     def _publish(self, producer: Producer, wanted: Wanted) -> None:
@@ -140,5 +140,5 @@ class Publication:
             self.sent[identity] = Sent(wanted, identity, published_ms, due)
 
         topic = self._settings.topics.input[0]
-        producer.produce(topic, wanted.value, wanted.key, headers=wanted.headers, on_delivery=confirmed)
+        producer.produce(topic, wanted.value, wanted.key, headers=list(wanted.headers), on_delivery=confirmed)
         producer.poll(0)

@@ -61,7 +61,7 @@ class Outputs:
                     self.got.append(record)
                     self.ids.add(record.id)
                     self._changed_s = time.monotonic()
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001, the main thread raises it
             self.problem = problem
 
 

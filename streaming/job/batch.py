@@ -144,7 +144,7 @@ class BatchRunner:
         if not loaded and not shards:
             return None
         # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
-        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE[:-1])
+        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE.fields[:-1])
         due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
             shards = list(range(self._settings.bucket.shards))

@@ -146,7 +146,7 @@ class PrefetchWindow:
             ordered = chunks.sortWithinPartitions(*ORDER)
             loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
         try:
-            count = loaded.selectExpr("coalesce(sum(count), 0)").first()[0]
+            count = loaded.selectExpr("coalesce(sum(count), 0)").collect()[0][0]
         except (Py4JJavaError, PySparkException) as problem:
             if error := unreadable_bucket(self._store, segments, problem):
                 # Without its cause: Spark puts every line of it into the failure of the query.

@@ -168,7 +168,7 @@ class EmbeddedBroker:
         command = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *self._log_options(), "-cp", classpath]
         command += ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise BrokerFailed(f"formatting {self.directory} took over {_FORMAT_TIMEOUT_S:.0f} s") from error
         if done.returncode != 0:

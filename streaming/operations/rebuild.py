@@ -7,7 +7,7 @@ the lost checkpoint's mutable buckets only: it is read from the input again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 # Of each input topic and partition: its first offset and the one after its last; the offsets that are in buckets.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 Sources = Mapping[tuple[str, int], BitMap64]
@@ -154,7 +154,7 @@ def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offse
 def _not_taken_up(delivered: Delivered, sealed: Sources, batch_settings: BatchSettings, now_ms: int) -> ArrowFunction:
     """Return the function for `mapInArrow` that accepts records, and leaves out what is delivered or in a bucket."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
@@ -173,7 +173,7 @@ def _among(messages: pa.Table, sealed: Sources) -> np.ndarray:
 def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin) -> DataFrame:
     """Return what waits in the tables below the new checkpoint's cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def train(spark: SparkSession, folder: Path) -> None:
     """Run a few batches of a stateful stream into a Delta table, and read that."""
     table = f"{folder}/table"
 
-    def count(key: tuple[int], arrivals: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def count(key: tuple[int], arrivals: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         total = sum(map(len, arrivals)) + (state.get[0] if state.exists else 0)
         state.update((total,))
         state.setTimeoutTimestamp(max(1, state.getCurrentWatermarkMs() + 1))
@@ -42,11 +42,11 @@ def train(spark: SparkSession, folder: Path) -> None:
     counted = stream.applyInPandasWithState(
         count, "key int, total long", "total long", "append", GroupStateTimeout.EventTimeTimeout
     )
-    query = counted.writeStream.option("checkpointLocation", f"{folder}/checkpoint").foreachBatch(write)
-    query = query.trigger(processingTime="100 milliseconds").start()
+    writer = counted.writeStream.option("checkpointLocation", f"{folder}/checkpoint").foreachBatch(write)
+    query = writer.trigger(processingTime="100 milliseconds").start()
     try:
         while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < _BATCHES):
-            query.awaitTermination(0.2)
+            query.awaitTermination(1)
     finally:
         query.stop()
     spark.read.format("delta").load(table).where("total > 0").collect()
@@ -59,7 +59,7 @@ def main() -> None:
         options = {"spark.driver.extraJavaOptions": training_options(Path(archive))}
         spark = open_session(Settings(), options)
         train(spark, Path(folder))
-        gateway = spark.sparkContext._gateway
+        gateway: Any = spark.sparkContext._gateway
         spark.stop()
         # Java ends with the gateway, and is then given the time to write.
         gateway.shutdown()

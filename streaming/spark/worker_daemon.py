@@ -29,10 +29,12 @@ if __name__ == "__main__":
     import pyarrow.compute  # noqa: F401
     from pyspark.daemon import manager
 
+    import conf.logs
     import sinks.delivery.task  # noqa: F401
     import sources.intake.accept  # noqa: F401
     import state.buckets.operator  # noqa: F401
 
+    conf.logs.configure_worker_logging()
     # A worker collects garbage after every task: 29 ms if all those modules are looked through, nothing if not.
     gc.freeze()
-    manager()
+    manager()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf.errors import BrokerUnreachable, BucketUnreadable, CheckpointMismatch, CheckpointUnreadable, TopicMissing
+from conf.errors import BrokerUnreachable, CheckpointMismatch, CheckpointUnreadable, StorageFailed, TopicMissing
 from conf.kafka.clients import check_clients
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -112,7 +112,7 @@ class Status:
 def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
     """Read the status with a Spark session of its own, which ends with it. `clock_ms` tells the time, epoch ms.
 
-    Raises BucketUnreadable if what the checkpoint or the tables hold cannot be read in a few tries, and what
+    Raises StorageFailed if what the checkpoint or the tables hold cannot be read in a few tries, and what
     `check_clients` and `open_session` do.
     """
     check_clients(settings)
@@ -134,7 +134,7 @@ def _retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
             if attempt == _TRIES:
                 why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
                 first_line = str(why).partition("\n")[0]
-                raise BucketUnreadable(f"{path} cannot be read, {_TRIES} times tried: {first_line}") from problem
+                raise StorageFailed(f"{path} cannot be read, {_TRIES} times tried: {first_line}") from problem
     raise AssertionError("the last try returns or raises")
 
 

@@ -136,10 +136,10 @@ def _rest(store: BucketTable, cut: list[Segment], cutoff_ms: int, version: int) 
     return rest
 
 
-def _waiting_behind(cutoff_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _waiting_behind(cutoff_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that counts the messages due at or after `cutoff_ms` of chunks that reach over it."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             counts, firsts = [], []
             for chunk in batch.column("chunk"):

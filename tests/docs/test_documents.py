@@ -120,7 +120,7 @@ def all_options(command: Any) -> set[str]:
 def wrong_commands(text: str) -> Iterator[str]:
     group: Any = get_command(app)
     if text.startswith("--"):
-        if (option := text.split()[0].split("=")[0]) not in all_options(group) | _OTHERS_OPTIONS:
+        if (option := text.split(maxsplit=1)[0].split("=", maxsplit=1)[0]) not in all_options(group) | _OTHERS_OPTIONS:
             yield f"no command has {option}"
         return
     words = shlex.split(text.replace("'", ""), comments=True) if re.search(r"delayline(_job\.py)? ", text) else []

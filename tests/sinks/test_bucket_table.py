@@ -6,11 +6,11 @@ import random
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -158,7 +158,7 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
     tries = tmp_path / "tries"
     tries.touch()
 
-    def slowly(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def slowly(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with tries.open("a") as log:
             log.write("x")
         time.sleep(2)
@@ -183,7 +183,7 @@ def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
 ) -> None:
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
 
-    def late(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def late(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begun.touch()
         deadline_s = time.monotonic() + 60
         while not sealed.exists() and time.monotonic() < deadline_s:
@@ -254,9 +254,10 @@ def _bytes_read(spark: SparkSession, rows: DataFrame) -> int:
     spark.sparkContext.setJobGroup(uuid.uuid4().hex, "bytes read")
     group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
     rows.write.format("noop").mode("overwrite").save()
-    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", cast(str, None))
     context = spark.sparkContext._jsc.sc()
     context.listenerBus().waitUntilEmpty()
     tracker = spark.sparkContext.statusTracker()
-    stages = {stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds}
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = {stage for job in jobs if job is not None for stage in job.stageIds}
     return sum(context.statusStore().lastStageAttempt(stage).inputBytes() for stage in stages)

@@ -100,7 +100,7 @@ def test_a_record_comes_whole_and_with_its_lateness(settings: Settings, broker: 
         ("delayline-deliver-at", b"%d" % due_ms),
     ]
     producer = Producer({"bootstrap.servers": broker.bootstrap})
-    producer.produce(topic, None, b"\x00\xff", headers=headers, timestamp=due_ms)
+    producer.produce(topic, None, b"\x00\xff", headers=list(headers), timestamp=due_ms)
     producer.flush()
     with Subscriber(settings, topic, from_beginning=True) as subscriber:
         (record,) = subscriber.records(1, PATIENCE_MS)

@@ -39,7 +39,7 @@ def _run(arguments: list[str], log: str) -> int:
         app(arguments, prog_name="delayline")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001, the caller reads how the command ended
         # As Python ends a process of its own.
         traceback.print_exc()
         return 1

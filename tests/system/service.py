@@ -47,7 +47,7 @@ class Service:
         """Start the job; with `wait`, return once its query runs."""
         self._launch(failpoint, "run", *arguments)
         if wait:
-            assert_eventually(lambda: self._running_or_failed(), _START_TIMEOUT_S, "the start of the job")
+            assert_eventually(self._running_or_failed, _START_TIMEOUT_S, "the start of the job")
 
     def command(self, *arguments: str, failpoint: str | None = None) -> int:
         """Run another of its commands to the end, and return the exit code: -9 when it was killed."""

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient, OffsetSpec
 from kafka.structs import TopicPartition as AdminPartition
 
+from sources.subscriber import received
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
@@ -43,15 +44,15 @@ def _count_by_id(application: Application, count: int, timeout_s: float) -> np.n
     )
     consumer.assign([TopicPartition(application.output, number, 0) for number in range(2)])
     seen = np.zeros((2, count // 2), dtype=np.int64)
-    received, silent = 0, 0.0
-    while received < count and silent < timeout_s:
+    count_seen, silent = 0, 0.0
+    while count_seen < count and silent < timeout_s:
         messages = consumer.consume(50_000, 0.5)
         silent = 0.0 if messages else silent + 0.5
         for message in messages:
             assert message.error() is None, message.error()
-            _, partition, offset = dict(message.headers())["delayline-id"].rsplit(b"/", 2)
+            _, partition, offset = str(received(message, 0).id).rsplit("/", 2)
             seen[int(partition), int(offset)] += 1
-        received += len(messages)
+        count_seen += len(messages)
     consumer.close()
     return seen
 

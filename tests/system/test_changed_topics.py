@@ -95,7 +95,7 @@ def _send(application: Application, side: str, count: int = 1, delay: bytes | No
     producer = Producer({"bootstrap.servers": application.bootstrap})
     headers = [("deliver-to", side.encode()), *([("deliver-after", delay)] if delay else [])]
     for _ in range(count):
-        producer.produce(application.input, b"v", partition=3, headers=headers)
+        producer.produce(application.input, b"v", partition=3, headers=list(headers))
     assert producer.flush(30) == 0
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,8 @@ from conf.java.cds_archive import cds_archive, cds_options, make_cds_archive
 
 def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
     assert cds_archive().is_file(), "make it with `delayline jars`"
-    started = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    gateway: Any = spark.sparkContext._gateway
+    started = psutil.Process(gateway.proc.pid)
     javas = [process for process in (started, *started.children()) if process.name() == "java"]
     mapped = {each.path for java in javas for each in java.memory_maps()}
     assert str(cds_archive()) in mapped

@@ -72,7 +72,9 @@ def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
         if message.error() is None:
             found.append(message)
         else:
-            assert message.error().name() == "_PARTITION_EOF"
+            error = message.error()
+            assert error is not None
+            assert error.name() == "_PARTITION_EOF"
             ends += 1
     consumer.close()
     other.close()

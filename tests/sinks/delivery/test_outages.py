@@ -20,6 +20,7 @@ from sinks.delivery import shard_delivery, transactional_writer
 from sinks.delivery.shard_delivery import deliver
 from sinks.delivery.transactional_writer import DeliveryPlan
 from sinks.topics.limits import missing_topics
+from sources.subscriber import received
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
@@ -114,7 +115,7 @@ class Delivery:
         """The offsets, in the input, of what is committed, in the order of the output."""
         found = []
         for message in committed(self.broker, self.topic):
-            found.append(int(dict(message.headers())["delayline-id"].rsplit(b"/", 1)[1]))
+            found.append(int(str(received(message, 0).id).rsplit("/", 1)[1]))
         return found
 
     def expected(self) -> list[int]:
@@ -173,7 +174,7 @@ def _consumer(broker: EmbeddedBroker) -> Consumer:
 
 
 def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing_is_lost_or_doubled(
-    frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], capfd: pytest.CaptureFixture[str]
+    frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery.begin().result(60)
 
@@ -190,7 +191,7 @@ def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing
     assert running.result(60)[0] == 10
     running = killed_at("transaction-open")
     # It stays away for longer than a transaction may last.
-    assert_eventually(lambda: "Kafka does not answer" in capfd.readouterr().out, 60)
+    assert_eventually(lambda: "Kafka does not answer" in caplog.text, 60)
     frail.start()
     assert running.result(60)[0] == 10
     # And now for longer than it is waited for.
@@ -206,7 +207,7 @@ def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing
 
 
 def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
-    frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], capfd: pytest.CaptureFixture[str]
+    frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery.begin().result(60)
     stopped = phase("transaction-open")
@@ -217,7 +218,7 @@ def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
     try:
         # The request to commit lies in the broker's socket, and is carried out when it goes on.
         stopped.released.set()
-        assert_eventually(lambda: "Kafka does not answer" in capfd.readouterr().out, 60)
+        assert_eventually(lambda: "Kafka does not answer" in caplog.text, 60)
     finally:
         os.kill(frail.pid, signal.SIGCONT)
     assert running.result(60)[0] == 10
@@ -256,7 +257,7 @@ def test_an_output_topic_that_is_deleted_is_named_and_what_waits_comes_out_when_
     assert count == 10
     delivery.plan = replace(delivery.plan, last_writers={0: writer}, transaction_timeout_ms=10_000)
     options = delivery.plan.options
-    client = AdminClient(options)
+    client = AdminClient(dict(options))
     client.delete_topics([delivery.topic])[delivery.topic].result()
     assert_eventually(lambda: missing_topics(options, [delivery.topic]) == [delivery.topic])
     first = delivery.begin()

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -51,7 +52,13 @@ _LOGIN = [
     "kafka.sasl.password=guest",
 ]
 _ANY_OF_GUEST = AclBindingFilter(
-    ResourceType.ANY, None, ResourcePatternType.ANY, "User:guest", None, AclOperation.ANY, AclPermissionType.ANY
+    ResourceType.ANY,
+    cast(str, None),
+    ResourcePatternType.ANY,
+    "User:guest",
+    cast(str, None),
+    AclOperation.ANY,
+    AclPermissionType.ANY,
 )
 Allow = Callable[..., None]
 _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
@@ -166,7 +173,7 @@ def test_a_group_that_the_broker_refuses_in_between_does_no_harm() -> None:
         def poll(self, timeout_s: float) -> _Told:
             return next(told)
 
-    assert _last_value(Reader(), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+    assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
 
 
 @pytest.mark.parametrize("barred", ["output", "dead_letter", "progress"])

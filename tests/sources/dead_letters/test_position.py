@@ -15,8 +15,8 @@ LETTERS = 40
 @given(st.lists(st.tuples(st.sets(st.integers(0, LETTERS - 1)), st.integers(0, LETTERS)), max_size=6))
 def test_over_many_runs_a_letter_is_done_if_and_only_if_one_run_did_it(runs: list[tuple[set[int], int]]) -> None:
     position, done = ResendPosition(), set[int]()
-    for chosen, read_to in runs:
-        read_to = max(read_to, position.offset)
+    for chosen, wanted in runs:
+        read_to = max(wanted, position.offset)
         now = {each for each in chosen if position.offset <= each < read_to}
         done |= now
         left = {each for each in range(read_to) if each not in done}

@@ -18,7 +18,7 @@ RULES = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4, near_ms=10
 
 def group_state(cutoff_ms: int, kept: bytes | None = None) -> GroupState:
     return GroupState(
-        optionalValue=Row(kept),
+        optionalValue=Row(bucket=kept or b""),
         batchProcessingTimeMs=0,
         eventTimeWatermarkMs=cutoff_ms,
         timeoutConf=GroupStateTimeout.EventTimeTimeout,

@@ -29,7 +29,8 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
     ]
     table = pa.Table.from_batches(rows, schema=STORED_SCHEMA)
     chunks = table.filter(pa.array(part != METADATA_PART for part in table.column("part").to_pylist()))
-    return chunks.select([*KEY, "chunk"]).sort_by([(name, "ascending") for name in KEY]).to_batches(max_chunksize=3)
+    ordered = chunks.select([*KEY, "chunk"]).sort_by([(name, "ascending") for name in KEY])
+    return list(ordered.to_batches(max_chunksize=3))
 
 
 @given(st.lists(BUCKET, min_size=1, max_size=5), st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))

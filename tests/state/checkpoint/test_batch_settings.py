@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -87,7 +88,7 @@ def test_rules_that_no_batch_can_need_are_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([OLD, NEW, NEWEST])), min_size=1, max_size=12))
 @settings(max_examples=100)
-def test_over_many_starts_each_batch_finds_the_rules_that_held_when_it_first_ran(starts: list) -> None:
+def test_over_many_starts_each_batch_finds_the_rules_that_held_when_it_first_ran(starts: list[Any]) -> None:
     history, ran = SettingsHistory(()), dict[int, object]()
     for batches, batch_settings in starts:
         first_new = max(ran, default=-1) + 1

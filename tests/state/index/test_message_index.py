@@ -261,7 +261,7 @@ def test_an_entry_of_another_precision_is_refused() -> None:
 
 
 def test_entries_of_a_coarser_precision_are_refused_though_their_ticks_would_fit() -> None:
-    with pytest.raises(BucketUnreadable, match="entries of 10 bits do not fit an index of 4"):
+    with pytest.raises(ValueError, match="entries of 10 bits do not fit an index of 4"):
         MessageIndex(BITS).add_entries(entries_of([("in", 3, 8, 1040)], 10), 10)
 
 

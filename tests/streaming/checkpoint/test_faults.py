@@ -6,6 +6,7 @@ A small query stands for the job: what fails is below both.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -79,7 +80,8 @@ def test_a_damaged_state_is_told_with_its_place(spark: SparkSession, tmp_path: P
         # Hadoop's checksum: a file system in the cloud has none.
         file.with_name(f".{file.name}.crc").unlink()
     # Else the state would be taken from memory.
-    spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
     failure = told(start(spark, tmp_path), tmp_path)
     assert isinstance(failure, CheckpointUnreadable)
     assert f"{tmp_path}/checkpoint/state" in str(failure)

@@ -191,7 +191,7 @@ def test_delivered_bytes_are_shown_as_they_are(prepared: Settings, broker: Embed
         ("n", None),
         ("b", b"\xff\x00"),
     ]
-    producer.produce(prepared.topics.output, b"\xff", "\N{SNOWMAN}\x00", headers=headers)
+    producer.produce(prepared.topics.output, b"\xff", "\N{SNOWMAN}\x00", headers=list(headers))
     producer.flush()
     (record,) = shown(run(prepared, "subscribe", "--from", "beginning", "--count", "1", "--format", "json"))
     assert (record["id"], record["deliver_at_ms"]) == ("in/0/7", 1000)

@@ -64,7 +64,8 @@ class Table:
 def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
     made = Table(spark, tmp_path / "buckets")
     yield made
-    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
