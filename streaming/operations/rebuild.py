@@ -30,11 +30,11 @@ from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.index.message_index import MessageIndex
 from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over
 from streaming.checkpoint.recovery import read_markers
-from streaming.operations.waiting_index import index_of
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
@@ -183,3 +183,16 @@ def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin)
 
     partitions = {row["time_partition"] for row in store.metadata()}
     return store.chunks(0, origin.cutoff_ms, partitions).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
+
+
+def index_of(store: BucketTable, version: int) -> MessageIndex:
+    """Return the index of every message that the table holds at `version`.
+
+    Those delivered already are in it until their time partition is deleted; `MessageIndex.forget_before` drops them.
+    Its ticks are the coarsest that the metadata has, one of 1 ms where there is none. Raises BucketUnreadable if the
+    metadata is damaged.
+    """
+    index = MessageIndex(max(store.precisions(version), default=0))
+    for row in store.index_entries(version):
+        index.add_entries(row["index_entries"], row["precision_bits"])
+    return index

@@ -8,7 +8,7 @@ from pyroaring import BitMap64
 from sinks.bucket_table import BucketTable
 from state.index.due_counts import TimeSlot
 from streaming.maintenance.merge import merge_buckets
-from streaming.operations.waiting_index import index_of
+from streaming.operations.rebuild import index_of
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
