@@ -8,5 +8,5 @@ Read `rescale` and `rebuild` (a new checkpoint), `repair` with `corruption` (dam
 whole parts, metadata included, in one commit. Delta drops a part without reading its files, which a condition on
 other columns would not do.
 
-`waiting_index` makes the whole message-id index of a table version from metadata alone, as a stream of entries.
+`rebuild` makes the whole message-id index of a table version from metadata alone, as a stream of entries.
 """
