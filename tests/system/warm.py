@@ -28,46 +28,42 @@ class Running(Protocol):
         """Return the exit code once it has ended. Raises TimeoutExpired."""
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to the process."""
+        """Send a signal to the process, unless the command has ended."""
 
 
 class WarmProcess:
-    """A process of `command_loop`; `start` runs one command in it, and it is that command until this ends."""
+    """A process of `command_loop`, which runs one command at a time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.system.command_loop"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._code: int | None = 0
+        self._command: WarmCommand | None = None
         self.pid = self._process.pid
 
     @property
     def is_idle(self) -> bool:
         """Whether it waits for a command."""
-        return self.poll() is not None and self._process.poll() is None
+        ended = self._command is None or self._command.poll() is not None
+        return ended and self._process.poll() is None
 
-    def start(self, arguments: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    def start(self, arguments: list[str], log: Path, environment: Mapping[str, str]) -> WarmCommand:
         """Begin a command, with its output in `log`."""
         assert self._process.stdin is not None
-        self._code = None
         log.touch()
         command = {"arguments": arguments, "log": str(log), "environment": dict(environment)}
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
+        self._command = WarmCommand(self)
+        return self._command
 
-    def poll(self) -> int | None:
-        """Return the command's exit code, or that of the process if it was killed."""
-        return self._answer(0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the same once there is one. Raises TimeoutExpired."""
-        code = self._answer(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired("delayline", timeout or 0.0)
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        """Send a signal to the process."""
-        os.kill(self.pid, sig)
+    def answer(self, timeout_s: float | None) -> int | None:
+        """Return the exit code of the command, or of the process if it was killed; None if it runs after that time."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        if not ready:
+            return None
+        line = self._process.stdout.readline()
+        return int(line) if line else self._process.wait()
 
     def close(self) -> None:
         """End the process and what it started."""
@@ -75,15 +71,33 @@ class WarmProcess:
             kill_tree(self.pid)
         self._process.communicate()
 
-    def _answer(self, timeout_s: float | None) -> int | None:
+
+class WarmCommand:
+    """A command that a warm process runs or has run."""
+
+    def __init__(self, process: WarmProcess) -> None:
+        self._process = process
+        self._code: int | None = None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
         if self._code is None:
-            assert self._process.stdout is not None
-            ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-            if ready:
-                line = self._process.stdout.readline()
-                # The output of a process that was killed ends.
-                self._code = int(line) if line else self._process.wait()
+            self._code = self._process.answer(0)
         return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once it has ended. Raises TimeoutExpired."""
+        if self._code is None:
+            self._code = self._process.answer(timeout)
+        if self._code is None:
+            raise subprocess.TimeoutExpired("delayline", timeout or 0.0)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the process, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
 
 
 class WarmProcesses:
@@ -98,8 +112,7 @@ class WarmProcesses:
         if process is None:
             process = WarmProcess()
             self._all.append(process)
-        process.start(arguments, log, environment)
-        return process
+        return process.start(arguments, log, environment)
 
     def close(self) -> None:
         """End them all."""
