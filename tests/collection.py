@@ -22,7 +22,7 @@ _MARKS = {
 # Seconds, fixtures included: the first test of a worker waits for the broker and for Spark. Several times what a test
 # takes on a quiet machine, since a busy one is no fault of the test.
 _LIMIT_S = {"system": 240, "spark": 120, "java": 120}
-_UNIT_LIMIT_S = 30
+_UNIT_LIMIT_S = 60
 _LIMIT_OF_TAKEN = 6
 
 # What a test is taken to run for that does not say it, in seconds. It decides the order alone.

@@ -71,6 +71,7 @@ def test_a_result_is_not_met_while_other_processes_took_too_much_cpu() -> None:
     assert disturbed.disturbed == {"reference, idle_cpu_elsewhere": DISTURBED_CORES + 0.01}
 
 
+@pytest.mark.usefixtures("java")
 def test_a_result_file_says_what_was_missing_and_a_trial_has_no_verdict(tmp_path: Path) -> None:
     found = outcome([Aim("x", np.float64(1.23456), 2.0, "ms"), MISSING], [MET])
     found.write(tmp_path, 1.0)

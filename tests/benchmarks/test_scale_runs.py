@@ -115,6 +115,7 @@ def test_a_disturbed_run_meets_nothing() -> None:
     assert not outcome_of(of).met
 
 
+@pytest.mark.usefixtures("java")
 def test_runs_come_back_from_the_result_file(tmp_path: Path) -> None:
     outcome_of(runs()).write(tmp_path, 1.0)
     assert read_runs(tmp_path / "scale.json") == runs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shlex
@@ -117,8 +118,13 @@ def all_options(command: Any) -> set[str]:
     return options_of(command).union(*(all_options(each) for each in getattr(command, "commands", {}).values()))
 
 
+@functools.cache
+def all_commands() -> Any:
+    return get_command(app)
+
+
 def wrong_commands(text: str) -> Iterator[str]:
-    group: Any = get_command(app)
+    group = all_commands()
     if text.startswith("--"):
         if (option := text.split(maxsplit=1)[0].split("=", maxsplit=1)[0]) not in all_options(group) | _OTHERS_OPTIONS:
             yield f"no command has {option}"
