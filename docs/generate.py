@@ -1,7 +1,7 @@
 """Writes docs/reference/ from the code: commands, settings, error codes, dead letters.
 
-    python docs/generate.py [FOLDER]            # writes the pages, to docs/reference by default
-    python docs/generate.py --check [FOLDER]    # writes nothing; exit code 1 if a page is not what the code says
+    python docs/generate.py            # writes the pages
+    python docs/generate.py --check    # writes nothing; exit code 1 if a page is not what the code says
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
 (allowed values), `conf/errors.py` (codes), and `docs/reference/remedies.toml` (what to do about each code).
@@ -235,18 +235,25 @@ def _cell(text: str) -> str:
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
 
 
+def write(folder: Path) -> None:
+    """Write all pages into `folder`."""
+    for name, text in pages().items():
+        (folder / name).write_text(text)
+
+
+def wrong(folder: Path) -> list[str]:
+    """Return the names of the pages in `folder` that are stale, missing or left over."""
+    texts = pages()
+    present = {path.name: path.read_text() for path in folder.glob("*.md")}
+    return sorted(name for name in texts | present if texts.get(name) != present.get(name))
+
+
 def main() -> None:
     """Write the pages, or with `--check` compare them."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
-    folder = Path(arguments[0]) if arguments else REFERENCE
-    texts = pages()
     if "--check" not in sys.argv:
-        for name, text in texts.items():
-            (folder / name).write_text(text)
-        return
-    present = {path.name: path.read_text() for path in folder.glob("*.md")}
-    if wrong := sorted(name for name in texts | present if texts.get(name) != present.get(name)):
-        raise SystemExit(f"not what the code says: {', '.join(wrong)}; run `make docs`")
+        write(REFERENCE)
+    elif found := wrong(REFERENCE):
+        raise SystemExit(f"not what the code says: {', '.join(found)}; run `make docs`")
 
 
 if __name__ == "__main__":

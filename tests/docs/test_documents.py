@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -27,6 +25,7 @@ _SETTING = re.compile(rf"(?<![\w./-])({'|'.join(_SECTIONS)})\.([\w.]+)")
 _VARIABLE = re.compile(r"DELAYLINE_[A-Z_]+")
 _OTHER_VARIABLES = {"DELAYLINE_CONFIG", "DELAYLINE_FAILPOINT", "DELAYLINE_FAILPOINT_ROOT"}
 _KEBAB = re.compile(r"[a-z]+(?:-[a-z]+)+")
+_COMMANDS: Any = get_command(app)
 # Words of others, quoted where they are explained.
 _OTHERS_OPTIONS = {
     "--properties-file",
@@ -36,7 +35,7 @@ _OTHERS_OPTIONS = {
     "--deploy-mode",
     "--messages",
     "--scale",
-    "--compare-any",
+    "--out",
 }
 _OTHERS_WORDS = {"spark-submit", "kafka-python", "franz-go", "pre-commit", "confluent-kafka", "import-linter"}
 
@@ -78,13 +77,13 @@ def missing_files(text: str) -> Iterator[str]:
 
 
 def resolves(name: str) -> bool:
-    """Say whether `name` is a module, or a name in one."""
+    """Say whether `name` is a package, a module, or a name in one."""
     module, _, attribute = name.rpartition(".")
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError:
-        return "." in name and hasattr(importlib.import_module(module), attribute)
-    return True
+    path, home = ROOT / name.replace(".", "/"), ROOT / module.replace(".", "/")
+    source = home.with_suffix(".py") if home.with_suffix(".py").exists() else home / "__init__.py"
+    if path.is_dir() or path.with_suffix(".py").exists():
+        return True
+    return source.exists() and bool(re.search(rf"^(?:def |class )?{attribute}\b", source.read_text(), re.MULTILINE))
 
 
 def test_settings_that_are_named_exist() -> None:
@@ -118,25 +117,20 @@ def all_options(command: Any) -> set[str]:
     return options_of(command).union(*(all_options(each) for each in getattr(command, "commands", {}).values()))
 
 
-@functools.cache
-def all_commands() -> Any:
-    return get_command(app)
-
-
 def wrong_commands(text: str) -> Iterator[str]:
-    group = all_commands()
     if text.startswith("--"):
-        if (option := text.split(maxsplit=1)[0].split("=", maxsplit=1)[0]) not in all_options(group) | _OTHERS_OPTIONS:
+        option = text.split(maxsplit=1)[0].split("=", maxsplit=1)[0]
+        if option not in all_options(_COMMANDS) | _OTHERS_OPTIONS:
             yield f"no command has {option}"
         return
     words = shlex.split(text.replace("'", ""), comments=True) if re.search(r"delayline(_job\.py)? ", text) else []
     for at, word in enumerate(words):
         if word.rpartition("/")[2] in ("delayline", "delayline_job.py"):
-            yield from wrong_call(group, words[at + 1 :])
+            yield from wrong_call(words[at + 1 :])
 
 
-def wrong_call(group: Any, words: list[str]) -> Iterator[str]:
-    command, names = group, []
+def wrong_call(words: list[str]) -> Iterator[str]:
+    command, names = _COMMANDS, []
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words[0]]
         names.append(words.pop(0))
