@@ -12,8 +12,6 @@ from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 
-pytestmark = pytest.mark.system
-
 _DELIVERED = 100
 
 
@@ -30,6 +28,7 @@ def commits(storage: Path) -> int:
     return len(list((storage / "buckets/_delta_log").glob("*.json")))
 
 
+@pytest.mark.takes(60)
 def test_a_table_that_was_copied_while_the_job_ran_is_restored_and_nothing_is_lost_or_doubled(
     application: Application, make_service: MakeService
 ) -> None:

@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from conf.java.jars import broker_jars, java_command
 from tests.system.conftest import Application, MakeService
-
-pytestmark = pytest.mark.system
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 _VALUES = ["at once", "after two seconds", "at an instant"]
