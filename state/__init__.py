@@ -3,5 +3,6 @@
 No Spark session, no Kafka client and no clock in here; only the tasks' functions for Spark in `buckets` know Spark's
 row batches. `sources` make messages, `sinks` take them, and both know this package and not each other.
 
-Read `message`, `shards` and `chunk_merge`, then the packages `buckets`, `checkpoint` and `index`.
+Read `message`, `order` and `shards`, `chunk_merge`, then the packages `buckets`, `checkpoint` and `index`. Last comes
+`dead_letter` (the headers of one).
 """

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conf.java.jars import broker_jars, java_command
 from tests.system.conftest import Application, MakeService
 
@@ -21,6 +23,7 @@ def run(command: list[str], *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.takes(30)
 def test_what_a_producer_of_python_or_java_publishes_the_consumer_of_either_receives(
     application: Application, make_service: MakeService
 ) -> None:

@@ -1,0 +1,48 @@
+"""The docstring of each package names its modules, and in which order to read them: all of them, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import ROOT
+
+PACKAGES = sorted(
+    path.parent
+    for top in ("conf", "sources", "state", "sinks", "streaming")
+    for path in (ROOT / top).rglob("__init__.py")
+)
+
+
+def short(package: Path) -> str:
+    return str(package.relative_to(ROOT))
+
+
+def reading_order(package: Path) -> list[str]:
+    """Return the modules and packages that the paragraph "Read ..." names, as paths below `package`."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph.startswith("Read ")]
+    assert len(paragraphs) == 1, f"{package}: one paragraph says in which order to read it"
+    words = re.findall(r"`([\w.]+)`", paragraphs[0])
+    return [word.replace(".", "/") for word in words]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=short)
+def test_the_modules_that_a_package_says_to_read_are_its_own(package: Path) -> None:
+    named = reading_order(package)
+    missing = [name for name in named if not ((package / name).is_dir() or (package / f"{name}.py").exists())]
+    assert missing == []
+
+
+# Each module of the command line is a command, and listed in `app`.
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package.name != "cli"], ids=short)
+def test_a_package_names_every_module_and_package_in_it(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    children = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    named = {part for words in re.findall(r"`([\w.]+)`", text) for part in words.split(".")}
+    assert children - named - {"__init__", "__main__"} == set()
