@@ -124,10 +124,10 @@ def _memory(count: int, figures: _Found) -> dict[str, list[float]]:
                 figures[load][f"{row}, memory_mb"] = round(found["memory_bytes"] / 1e6, 3)
                 figures[load][f"{row}, content_mb"] = round(found["content_bytes"] / 1e6, 3)
                 bytes_each.setdefault(f"{structure}, {load}", []).append(round(found["memory_bytes"] / count, 4))
-    heap = run(Case(HEAP, SHUFFLED, 1, 0, count // HEAP_SHARE), "memory")
+    heap, share = run(Case(HEAP, SHUFFLED, 1, 0, _heap_ids(count)), "memory"), count / _heap_ids(count)
     # Packed as Pulsar has it, 24 bytes; and what Python's own heap of tuples holds.
-    figures[SHUFFLED][f"{HEAP}, packed_mb"] = round(heap["content_bytes"] * HEAP_SHARE / 1e6, 2)
-    figures[SHUFFLED][f"{HEAP}, memory_mb"] = round(heap["memory_bytes"] * HEAP_SHARE / 1e6, 2)
+    figures[SHUFFLED][f"{HEAP}, packed_mb"] = round(heap["content_bytes"] * share / 1e6, 2)
+    figures[SHUFFLED][f"{HEAP}, memory_mb"] = round(heap["memory_bytes"] * share / 1e6, 2)
     return bytes_each
 
 
@@ -135,7 +135,7 @@ def _times(count: int, figures: _Found) -> None:
     """Fill in times, and what the index takes as a share of the heap's."""
     for load in TIMED_LOADS:
         say(f"index: times, {load}")
-        heap = run(Case(HEAP, load, 1, 0, count // HEAP_SHARE), "times")
+        heap = run(Case(HEAP, load, 1, 0, _heap_ids(count)), "times")
         figures[load] |= {f"{HEAP}, {name}": round(value, 2) for name, value in heap.items()}
         for rate, bits, _ in TIMED_SETTINGS:
             for structure in (INDEX, TIME_BUCKET):
@@ -178,6 +178,11 @@ def _sealed(span_ms: int) -> pa.Table:
             "offset": number // 2,
         }
     )
+
+
+def _heap_ids(count: int) -> int:
+    """Return how many of `count` ids a heap gets: whole segments, at least one."""
+    return max(1, count // HEAP_SHARE // SEGMENT_IDS) * SEGMENT_IDS
 
 
 def _memory_mb(figures: Figures, load: str, named: str, structure: str) -> float | None:
