@@ -101,7 +101,7 @@ class Phases:
     def _warm_up(self) -> Found:
         traffic = sealed_traffic(self.share, self._numbers())
         _, found = run_through(self.stand, self.application, self.job, traffic)
-        return {f"warm_up_{name}": found[name] for name in ("messages", *FAULTS)}
+        return {f"warm_up_{name}": found[name] for name in ("published", *FAULTS)}
 
     def _numbers(self) -> int:
         """Return the first of numbers that no other load of this job has."""

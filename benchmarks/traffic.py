@@ -62,6 +62,7 @@ def run_through(
     start_s, end_s = begun_s + traffic.warm_up_s, begun_s + traffic.seconds
     lateness_ms = due_between(received, start_s, end_s).lateness_ms
     return lateness_ms, {
+        "published": traffic.count,
         "messages": len(lateness_ms),
         **percentiles(lateness_ms),
         **received.faults(traffic.count, traffic.first),
