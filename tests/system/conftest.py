@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ class Application:
         self.input, self.output, self.other, self.dead = (
             f"{self.id}-{role}" for role in ("in", "out", "other", "dead")
         )
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the job keeps its checkpoint."""
+        return self.folder / "storage" / "checkpoint"
+
+    def ledger(self) -> Ledger:
+        """Return a ledger of what goes in and comes out; the topics must be there. It is a context."""
+        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.checkpoint)
 
     def overrides(self, *more: str) -> list[str]:
         """The settings as `--set` takes them: thresholds so low that every path is walked."""
@@ -83,17 +93,15 @@ def warm() -> Iterator[WarmProcesses]:
 @pytest.fixture
 def make_service(application: Application, warm: WarmProcesses) -> Iterator[MakeService]:
     """A function that makes a service and its ledger, with further `--set` overrides. The topics are made by it."""
-    made: list[tuple[Service, Ledger]] = []
+    with ExitStack() as stack:
 
-    def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
-        settings = application.overrides(*overrides)
-        ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
-        service = Service(application.folder, settings, warm)
-        ledger = Ledger(application.bootstrap, [application.output, application.other, application.dead])
-        made.append((service, ledger))
-        return service, ledger
+        def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
+            settings = application.overrides(*overrides)
+            ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
+            service = Service(application.folder, settings, warm)
+            ledger = stack.enter_context(application.ledger())
+            # Before the ledger looks for the last time.
+            stack.callback(service.kill)
+            return service, ledger
 
-    yield make
-    for service, ledger in made:
-        service.kill()
-        ledger.close()
+        yield make

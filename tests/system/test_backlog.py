@@ -20,8 +20,10 @@ from tests.system.load import publish_mixed
 @pytest.mark.takes(45)
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_a_large_backlog_comes_out_whole(application: Application, make_service: MakeService, count: int) -> None:
-    service, _ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
+    service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
                                     "delivery.transaction_messages=50000")  # fmt: skip
+    # So many are counted by their offsets instead.
+    ledger.close()
     producer = Producer(
         {"bootstrap.servers": application.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 2 * count}
     )
@@ -75,7 +77,6 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_that_fell_due_at_the_rate_
     assert not ledger.got, "what was delivered cannot be due after the aged clock"
     _age_checkpoint(application.folder / "storage" / "checkpoint", 3_600_000)
     publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
-    ledger.accepted_ms = max(sent.timestamp_ms for sent in ledger.sent.values()) + 60_000
     service.overrides.append("delivery.messages_per_second=80")
     service.start()
     ledger.wait_for_all(150)
@@ -121,7 +122,6 @@ def test_messages_outlive_the_deletion_of_their_input_records(
     _delete_all(admin, application.input)
     service.kill()
     service.start()
-    ledger.accepted_ms = max(sent.timestamp_ms for sent in ledger.sent.values()) + 60_000
     ledger.wait_for_all(60)
     ledger.verify()
     assert service.stop() == 0, service.log[-3000:]

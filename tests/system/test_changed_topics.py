@@ -35,38 +35,34 @@ def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_i
         done.result()
     for topic in (application.input, application.output):
         assert_eventually(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == 4)  # noqa: B023
-    grown_ledger = _reading_all(application, ledger)
-    try:
-        for number in range(40):
-            grown_ledger.publish(
-                application.input, b"n", [("deliver-after", b"8s")], key=b"k%d" % number, partition=2 + number % 2,
-                output=application.output, delay_ms=8_000,
-            )  # fmt: skip
-        publish_mixed(grown_ledger, application, 100, seed=2, longest_ms=8_000)
-        # The machine may be slow: what is due in the next seconds may be accepted late.
-        grown_ledger.verify_after_outage(60)
-        assert _partitions(grown_ledger, application.output) == {0, 1}
+    ledger.reread()
+    for number in range(40):
+        ledger.publish(
+            application.input, b"n", [("deliver-after", b"8s")], key=b"k%d" % number, partition=2 + number % 2,
+            output=application.output, delay_ms=8_000,
+        )  # fmt: skip
+    publish_mixed(ledger, application, 100, seed=2, longest_ms=8_000)
+    ledger.verify_after_outage(60)
+    assert _partitions(ledger, application.output) == {0, 1}
 
-        _expire_unread(application, admin, service, side)
+    _expire_unread(application, admin, service, side)
 
-        # The topic that a message waits for is deleted.
-        service.overrides.append("topics.skip_expired=true")
-        service.start()
-        _send(application, side, delay=b"4s")
-        publish_mixed(grown_ledger, application, 100, seed=3, longest_ms=9_000)
-        admin.delete_topics([side])[side].result()
-        assert service.wait(90) == 1
-        assert f"topic-missing: {side}, which messages are to be written to, is gone" in service.log
-        assert "goes on without records" in (application.folder / "run-3.log").read_text()
-        admin.create_topics([NewTopic(side, 2, 1)])[side].result()
-        service.start()
-        publish_mixed(grown_ledger, application, 100, seed=4, longest_ms=3_000)
-        grown_ledger.verify_after_outage(60)
-        assert _partitions(grown_ledger, application.output) == {0, 1, 2, 3}
-        assert_eventually(lambda: _count(application, side) == 1)
-        assert service.stop() == 0, service.log[-3000:]
-    finally:
-        grown_ledger.close()
+    # The topic that a message waits for is deleted.
+    service.overrides.append("topics.skip_expired=true")
+    service.start()
+    _send(application, side, delay=b"4s")
+    publish_mixed(ledger, application, 100, seed=3, longest_ms=9_000)
+    admin.delete_topics([side])[side].result()
+    assert service.wait(90) == 1
+    assert f"topic-missing: {side}, which messages are to be written to, is gone" in service.log
+    assert "goes on without records" in (application.folder / "run-3.log").read_text()
+    admin.create_topics([NewTopic(side, 2, 1)])[side].result()
+    service.start()
+    publish_mixed(ledger, application, 100, seed=4, longest_ms=3_000)
+    ledger.verify_after_outage(60)
+    assert _partitions(ledger, application.output) == {0, 1, 2, 3}
+    assert_eventually(lambda: _count(application, side) == 1)
+    assert service.stop() == 0, service.log[-3000:]
 
 
 def _expire_unread(application: Application, admin: AdminClient, service: Service, side: str) -> None:
@@ -82,12 +78,6 @@ def _expire_unread(application: Application, admin: AdminClient, service: Servic
         assert f"records-expired: {place.topic}/3: offsets " in log
         assert f" to {low - 1} (" in log
         assert "topics.skip_expired=true" in log
-
-
-def _reading_all(application: Application, ledger: Ledger) -> Ledger:
-    """Return a ledger that knows what the other has published, and reads the partitions that were added as well."""
-    outputs = [application.output, application.other, application.dead]
-    return Ledger(application.bootstrap, outputs, sent=ledger.sent)
 
 
 def _send(application: Application, side: str, count: int = 1, delay: bytes | None = None) -> None:

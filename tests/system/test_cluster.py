@@ -29,23 +29,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def job(application: Application, cluster: Cluster, tmp_path: Path) -> Iterator[SubmittedJob]:
-    """The job as it is submitted, with its topics; ended with the test."""
-    overrides = application.overrides()
-    ensure_topics(load_settings(None, overrides, environ={}), partitions=2)
-    job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, overrides)
+def ledger(application: Application) -> Iterator[Ledger]:
+    """What goes in and comes out, with the topics for it."""
+    ensure_topics(load_settings(None, application.overrides(), environ={}), partitions=2)
+    with application.ledger() as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def job(application: Application, cluster: Cluster, ledger: Ledger, tmp_path: Path) -> Iterator[SubmittedJob]:
+    """The job as it is submitted; ended with the test, before the ledger looks for the last time."""
+    job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, application.overrides())
     try:
         yield job
     finally:
         job.stop()
-
-
-@pytest.fixture
-def ledger(application: Application, job: SubmittedJob) -> Iterator[Ledger]:
-    """What goes in and comes out; the topics are the job's."""
-    ledger = Ledger(application.bootstrap, [application.output, application.other, application.dead])
-    yield ledger
-    ledger.close()
 
 
 @pytest.mark.takes(110)

@@ -55,5 +55,7 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     assert "checkpoint-mismatch" in service.log
     assert "--fresh" in service.log
     ledger.verify()
+    # What follows delivers again.
+    ledger.close()
     service.start(None, True, "--fresh")
     assert service.stop() == 0, service.log[-3000:]

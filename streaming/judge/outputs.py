@@ -1,0 +1,137 @@
+"""The judge's subscriber: all records of some topics from their beginning, stamped one by one as they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from streaming.judge.record import Received
+
+_POLL_S = 0.05
+_ANSWER_S = 30.0
+_JOIN_S = 10.0
+# Far above what a running job's transaction takes.
+_UNDECIDED_S = 10.0
+# A broker that is away: the client looks for it again.
+_PASSING = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+
+
+class Outputs:
+    """Reads `topics` as a subscriber of committed records, in a thread of its own, and hands each record to `take`.
+
+    Partitions that are added later are not read.
+    """
+
+    def __init__(self, bootstrap: str, topics: Sequence[str], take: Callable[[Received], None]) -> None:
+        """Raises KafkaException if the broker cannot be asked for the topics."""
+        # The message ids that have come, for those who ask often.
+        self.ids: set[str] = set()
+        self._take = take
+        # Where a broker is killed on purpose, that it cannot be reached is no news.
+        common = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._consumer = Consumer(
+            {**common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
+             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True}
+        )  # fmt: skip
+        self._admin = AdminClient(common)
+        self._problem: Exception | None = None
+        # By topic and partition, the offset up to which all that is committed has been handed over.
+        self._read_to: dict[tuple[str, int], int] = {}
+        for topic in topics:
+            described = self._consumer.list_topics(topic, _ANSWER_S).topics[topic]
+            if described.error is not None:
+                raise KafkaException(described.error)
+            self._read_to.update({(topic, number): 0 for number in described.partitions})
+        self._consumer.assign([TopicPartition(*place, 0) for place in self._read_to])
+        self._stop = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True, name="outputs")
+        self._reader.start()
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """The number of partitions of each topic."""
+        topics = [topic for topic, _ in self._read_to]
+        return {topic: topics.count(topic) for topic in topics}
+
+    def check(self) -> None:
+        """Raise what went wrong with the reading."""
+        if self._problem is not None:
+            raise self._problem
+
+    def drain(self, timeout_s: float = _ANSWER_S, undecided_s: float = _UNDECIDED_S) -> None:
+        """Return once all that is committed now has been read.
+
+        A broker confirms a commit before it has marked the records as committed. So this waits for every transaction
+        that is open now, but for `undecided_s` at most: one that a killed writer left open keeps later records back
+        until it times out. Raises TimeoutError, and what `check` raises.
+        """
+        written, begun_s = self._ends(IsolationLevel.READ_UNCOMMITTED), time.monotonic()
+        while self._left(written) and time.monotonic() < begun_s + undecided_s:
+            self.check()
+            time.sleep(_POLL_S)
+        committed, begun_s = self._ends(IsolationLevel.READ_COMMITTED), time.monotonic()
+        while left := self._left(committed):
+            self.check()
+            if time.monotonic() > begun_s + timeout_s:
+                raise TimeoutError(f"not read to the end within {timeout_s} s, these are left: {left}")
+            time.sleep(_POLL_S)
+
+    def _ends(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
+        request = {TopicPartition(*place): OffsetSpec.latest() for place in self._read_to}
+        answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=_ANSWER_S)
+        return {(asked.topic, asked.partition): answer.result().offset for asked, answer in answers.items()}
+
+    def _left(self, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return, of the partitions not read up to `ends`, how far they are read and where they end."""
+        return {place: (self._read_to[place], end) for place, end in ends.items() if self._read_to[place] < end}
+
+    def close(self) -> None:
+        """Read no more."""
+        self._stop.set()
+        self._reader.join(_JOIN_S)
+
+    def _read(self) -> None:
+        try:
+            while not self._stop.is_set():
+                message = self._consumer.poll(_POLL_S)
+                # Now, and not when others that came with it have been looked at.
+                received_ms = time.time_ns() // 1_000_000
+                if message is not None:
+                    self._heed(message, received_ms)
+        except Exception as problem:
+            # To be told by the thread that waits.
+            self._problem = problem
+        finally:
+            self._consumer.close()
+
+    def _heed(self, message: Any, received_ms: int) -> None:
+        place, error = (message.topic(), message.partition()), message.error()
+        if error is None:
+            record = received_from(message, received_ms)
+            self._take(record)
+            self.ids.add(record.id)
+            self._read_to[place] = record.offset + 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            # Behind the last record lies the marker of its transaction: the end comes with the offset after that.
+            self._read_to[place] = message.offset()
+        elif not error.retriable() and error.code() not in _PASSING:
+            raise KafkaException(error)
+
+
+def received_from(message: Any, received_ms: int) -> Received:
+    """Return confluent-kafka's `message`, which is no error, as it was received at `received_ms`, epoch ms."""
+    return Received(
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        timestamp_ms=message.timestamp()[1],
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(message.headers() or ()),
+        received_ms=received_ms,
+    )

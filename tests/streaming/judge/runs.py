@@ -1,0 +1,113 @@
+"""Runs that keep the contract, made by a small model of the service, for tests that plant faults in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
+from streaming.judge.contract import Surroundings
+from streaming.judge.record import Header, Published, Received
+from streaming.judge.verdict import Verdict, judge
+
+PARTITIONS = {"out": 2, "other": 3, "dead": 2}
+_LONG_MS = 1_000
+# Some of those in the tests of Kafka's own murmur2.
+_HASHES = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was published, what came out in the order of receiving, and what the job committed."""
+
+    published: dict[str, Published]
+    received: list[Received]
+    log: CheckpointLog
+
+    def judged(self, received: list[Received] | None = None, complete: bool = True) -> Verdict:
+        """Judge this run, or the same with other records received."""
+        surroundings = Surroundings({topic: {count} for topic, count in PARTITIONS.items()})
+        records = self.received if received is None else received
+        return judge(self.published, records, Acceptance([self.log]), surroundings, complete)
+
+    def is_held(self, record: Received) -> bool:
+        """Say whether the record's message must be in order."""
+        message = self.published[record.id]
+        return message.error is None and Acceptance([self.log]).holds_to_order(message)
+
+
+def record_of(message: Published, partition: int, offset: int = 0) -> Received:
+    """Return the record that the contract makes of a message."""
+    own: list[Header] = [("delayline-id", message.id.encode())]
+    if message.error is None:
+        own.append(("delayline-deliver-at", b"%d" % message.due_ms))
+    else:
+        own += [("delayline-error", message.error.encode()), ("delayline-error-text", f"{message.error}: x".encode())]
+        own.append(("delayline-timestamp", b"%d" % message.timestamp_ms))
+    headers = (*message.headers, *own)
+    return Received(
+        message.output, partition, offset, message.due_ms, message.key, message.value, headers, message.due_ms
+    )
+
+
+def numbered(records: list[Received]) -> list[Received]:
+    """Give the records of each partition the offsets of their order in the list."""
+    counts: Counter[tuple[str, int]] = Counter()
+    result = []
+    for record in records:
+        place = record.topic, record.partition
+        result.append(replace(record, offset=counts[place]))
+        counts[place] += 1
+    return result
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Batches with cutoffs that never go back; each takes in messages that are due in the past or in the future."""
+    log = CheckpointLog()
+    published: dict[str, Published] = {}
+    received: list[Received] = []
+    waiting: list[Published] = []
+    ends = {("in", 0): 0, ("in", 1): 0}
+    cutoff_ms = 0
+    for number in range(draw(st.integers(1, 5))):
+        cutoff_ms += draw(st.integers(0, _LONG_MS))
+        for _ in range(draw(st.integers(0, 5))):
+            message = _message(draw, ends, cutoff_ms)
+            published[message.id] = message
+            waiting.append(message)
+        log.batches[number] = CommittedBatch(cutoff_ms, dict(ends))
+        received += _delivered(waiting, cutoff_ms)
+    # Until all are out.
+    received += _delivered(waiting, 10**9)
+    return Run(published, numbered(received), log)
+
+
+def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], cutoff_ms: int) -> Published:
+    partition = draw(st.integers(0, 1))
+    offset = ends["in", partition]
+    ends["in", partition] = offset + 1
+    due_ms = max(1, cutoff_ms + draw(st.integers(-_LONG_MS, _LONG_MS)))
+    error = draw(st.sampled_from([None, None, None, "two-delays"]))
+    topic = draw(st.sampled_from(["out", "out", "other"])) if error is None else "dead"
+    key = draw(st.sampled_from([None, *_HASHES]))
+    identity = f"in/{partition}/{offset}"
+    headers = (("a", b"1"), ("a", None))
+    if error is None and draw(st.booleans()):
+        return Published(identity, due_ms - 1, key, identity.encode(), headers, topic, due_ms)
+    return Published(identity, due_ms, key, identity.encode(), headers, topic, None, error)
+
+
+def _delivered(waiting: list[Published], cutoff_ms: int) -> list[Received]:
+    """Take what is due, and all dead letters, out of `waiting`, in the contract's order."""
+    due = sorted((m for m in waiting if m.due_ms < cutoff_ms or m.error), key=lambda message: message.place)
+    waiting[:] = [message for message in waiting if message not in due]
+    return [record_of(message, right_partition(message)) for message in due]
+
+
+def right_partition(message: Published) -> int:
+    """Return the partition that the message belongs in."""
+    by = message.source[1] if message.key is None else _HASHES[message.key] & 0x7FFFFFFF
+    return by % PARTITIONS[message.output]

@@ -1,0 +1,53 @@
+"""Which messages are held to order, by the batches that a job committed, through kills and new checkpoints."""
+
+from __future__ import annotations
+
+from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
+from streaming.judge.record import Published
+
+_SOURCE = ("in", 0)
+
+
+def _message(offset: int, due_ms: int, topic: str = "in", partition: int = 0) -> Published:
+    return Published(f"{topic}/{partition}/{offset}", 0, None, b"", (), "out", due_ms)
+
+
+def _from_ms(acceptance: Acceptance, *offsets: int) -> list[int | None]:
+    return [acceptance.in_order_from_ms(_message(offset, 0)) for offset in offsets]
+
+
+def _log(*batches: tuple[int, int, int], cutoff_ms: int = 0, start: int = 0) -> CheckpointLog:
+    """Make a log of batches, each given by its number, its cutoff and its end."""
+    committed = {number: CommittedBatch(cutoff, {_SOURCE: end}) for number, cutoff, end in batches}
+    return CheckpointLog(cutoff_ms, {_SOURCE: start} if start else {}, committed)
+
+
+def test_order_holds_from_the_cutoff_of_the_batch_before() -> None:
+    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 5), (2, 300, 9), (3, 400, 12))])
+    assert _from_ms(acceptance, 0, 4, 5, 8, 9, 11, 12) == [0, 0, 200, 200, 300, 300, None]
+    assert acceptance.holds_to_order(_message(5, 200))
+    assert not acceptance.holds_to_order(_message(5, 199))
+
+
+def test_what_no_batch_has_committed_is_not_held() -> None:
+    assert not Acceptance([]).holds_to_order(_message(0, 10**12))
+    acceptance = Acceptance([_log((0, 100, 5))])
+    assert not acceptance.holds_to_order(_message(5, 10**12))
+    assert acceptance.in_order_from_ms(_message(0, 0, topic="other")) is None
+    assert acceptance.in_order_from_ms(_message(0, 0, partition=1)) is None
+
+
+def test_behind_a_batch_that_was_not_seen_its_own_cutoff_is_the_bound() -> None:
+    acceptance = Acceptance([_log((4, 500, 5), (7, 700, 9), (8, 800, 12))])
+    assert _from_ms(acceptance, 0, 5, 9) == [500, 700, 700]
+
+
+def test_a_checkpoint_that_takes_over_goes_on_where_the_one_before_ended() -> None:
+    # The last batch of the first one was cut off: what it had read was accepted again when the second one was made.
+    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), (1, 450, 30), cutoff_ms=300, start=12)])
+    assert _from_ms(acceptance, 4, 5, 7, 8, 11, 12, 19, 20) == [0, 100, 100, 300, 300, 300, 300, 350]
+
+
+def test_what_is_read_again_was_accepted_when_it_was_read_first() -> None:
+    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), cutoff_ms=150, start=5)])
+    assert _from_ms(acceptance, 7, 8) == [100, 150]

@@ -1,0 +1,88 @@
+"""The watch keeps what the job committed, though Spark deletes it, and through changes of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.record import Published
+from tests.eventually import assert_eventually
+from tests.streaming.judge.checkpoints import begin, commit, plan
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def watch(folder: Path) -> Iterator[CheckpointWatch]:
+    """A watch that begins before there is a checkpoint."""
+    with CheckpointWatch(folder) as watch:
+        yield watch
+
+
+def _from_ms(watch: CheckpointWatch, *offsets: int) -> list[int | None]:
+    acceptance = watch.acceptance()
+    return [acceptance.in_order_from_ms(Published(f"in/0/{offset}", 0, None, b"", (), "out")) for offset in offsets]
+
+
+def test_a_batch_counts_once_it_is_committed_and_what_has_read_nothing_does_no_harm(
+    watch: CheckpointWatch, folder: Path
+) -> None:
+    assert _from_ms(watch, 0) == [None]
+    begin(folder, "a")
+    plan(folder, 0, 50, {})
+    commit(folder, 0)
+    plan(folder, 1, 100, {"in": {"0": 4}})
+    assert _from_ms(watch, 0) == [None]
+    commit(folder, 1)
+    plan(folder, 2, 200, {"in": {"0": 9}})
+    commit(folder, 2)
+    assert _from_ms(watch, 0, 3, 4, 8, 9) == [50, 50, 100, 100, None]
+
+
+def test_what_spark_has_deleted_was_seen_in_time(watch: CheckpointWatch, folder: Path) -> None:
+    begin(folder, "a")
+    for batch_id in range(3):
+        plan(folder, batch_id, 100 * batch_id, {"in": {"0": batch_id + 1}})
+        commit(folder, batch_id)
+        # By the thread alone: nobody asks the watch meanwhile.
+        assert_eventually(lambda: batch_id in watch._found.get("a", _Nothing).batches)  # noqa: B023
+        (folder / "offsets" / str(batch_id)).unlink()
+        (folder / "commits" / str(batch_id)).unlink()
+    assert _from_ms(watch, 0, 1, 2) == [0, 0, 100]
+
+
+class _Nothing:
+    batches: tuple[int, ...] = ()
+
+
+def test_another_checkpoint_in_its_place_goes_on_and_the_first_is_remembered(
+    watch: CheckpointWatch, folder: Path
+) -> None:
+    begin(folder, "a")
+    plan(folder, 0, 100, {"in": {"0": 5}})
+    commit(folder, 0)
+    assert _from_ms(watch, 4) == [0]
+    folder.rename(folder.with_name("aside"))
+    assert _from_ms(watch, 4, 5) == [0, None]
+    begin(folder, "b", cutoff_ms=300, offsets={"in": {"0": 7}})
+    # The watermark of a new checkpoint begins at 0, its cutoff where the one before was.
+    plan(folder, 0, 0, {"in": {"0": 8}})
+    commit(folder, 0)
+    plan(folder, 1, 400, {"in": {"0": 9}})
+    commit(folder, 1)
+    assert _from_ms(watch, 4, 5, 6, 7, 8) == [0, 300, 300, 300, 300]
+
+
+def test_a_log_that_cannot_be_read_is_told_to_who_asks(watch: CheckpointWatch, folder: Path) -> None:
+    begin(folder, "a")
+    (folder / "offsets" / "0").write_text("v1\nnonsense\n")
+    commit(folder, 0)
+    assert_eventually(lambda: not watch._thread.is_alive())
+    with pytest.raises(ValueError, match="Expecting value"):
+        watch.acceptance()

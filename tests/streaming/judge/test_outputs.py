@@ -1,0 +1,188 @@
+"""Planted faults on the way through a real broker: written to the topics, read by the judge's own subscriber."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.contract import Fault, Surroundings
+from streaming.judge.outputs import Outputs
+from streaming.judge.record import Published, Received
+from streaming.judge.verdict import Verdict, judge
+from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.eventually import assert_eventually
+from tests.streaming.judge.checkpoints import begin, commit, plan
+from tests.streaming.judge.runs import record_of
+
+_COUNT = 10
+_KEY, _KEY_PARTITION = b"foobar", (-790332482 & 0x7FFFFFFF) % 2
+
+
+class Stage:
+    """Two output topics, what was published to come out there, and what a job is to have committed."""
+
+    def __init__(self, broker: EmbeddedBroker, make_topic: MakeTopic, checkpoint: Path) -> None:
+        self.output, self.other = make_topic(2), make_topic(2)
+        self._broker = broker
+        due_ms = time.time_ns() // 1_000_000
+        headers = (("trace", b"1"), ("trace", None))
+        self.messages = [
+            Published(f"in/0/{n}", due_ms - 60_000, _KEY, b"%d" % n, headers, self.output, due_ms - 1_000 + n)
+            for n in range(_COUNT)
+        ]
+        begin(checkpoint, "a")
+        plan(checkpoint, 0, 0, {"in": {"0": _COUNT}})
+        commit(checkpoint, 0)
+        self.watch = CheckpointWatch(checkpoint)
+        self.received: list[Received] = []
+        self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append)
+
+    def writer(self) -> Producer:
+        """Return a transactional producer, which ends the transactions of those before."""
+        writer = Producer({"bootstrap.servers": self._broker.bootstrap, "transactional.id": self.output})
+        writer.init_transactions(30)
+        return writer
+
+    def write(self, records: list[Received], abort: bool = False) -> None:
+        """Write the records in one transaction."""
+        writer = self.writer()
+        writer.begin_transaction()
+        self.produce(writer, records)
+        (writer.abort_transaction if abort else writer.commit_transaction)(30)
+
+    def produce(self, producer: Producer, records: list[Received]) -> None:
+        """Write the records, each to its topic and partition."""
+        for record in records:
+            producer.produce(
+                record.topic, record.value, record.key, record.partition,
+                timestamp=record.timestamp_ms, headers=list(record.headers),
+            )  # fmt: skip
+        assert producer.flush(30) == 0
+
+    def verdict(self) -> Verdict:
+        """Judge all that is committed."""
+        self.outputs.drain()
+        surroundings = Surroundings({topic: {count} for topic, count in self.outputs.partitions.items()})
+        published = {message.id: message for message in self.messages}
+        return judge(published, self.received, self.watch.acceptance(), surroundings)
+
+    def close(self) -> None:
+        self.outputs.close()
+        self.watch.close()
+
+
+@pytest.fixture
+def stage(broker: EmbeddedBroker, make_topic: MakeTopic, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(broker, make_topic, tmp_path / "checkpoint")
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def right(stage: Stage) -> list[Received]:
+    """What the contract makes of the messages."""
+    return [record_of(message, _KEY_PARTITION) for message in stage.messages]
+
+
+def _found(verdict: Verdict) -> dict[Fault, list[str]]:
+    """Return the ids by fault, in order: partitions come in any."""
+    found: dict[Fault, list[str]] = {}
+    for finding in sorted(verdict.findings, key=lambda finding: finding.id):
+        found.setdefault(finding.fault, []).append(finding.id)
+    return found
+
+
+def test_what_keeps_the_contract_is_found_to_keep_it(stage: Stage, right: list[Received]) -> None:
+    stage.write(right[: _COUNT // 2])
+    stage.write(right, abort=True)
+    stage.write(right[_COUNT // 2 :])
+    verdict = stage.verdict()
+    assert verdict.problems(least_held=1) == []
+    assert (verdict.delivered, verdict.held) == (_COUNT, _COUNT)
+
+
+def test_each_planted_fault_is_found_and_none_beside_it(stage: Stage, right: list[Received]) -> None:
+    lost, first, second, altered, header, keyed, topic, partition, doubled, *rest = right
+    planted = [
+        second,
+        first,
+        replace(altered, value=b"x"),
+        replace(header, headers=(*header.headers[:-1], ("delayline-deliver-at", b"1"))),
+        replace(keyed, key=None),
+        replace(topic, topic=stage.other),
+        replace(partition, partition=1 - _KEY_PARTITION),
+        doubled,
+        *rest,
+    ]
+    stage.write(planted)
+    stage.write([doubled])
+    assert _found(stage.verdict()) == {
+        Fault.LOST: [lost.id],
+        Fault.DOUBLED: [doubled.id],
+        Fault.OUT_OF_ORDER: [first.id],
+        Fault.ALTERED: [altered.id, header.id, keyed.id],
+        Fault.MISPLACED: [topic.id, partition.id],
+    }
+
+
+def test_a_record_that_is_seen_a_few_milliseconds_before_it_is_due_is_early_and_one_that_comes_with_it_late_is_not(
+    stage: Stage,
+) -> None:
+    *late, early = stage.messages
+    # As near as a test can come to it on a busy machine: written at once, and due when it will have been read.
+    due_ms = time.time_ns() // 1_000_000 + 3_000
+    stage.messages[-1] = replace(early, deliver_at_ms=due_ms)
+    stage.write([record_of(message, _KEY_PARTITION) for message in (*late, stage.messages[-1])])
+    verdict = stage.verdict()
+    (seen_ms,) = (record.received_ms for record in stage.received if record.id == early.id)
+    assert _found(verdict) == {Fault.EARLY: [early.id]}
+    (finding,) = verdict.findings
+    assert finding.text == f"came {due_ms - seen_ms} ms early"
+
+
+def test_each_record_has_the_time_at_which_it_came_itself(stage: Stage, right: list[Received]) -> None:
+    for number, record in enumerate(right):
+        before_ms = time.time_ns() // 1_000_000
+        stage.write([record])
+        assert_eventually(lambda: len(stage.received) > number)  # noqa: B023
+        assert before_ms <= stage.received[number].received_ms <= time.time_ns() // 1_000_000
+
+
+def test_a_double_that_comes_after_all_was_there_is_seen_at_the_end(stage: Stage, right: list[Received]) -> None:
+    stage.write(right)
+    assert stage.verdict().problems() == []
+    stage.write([right[0]])
+    assert _found(stage.verdict()) == {Fault.DOUBLED: [right[0].id]}
+
+
+def test_a_topic_that_is_missing_and_an_end_that_is_not_reached_are_told(broker: EmbeddedBroker, stage: Stage) -> None:
+    with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PART"):
+        Outputs(broker.bootstrap, ["no-such-topic"], lambda record: None)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(stage.output, b"v")
+    assert producer.flush(30) == 0
+    stage.outputs.close()
+    with pytest.raises(TimeoutError, match="not read to the end"):
+        stage.outputs.drain(0.2, undecided_s=0.2)
+
+
+def test_an_open_transaction_is_waited_for_but_not_for_ever(stage: Stage, right: list[Received]) -> None:
+    stage.write(right[:1])
+    writer = stage.writer()
+    writer.begin_transaction()
+    stage.produce(writer, right[1:])
+    stage.outputs.drain(undecided_s=0.2)
+    assert len(stage.received) == 1
+    decided = threading.Timer(1, writer.commit_transaction, [30])
+    decided.start()
+    stage.outputs.drain()
+    assert len(stage.received) == _COUNT
+    decided.join()

@@ -1,0 +1,229 @@
+"""The judge takes nothing that the contract allows for a fault, and finds each fault that is planted, as that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from streaming.judge.acceptance import Acceptance, CheckpointLog
+from streaming.judge.contract import Fault, Surroundings
+from streaming.judge.record import ANY_ERROR, Published, Received
+from streaming.judge.verdict import Verdict, judge
+from tests.streaming.judge.runs import PARTITIONS, Run, numbered, record_of, runs
+
+Plant = Callable[[Run, int], list[Received]]
+
+
+def _found(verdict: Verdict) -> dict[str, int]:
+    return {fault.name: count for fault, count in verdict.faults.items() if count}
+
+
+@given(runs())
+def test_a_run_that_keeps_the_contract_has_no_fault(run: Run) -> None:
+    verdict = run.judged()
+    assert _found(verdict) == {}
+    assert verdict.problems(least_held=0) == []
+    assert (verdict.delivered, verdict.dead_lettered) == (verdict.deliverable, verdict.bad)
+    assert verdict.published == verdict.deliverable + verdict.bad == len(run.published)
+    assert verdict.held == sum(map(run.is_held, run.received))
+
+
+def _changed(run: Run, at: int, record: Received) -> list[Received]:
+    return [*run.received[:at], record, *run.received[at + 1 :]]
+
+
+def _moved(run: Run, at: int, record: Received) -> list[Received]:
+    """Put the record where no other has been, so that it is behind none that belongs behind it."""
+    kept = [*run.received[:at], *run.received[at + 1 :]]
+    last = max((r.offset for r in kept if (r.topic, r.partition) == (record.topic, record.partition)), default=-1)
+    return [*kept, replace(record, offset=last + 1)]
+
+
+def _other_headers(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _changed(run, at, replace(record, headers=(("a", b"2"), *record.headers[1:])))
+
+
+def _own_header(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    name, value = record.headers[-1]
+    return _changed(run, at, replace(record, headers=(*record.headers[:-1], (name, b"0" + (value or b"")))))
+
+
+def _header_more(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _changed(run, at, replace(record, headers=(*record.headers, ("delayline-x", b""))))
+
+
+def _other_topic(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _moved(run, at, replace(record, topic="dead" if record.topic == "out" else "out"))
+
+
+def _other_partition(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _moved(run, at, replace(record, partition=(record.partition + 1) % PARTITIONS[record.topic]))
+
+
+_ANYWHERE: list[tuple[Fault, Plant]] = [
+    (Fault.LOST, lambda run, at: [*run.received[:at], *run.received[at + 1 :]]),
+    (Fault.DOUBLED, lambda run, at: numbered([*run.received, run.received[at]])),
+    (Fault.ALTERED, lambda run, at: _changed(run, at, replace(run.received[at], key=b"other"))),
+    (Fault.ALTERED, lambda run, at: _changed(run, at, replace(run.received[at], value=None))),
+    (Fault.ALTERED, _other_headers),
+    (Fault.ALTERED, _own_header),
+    (Fault.ALTERED, _header_more),
+    (Fault.MISPLACED, _other_topic),
+]
+
+
+@pytest.mark.parametrize(("fault", "plant"), _ANYWHERE)
+@given(run=runs(), data=st.data())
+def test_a_fault_planted_in_any_record_is_found_as_that_alone(
+    fault: Fault, plant: Plant, run: Run, data: st.DataObject
+) -> None:
+    assume(run.received)
+    at = data.draw(st.integers(0, len(run.received) - 1))
+    verdict = run.judged(plant(run, at))
+    assert _found(verdict) == {fault.name: 1}
+    (finding,) = verdict.findings
+    assert finding.id == run.received[at].id
+    assert verdict.problems(least_held=0) == [f"1 {fault}, such as {finding.id}: {finding.text}"]
+
+
+def _early(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _changed(run, at, replace(record, received_ms=run.published[record.id].due_ms - 1))
+
+
+def _restamped(run: Run, at: int) -> list[Received]:
+    record = run.received[at]
+    return _changed(run, at, replace(record, timestamp_ms=record.timestamp_ms + 1))
+
+
+_DELIVERED: list[tuple[Fault, Plant]] = [
+    (Fault.EARLY, _early),
+    (Fault.ALTERED, _restamped),
+    (Fault.MISPLACED, _other_partition),
+]
+
+
+@pytest.mark.parametrize(("fault", "plant"), _DELIVERED)
+@given(run=runs(), data=st.data())
+def test_a_fault_planted_in_a_delivered_record_is_found_as_that_alone(
+    fault: Fault, plant: Plant, run: Run, data: st.DataObject
+) -> None:
+    delivered = [at for at, record in enumerate(run.received) if run.published[record.id].error is None]
+    assume(delivered)
+    at = data.draw(st.sampled_from(delivered))
+    verdict = run.judged(plant(run, at))
+    assert _found(verdict) == {fault.name: 1}
+    assert verdict.findings[0].id == run.received[at].id
+
+
+@given(run=runs(), data=st.data())
+def test_a_held_record_that_changes_places_with_the_next_of_its_partition_is_an_inversion(
+    run: Run, data: st.DataObject
+) -> None:
+    neighbours = [
+        (at, after)
+        for at, record in enumerate(run.received)
+        for after in range(at + 1, len(run.received))
+        if (record.topic, record.partition) == (run.received[after].topic, run.received[after].partition)
+        and record.offset + 1 == run.received[after].offset
+        and run.is_held(record)
+        and run.published[record.id].place < run.published[run.received[after].id].place
+    ]
+    assume(neighbours)
+    at, after = data.draw(st.sampled_from(neighbours))
+    swapped = list(run.received)
+    swapped[at], swapped[after] = swapped[after], swapped[at]
+    verdict = run.judged(numbered(swapped))
+    assert _found(verdict) == {"OUT_OF_ORDER": 1}
+    assert verdict.findings[0].id == run.received[at].id
+
+
+MESSAGE = Published("in/0/0", 1_000, b"abc", b"v", (), "out", 2_000)
+_SURROUNDINGS = Surroundings({"out": {1}, "dead": {1}})
+
+
+def _judged(messages: list[Published], received: list[Received], surroundings: Surroundings = _SURROUNDINGS) -> Verdict:
+    log = CheckpointLog(offsets={("in", 0): 100})
+    return judge({message.id: message for message in messages}, received, Acceptance([log]), surroundings)
+
+
+def test_a_record_with_an_unknown_id_was_never_published() -> None:
+    foreign = replace(record_of(MESSAGE, 0), headers=(("delayline-id", b"in/7/7"),))
+    assert _found(_judged([MESSAGE], [foreign])) == {"FOREIGN": 1, "LOST": 1}
+    assert _found(_judged([], [replace(foreign, headers=())])) == {"FOREIGN": 1}
+
+
+@given(runs())
+def test_of_a_part_of_the_run_nothing_is_lost_or_foreign(run: Run) -> None:
+    foreign = replace(record_of(MESSAGE, 0), headers=(("delayline-id", b"in/7/7"),))
+    assert _found(run.judged([*run.received[: len(run.received) // 2], foreign], complete=False)) == {}
+
+
+def test_two_topics_of_input_go_by_their_names_and_partitions_by_their_numbers() -> None:
+    ids = ["a-in/0/5", "in/0/9", "in/0/10", "in/2/0", "in/10/0"]
+    messages = [replace(MESSAGE, id=identity) for identity in ids]
+    log = CheckpointLog(offsets={("a-in", 0): 99, ("in", 0): 99, ("in", 2): 99, ("in", 10): 99})
+
+    def found(chosen: list[Published]) -> dict[str, int]:
+        records = numbered([record_of(message, 0) for message in chosen])
+        return _found(judge({m.id: m for m in chosen}, records, Acceptance([log]), _SURROUNDINGS))
+
+    assert found(messages) == {}
+    for first, second in pairwise(messages):
+        assert found([second, first]) == {"OUT_OF_ORDER": 1}
+
+
+def test_every_error_code_will_do_where_any_is_expected_and_no_other_elsewhere() -> None:
+    bad = replace(MESSAGE, output="dead", deliver_at_ms=None, error="two-delays")
+    record = record_of(bad, 0)
+    assert _found(_judged([bad], [record])) == {}
+    assert _found(_judged([replace(bad, error=ANY_ERROR)], [record])) == {}
+    verdict = _judged([replace(bad, error="bad-deliver-at")], [record])
+    assert (_found(verdict), verdict.dead_lettered) == ({"ALTERED": 1}, 0)
+
+
+def test_a_dead_letter_in_place_of_a_message_is_no_delivery() -> None:
+    dead = record_of(replace(MESSAGE, output="dead", deliver_at_ms=None, error="record-refused"), 0)
+    verdict = _judged([MESSAGE], [replace(dead, received_ms=MESSAGE.due_ms)])
+    assert _found(verdict) == {"MISPLACED": 1, "ALTERED": 1}
+    assert verdict.delivered == 0
+
+
+def test_a_topic_that_has_grown_has_the_partition_of_either_number() -> None:
+    keyless = replace(MESSAGE, id="in/3/0", key=None)
+    grown = Surroundings({"out": {2, 4}})
+    for partition, faults in ((0, {"MISPLACED": 1}), (1, {}), (2, {"MISPLACED": 1}), (3, {})):
+        assert _found(_judged([keyless], [record_of(keyless, partition)], grown)) == faults
+
+
+def test_early_is_by_the_clock_of_the_host_that_the_job_runs_on() -> None:
+    behind = Surroundings({"out": {1}}, shown_ms=lambda now_ms: now_ms - 10)
+    record = record_of(MESSAGE, 0)
+    assert _found(_judged([MESSAGE], [record], behind)) == {"EARLY": 1}
+    assert _found(_judged([MESSAGE], [replace(record, received_ms=MESSAGE.due_ms + 10)], behind)) == {}
+
+
+def test_too_few_messages_held_to_order_are_a_problem() -> None:
+    other = replace(MESSAGE, id="in/1/0")
+    verdict = _judged([MESSAGE, other], numbered([record_of(MESSAGE, 0), record_of(other, 0)]))
+    assert (verdict.held, verdict.deliverable) == (1, 2)
+    assert verdict.problems(least_held=0.5) == []
+    (problem,) = verdict.problems(least_held=0.6)
+    assert problem == "only 1 of 2 messages were held to order, at least 60% were to be"
+
+
+def test_a_problem_shows_a_few_of_many() -> None:
+    messages = [replace(MESSAGE, id=f"in/0/{number}") for number in range(1_000)]
+    (problem,) = _judged(messages, []).problems(least_held=0)
+    assert problem.startswith("1,000 lost, such as in/0/0: ")
+    assert problem.count("in/0/") == 5
