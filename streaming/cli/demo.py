@@ -35,10 +35,10 @@ def demo(
         _make_empty(keep)
     view = View(Console(highlight=False))
     with _ended_in_order():
-        verdict = run_demo(view, keep)
+        result = run_demo(view, keep)
     view.step("nothing is left running" + (f"; logs and data are in {keep}" if keep else ""))
-    view.result(verdict)
-    if not verdict.holds:
+    view.result(result)
+    if not result.holds:
         raise typer.Exit(1)
 
 

@@ -2,5 +2,5 @@
 
 It uses the service as its users do: by processes and topics.
 
-Read `scenario`, `messages` (what is published), `job`, `outputs`, `verdict`, `view`.
+Read `scenario`, `messages` (what is published), `job`, `result`, `view`. What came out is judged by `streaming.judge`.
 """

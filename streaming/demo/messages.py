@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from conf.errors import PublishFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from streaming.judge.record import Published
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -34,7 +35,11 @@ _BAD: list[tuple[str, Headers]] = [
 
 @dataclass(frozen=True)
 class Wanted:
-    """One message to publish. `delay_ms` counts from its Kafka timestamp; None with `deliver_at_ms`, or if bad."""
+    """One message to publish.
+
+    `delay_ms` counts from its Kafka timestamp. Without it and without `deliver_at_ms` the message is plain, or bad:
+    then `error` is the code that its dead letter must carry.
+    """
 
     key: bytes | None
     value: bytes
@@ -43,16 +48,6 @@ class Wanted:
     delay_ms: int | None = None
     deliver_at_ms: int | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A published message: its id, its Kafka timestamp and its due time, epoch ms (None for a bad one)."""
-
-    wanted: Wanted
-    id: str
-    published_ms: int
-    deliver_at_ms: int | None
 
 
 def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
@@ -74,7 +69,7 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
             headers.append(("deliver-to", output.encode()))
         form, delay_ms = chance.random(), chance.randint(SHORTEST_MS, LONGEST_MS)
         if form < 0.15 or number == 0:
-            yield Wanted(key, value, headers, output, delay_ms=0)
+            yield Wanted(key, value, headers, output)
         elif form < 0.30:
             level, delay_ms = chance.choice(levels)
             yield Wanted(key, value, [*headers, ("delay-level", str(level).encode())], output, delay_ms)
@@ -89,7 +84,7 @@ class Publication:
     """Publishes the mixture in waves, each in a thread of its own. `sent` fills as the broker confirms."""
 
     def __init__(self, settings: Settings, count: int) -> None:
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, Published] = {}
         self._settings = settings
         self._mixture = mixture(settings, count)
         self._asked = 0
@@ -137,7 +132,8 @@ class Publication:
             identity = f"{message.topic()}/{message.partition()}/{message.offset()}"
             published_ms = message.timestamp()[1]
             due = wanted.deliver_at_ms if wanted.delay_ms is None else published_ms + wanted.delay_ms
-            self.sent[identity] = Sent(wanted, identity, published_ms, due)
+            content = wanted.key, wanted.value, tuple(wanted.headers)
+            self.sent[identity] = Published(identity, published_ms, *content, wanted.output, due, wanted.error)
 
         topic = self._settings.topics.input[0]
         producer.produce(topic, wanted.value, wanted.key, headers=list(wanted.headers), on_delivery=confirmed)

@@ -14,10 +14,15 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.demo.job import Job
 from streaming.demo.messages import LONGEST_MS, Publication
-from streaming.demo.outputs import Outputs
-from streaming.demo.verdict import Outage, Verdict, judge
+from streaming.demo.result import Outage, Result, result_of
 from streaming.demo.view import View, glance
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.contract import Surroundings
+from streaming.judge.outputs import Outputs
+from streaming.judge.record import Received
+from streaming.judge.verdict import judge
 from streaming.local.broker import EmbeddedBroker
+from streaming.storage.paths import checkpoint_path
 
 # Messages and seconds of each wave: before the kill, while the job is down, after it is back.
 _BEFORE, _DOWN, _AFTER = (500, 10.0), (200, 5.0), (299, 8.0)
@@ -28,7 +33,6 @@ _POLL_S = 0.1
 # Far above what is needed even on a machine that is busy otherwise: what takes longer hangs.
 _START_LIMIT_S = 180.0
 _CATCH_UP_LIMIT_S = 120.0
-_QUIET_S = 1.5
 _ON_THE_WAY_MS = 1_000
 
 
@@ -51,7 +55,7 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
     ]
 
 
-def run_demo(view: View, keep: Path | None = None) -> Verdict:
+def run_demo(view: View, keep: Path | None = None) -> Result:
     """Run it all, and return what the judge says. Everything is in `keep`, or in a folder that goes with the demo.
 
     Nothing is left running, however this ends. Raises BrokerFailed, JarsMissing, JavaMissing; QueryFailed with
@@ -67,24 +71,40 @@ def run_demo(view: View, keep: Path | None = None) -> Verdict:
         ensure_topics(settings, partitions=_PARTITIONS)
         job = Job(folder, overrides)
         stack.callback(job.kill)
-        outputs = Outputs(settings, _outputs(settings))
+        watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(settings))))
+        received: list[Received] = []
+        outputs = Outputs(broker.bootstrap, _outputs(settings), received.append)
         stack.callback(outputs.close)
         publication = Publication(settings, MESSAGES)
         stack.callback(publication.close)
-        return _Scenario(view, job, settings, publication, outputs).run()
+        outage = _Scenario(view, job, settings, publication, outputs, received).run()
+        outputs.drain()
+        surroundings = Surroundings({topic: {count} for topic, count in outputs.partitions.items()})
+        verdict = judge(publication.sent, received, watch.acceptance(), surroundings)
+        return result_of(verdict, publication.sent, received, outage)
 
 
 class _Scenario:
     """The demo's steps, in order."""
 
-    def __init__(self, view: View, job: Job, settings: Settings, publication: Publication, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        view: View,
+        job: Job,
+        settings: Settings,
+        publication: Publication,
+        outputs: Outputs,
+        received: list[Received],
+    ) -> None:
         self._view = view
         self._job = job
         self._publication = publication
         self._outputs = outputs
+        self._received = received
         self._dead_letter = settings.topics.dead_letter
 
-    def run(self) -> Verdict:
+    def run(self) -> Outage:
+        """Go through them, to the end of the job. Returns the outage that the kill made."""
         view, job = self._view, self._job
         view.step("starting the job (delayline run)")
         job.start()
@@ -110,8 +130,7 @@ class _Scenario:
             self._watch("running", self._all_out, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, or_else=True)
             view.step("stopping the job (SIGTERM)")
             job.stop()
-        self._outputs.settle(_QUIET_S, limit_s=10.0)
-        return judge(self._publication.sent, list(self._outputs.got), Outage(killed_ms, back_ms))
+        return Outage(killed_ms, back_ms)
 
     def _watch(self, job: str, until: Callable[[], bool], limit_s: float, or_else: bool = False) -> None:
         """Show what happens until `until()`; with `or_else`, at the limit too: the judge says what is missing."""
@@ -124,7 +143,7 @@ class _Scenario:
             self._outputs.check()
             # Looks after the job on the way: it raises once the job has ended.
             _ = self._job.running
-            self._view.show(job, lambda: glance(self._publication, self._outputs, self._dead_letter))
+            self._view.show(job, lambda: glance(self._publication, self._received, self._dead_letter))
             time.sleep(_POLL_S)
 
     def _all_published(self) -> bool:
@@ -135,7 +154,7 @@ class _Scenario:
 
     def _first_after(self, killed_ms: int) -> int | None:
         """When the first record came after the kill, epoch ms; one committed before it comes within a second."""
-        times = (record.received_ms for record in list(self._outputs.got))
+        times = (record.received_ms for record in list(self._received))
         return min((ms for ms in times if ms > killed_ms + _ON_THE_WAY_MS), default=None)
 
 

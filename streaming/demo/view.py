@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 
 from conf.durations import format_duration
-from sources.subscriber import Received
-from streaming.demo.messages import Publication, Sent
-from streaming.demo.outputs import Outputs
-from streaming.demo.verdict import Lateness, Verdict
+from streaming.demo.messages import Publication
+from streaming.demo.result import Lateness, Result
+from streaming.judge.record import Published, Received
+from streaming.judge.verdict import LEAST_HELD, Verdict
 
 _LINE_EVERY_S, _FRAME_EVERY_S = 2.0, 0.5
 _RECENT_MS = 5_000
@@ -39,14 +39,14 @@ class Glance:
         return max(0, self.published - self.delivered - self.dead_lettered)
 
 
-def glance(publication: Publication, outputs: Outputs, dead_letter: str) -> Glance:
+def glance(publication: Publication, received: list[Received], dead_letter: str) -> Glance:
     """Count what there is now."""
-    sent, got = dict(publication.sent), list(outputs.got)
+    sent, got = dict(publication.sent), list(received)
     now_ms = time.time_ns() // 1_000_000
     out = {record.id for record in got}
     dead = {record.id for record in got if record.topic == dead_letter}
     recent = sorted(_recent(sent, got, now_ms))
-    dues = [m.deliver_at_ms for m in sent.values() if m.deliver_at_ms is not None and m.id not in out]
+    dues = [message.due_ms for message in sent.values() if message.error is None and message.id not in out]
     return Glance(
         published=len(sent),
         delivered=len(out) - len(dead),
@@ -58,11 +58,11 @@ def glance(publication: Publication, outputs: Outputs, dead_letter: str) -> Glan
     )
 
 
-def _recent(sent: dict[str, Sent], got: list[Received], now_ms: int) -> Iterator[float]:
+def _recent(sent: dict[str, Published], got: list[Received], now_ms: int) -> Iterator[float]:
     for record in got:
-        message = sent.get(record.id or "")
-        if message and message.deliver_at_ms is not None and record.received_ms > now_ms - _RECENT_MS:
-            yield record.received_ms - message.deliver_at_ms
+        message = sent.get(record.id)
+        if message and message.error is None and record.received_ms > now_ms - _RECENT_MS:
+            yield record.received_ms - message.due_ms
 
 
 class View:
@@ -105,14 +105,19 @@ class View:
             cells = "  ".join(f"{name} {value}" for name, value in _cells(seen).items())
             self._console.print(f"{self.elapsed_s:6.1f} s  job {job:10}  {cells}", highlight=False, soft_wrap=True)
 
-    def result(self, verdict: Verdict) -> None:
+    def result(self, result: Result) -> None:
         """Show the table at the end."""
         table = Table(title="what the output topics say", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(justify="right")
-        for name, value, good in _rows(verdict):
+        for name, value, good in _rows(result.verdict):
             table.add_row(name, value, style="" if good else "bold red")
+        table.add_row("lateness p50 / p99, delayed messages", _lateness(result.overall))
+        table.add_row("the same without what fell due during the outage", _lateness(result.without_outage))
+        table.add_row("plain messages, from publishing to receiving", _lateness(result.plain))
         self._console.print(table)
+        for problem in result.verdict.problems():
+            self._console.print(problem, highlight=False, style="red")
 
 
 def _moment(job: str, seen: Glance) -> Table:
@@ -149,18 +154,10 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str, bool]]:
     yield "delivered", delivered, verdict.delivered == verdict.deliverable
     dead = f"{verdict.dead_lettered} of {verdict.bad}"
     yield "dead-lettered, with the right code", dead, verdict.dead_lettered == verdict.bad
-    faults = {
-        "lost": verdict.lost,
-        "duplicate": verdict.duplicate,
-        "early": verdict.early,
-        "out of order": verdict.out_of_order,
-        "altered": verdict.altered,
-    }
-    for name, count in faults.items():
-        yield name, str(count), count == 0
-    yield "lateness p50 / p99, delayed messages", _lateness(verdict.overall), True
-    yield "the same without what fell due during the outage", _lateness(verdict.without_outage), True
-    yield "plain messages, from publishing to receiving", _lateness(verdict.plain), True
+    for fault, count in verdict.faults.items():
+        yield str(fault), str(count), count == 0
+    held = f"{verdict.held} of {verdict.deliverable}"
+    yield "held to order, since accepted in time", held, verdict.held >= LEAST_HELD * verdict.deliverable
 
 
 def _lateness(lateness: Lateness) -> str:
