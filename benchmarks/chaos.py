@@ -1,9 +1,9 @@
-"""The campaign: random faults under load, on a cluster, and a checker that reads the output topics.
+"""The campaign: random faults under load, on a cluster, and the judge of all that came out.
 
 `python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
 is started again whenever it ends. 500 messages/s with mixed delays go in, while driver, workers and broker are killed
 and stopped at random moments. Exit code 0 only if nothing was lost, doubled, early, altered, misplaced or out of
-order.
+order, and most messages were held to their order.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
-from benchmarks.chaos_check import FAULTS, LEAST_IN_ORDER, Published, broken, faults_of, gaps_s
 from benchmarks.chaos_driver import Driver
 from benchmarks.chaos_faults import Fault, Hands, plan_faults, tally
+from benchmarks.chaos_gaps import gaps_s
+from benchmarks.chaos_published import published_in
 from benchmarks.cluster import Cluster
 from benchmarks.job import Application
-from benchmarks.load import Header, Load, Publisher, any_delay, key_of
+from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.outcome import Aim, Outcome
-from benchmarks.receiver import Received, Receiver
+from benchmarks.spool import Spool
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.contract import Surroundings
+from streaming.judge.outputs import Outputs
+from streaming.judge.verdict import LEAST_HELD, Verdict, judge
+from streaming.storage.paths import checkpoint_path
 
 RATE = 500
-LOOKAHEAD_US = 2_000_000
 _NAME, _OTHER = "chaos", "chaos-other"
 _LONGEST_S = 300.0
 _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
@@ -57,8 +62,15 @@ _SETTINGS = (
 )
 
 
-def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...] = ()) -> Outcome:
-    """Run it, and return what the checker and the clock say. `overrides` are further settings of the job."""
+class Campaign(NamedTuple):
+    """What the judge says of a campaign, and that and the clock as a benchmark's outcome."""
+
+    verdict: Verdict
+    outcome: Outcome
+
+
+def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...] = ()) -> Campaign:
+    """Run it, and return what the judge and the clock say. `overrides` are further settings of the job."""
     seconds = minutes * 60
     plan = plan_faults(seed, seconds)
     say(f"seed {seed}: {len(plan)} faults in {minutes:g} minutes: {tally(plan)}")
@@ -68,31 +80,39 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         stack.callback(cluster.stop)
         cluster.start()
         application = stand.application(_NAME, *_SETTINGS, f"spark.spark.master={cluster.url}", *overrides)
+        watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(application.settings))))
+        received = Spool(stand.folder / "received")
+        topics = [application.output, _OTHER, application.settings.topics.dead_letter]
+        outputs = Outputs(stand.bootstrap, topics, received.append)
+        stack.callback(outputs.close)
         driver = Driver(stand.folder / _NAME, application.overrides)
         stack.callback(driver.stop)
         driver.start()
         driver.wait_until_it_runs()
         load = _Load(stand.bootstrap, application.input, seed, seconds)
         _warm_up(stand, application, load)
-        receivers = {
-            topic: stack.enter_context(
-                Receiver(
-                    stand.bootstrap,
-                    topic,
-                    PARTITIONS,
-                    count,
-                    seconds + _longest_s(seconds) + _DRAIN_S,
-                    stand.folder / f"{topic}.npz",
-                )
-            )
-            for topic, count in load.counts(application.output).items()
-        }
         load.start()
         struck = _strike_all(plan, Hands(stand.broker, cluster, driver.process, seed), load)
         load.join()
-        received = {topic: receiver.result() for topic, receiver in receivers.items()}
-        published = Published(load.published, lambda number: _topic_of(number, application.output), key_of)
-        return _outcome(seed, minutes, published, struck, received, driver.starts)
+        _wait_for_all(outputs, load.published, _longest_s(seconds) + _DRAIN_S)
+        # What is doubled may come last.
+        driver.stop()
+        outputs.drain()
+        published = published_in(stand, application.input, lambda number: _topic_of(number, application.output))
+        if len(published) != load.published:
+            raise RuntimeError(f"{load.published} messages were to be published, and {len(published)} were")
+        surroundings = Surroundings({topic: {count} for topic, count in outputs.partitions.items()})
+        verdict = judge(published, received, watch.acceptance(), surroundings)
+        received_s = np.array([record.received_ms / 1000 for record in received])
+        return Campaign(verdict, _outcome(seed, minutes, verdict, struck, received_s, driver.starts))
+
+
+def _wait_for_all(outputs: Outputs, count: int, timeout_s: float) -> None:
+    """Wait until so many messages are out, or for that long: then the judge says what is missing."""
+    deadline_s = time.monotonic() + timeout_s
+    while len(outputs.ids) < count and time.monotonic() < deadline_s:
+        outputs.check()
+        time.sleep(0.1)
 
 
 class _Load(threading.Thread):
@@ -105,11 +125,6 @@ class _Load(threading.Thread):
         self._chance = random.Random(seed)
         self._seconds = seconds
         self.published = _WARM_UP + int(RATE * seconds)
-
-    def counts(self, output: str) -> dict[str, int]:
-        """Return how many messages go to each output topic."""
-        others = sum(_to_other(number) for number in range(self.published))
-        return {output: self.published - others, _OTHER: others}
 
     def warm_up(self) -> None:
         """Publish the first messages, which are due at once."""
@@ -173,17 +188,18 @@ def _strike_all(plan: list[Fault], hands: Hands, load: threading.Thread) -> list
 def _outcome(
     seed: int,
     minutes: float,
-    published: Published,
+    verdict: Verdict,
     struck: list[tuple[Fault, float]],
-    received: Mapping[str, Received],
+    received_s: npt.NDArray[np.float64],
     starts: int,
 ) -> Outcome:
-    found = faults_of(received, published, LOOKAHEAD_US)
-    gaps = {kind: _gaps_of(kind, struck, received) for kind in ("driver-kill", "worker-kill")}
+    found = {str(fault): count for fault, count in verdict.faults.items()}
+    gaps = {kind: _gaps_of(kind, struck, received_s) for kind in ("driver-kill", "worker-kill")}
     figures: dict[str, dict[str, Any]] = {
         "campaign": {"seed": seed, "minutes": minutes, "faults": len(struck), "starts of the job": starts}
-        | {"messages": published.count}
-        | found,
+        | {"messages": verdict.published}
+        | found
+        | {"held to order": verdict.held},
         "faults": tally(fault for fault, _ in struck),
         "seconds to the next delivery": {
             f"{kind}, {name} of {len(seconds)}": round(float(value), 1)
@@ -193,8 +209,9 @@ def _outcome(
             for name, value in ((f"{which}median", np.median(seconds)), (f"{which}longest", max(seconds)))
         },
     }
-    aims = [Aim(name, found[name], 0) for name in FAULTS]
-    aims.append(Aim("messages held to their order", found["in_order"] / published.count, LEAST_IN_ORDER, at_least=True))
+    aims = [Aim(name, count, 0) for name, count in found.items()]
+    held = verdict.held / verdict.deliverable
+    aims.append(Aim("share of messages held to their order", held, LEAST_HELD, at_least=True))
     limits = {"driver-kill": 40.0, "worker-kill": 20.0}
     aims += [
         Aim(f"next delivery after a {kind} that no other fault struck into, longest", max(alone), limits[kind], "s")
@@ -206,10 +223,10 @@ def _outcome(
 
 
 def _gaps_of(
-    kind: str, struck: list[tuple[Fault, float]], received: Mapping[str, Received]
+    kind: str, struck: list[tuple[Fault, float]], received_s: npt.NDArray[np.float64]
 ) -> tuple[list[float], list[float]]:
     """Return the seconds from each fault of a kind to the next delivery: of all, and of those that struck alone."""
-    gaps = gaps_s(received, [(at_s, at_s + fault.lasts_s) for fault, at_s in struck], _ON_THE_WAY_S)
+    gaps = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in struck], _ON_THE_WAY_S)
     own = [gap for (fault, _), gap in zip(struck, gaps, strict=True) if fault.kind == kind and gap is not None]
     return [gap.seconds for gap in own], [gap.seconds for gap in own if gap.alone]
 
@@ -224,16 +241,16 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     with Stand() as stand:
-        outcome = campaign(stand, seed, minutes, tuple(settings or ()))
+        verdict, outcome = campaign(stand, seed, minutes, tuple(settings or ()))
         if out is not None:
             outcome.write(out, 1.0)
     outcome.show()
-    found = outcome.figures["campaign"]
-    if told := broken(found, found["messages"]):
+    if problems := verdict.problems():
         again = f"python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"
-        say(f"the contract was not shown to hold ({'; '.join(told)}); again: {again}")
+        say(f"the contract was not shown to hold ({'; '.join(problems)}); again: {again}")
         raise typer.Exit(1)
-    say(f"the contract held: {found['messages']:,} messages, {found['faults']} faults, seed {seed}")
+    faults = outcome.figures["campaign"]["faults"]
+    say(f"the contract held: {verdict.published:,} messages, {faults} faults, seed {seed}")
 
 
 if __name__ == "__main__":

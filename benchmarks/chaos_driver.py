@@ -17,6 +17,7 @@ from conf.failpoints import kill_tree
 
 _POLL_S = 0.2
 _START_TIMEOUT_S = 240.0
+_STOP_TIMEOUT_S = 60.0
 _SHOWN = 1500
 
 
@@ -52,10 +53,16 @@ class Driver(threading.Thread):
         wait_until(lambda: "\nrunning\n" in f"\n{self._log()}", _START_TIMEOUT_S, "the start of the job", lambda: None)
 
     def stop(self) -> None:
-        """End the supervisor, and the job by SIGKILL: the campaign is over."""
+        """End the supervisor, and the job: by SIGTERM, so that it leaves no transaction open, or else by SIGKILL."""
         self._ended.set()
         self.join()
-        if self._process is not None and self._process.poll() is None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            say("the job did not end by SIGTERM")
             kill_tree(self._process.pid)
             self._process.wait()
 
