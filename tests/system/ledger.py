@@ -17,6 +17,9 @@ from streaming.judge.outputs import Outputs
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
 from streaming.judge.verdict import LEAST_HELD, Verdict, judge
 
+__all__ = ["Got", "Header", "Ledger"]
+
+Got = Received
 Headers = Sequence[Header]
 # From the last delivery of a batch until it is committed, on a machine that is busy.
 _COMMIT_S = 20.0
@@ -33,7 +36,7 @@ class Ledger:
     outputs: list[str]
     checkpoint: Path
     sent: dict[str, Published] = field(default_factory=dict)
-    got: list[Received] = field(default_factory=list)
+    got: list[Got] = field(default_factory=list)
     # What the clock of the job's host had shown by an instant of this process' clock, both in epoch ms.
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
     # Raises when waiting has become pointless: the job that is to deliver has ended.
@@ -167,7 +170,7 @@ class Ledger:
         For a while only, since a job that was killed in between commits no more; then what is not known is not held.
         """
         deadline = time.monotonic() + _COMMIT_S
-        out = [self.sent[identity] for identity in self._reader.ids & self.sent.keys()]
+        out = [message for identity, message in self.sent.items() if identity in self._reader.ids]
         while time.monotonic() < deadline:
             acceptance = self._watch.acceptance()
             if all(acceptance.in_order_from_ms(message) is not None for message in out):

@@ -7,7 +7,7 @@ from functools import partial
 
 from tests.conftest import Configure
 from tests.system.conftest import Application, MakeService
-from tests.system.ledger import Header, Ledger, Received
+from tests.system.ledger import Got, Header, Ledger
 from tests.system.service import Service
 
 _MALFORMED: dict[str, list[Header]] = {
@@ -103,7 +103,7 @@ def test_what_an_output_topic_does_not_take_is_a_dead_letter_and_all_else_goes_o
     assert service.stop() == 0, service.log[-3000:]
 
 
-def _resent(ledger: Ledger) -> list[Received]:
+def _resent(ledger: Ledger) -> list[Got]:
     return [record for record in ledger.got if record.last("delayline-first-id") is not None]
 
 
