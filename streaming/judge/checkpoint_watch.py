@@ -29,6 +29,11 @@ class CheckpointWatch:
         self._thread = threading.Thread(target=self._run, daemon=True, name="checkpoint-watch")
         self._thread.start()
 
+    @property
+    def seen(self) -> int:
+        """The number of committed batches that have been seen."""
+        return sum(len(log.batches) for log in self._found.values())
+
     def acceptance(self) -> Acceptance:
         """Return what has been committed up to now. Raises what went wrong with the watching."""
         if self._problem is not None:
