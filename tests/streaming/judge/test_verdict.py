@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streaming.judge.acceptance import Acceptance, CheckpointLog
@@ -83,6 +83,7 @@ _ANYWHERE: list[tuple[Fault, Plant]] = [
 
 
 @pytest.mark.parametrize(("fault", "plant"), _ANYWHERE)
+@settings(max_examples=30)
 @given(run=runs(), data=st.data())
 def test_a_fault_planted_in_any_record_is_found_as_that_alone(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject
@@ -114,6 +115,7 @@ _DELIVERED: list[tuple[Fault, Plant]] = [
 
 
 @pytest.mark.parametrize(("fault", "plant"), _DELIVERED)
+@settings(max_examples=30)
 @given(run=runs(), data=st.data())
 def test_a_fault_planted_in_a_delivered_record_is_found_as_that_alone(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject
