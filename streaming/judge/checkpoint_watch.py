@@ -58,8 +58,7 @@ class CheckpointWatch:
         try:
             while not self._stop.wait(_POLL_S):
                 self._look()
-        except Exception as problem:
-            # To be told by the thread that asks.
+        except Exception as problem:  # noqa: BLE001, the thread that waits raises it
             self._problem = problem
 
     def _look(self) -> None:

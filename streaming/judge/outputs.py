@@ -33,7 +33,7 @@ class Outputs:
         self.ids: set[str] = set()
         self._take = take
         # Where a broker is killed on purpose, that it cannot be reached is no news.
-        common = {"bootstrap.servers": bootstrap, "log_level": 0}
+        common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._consumer = Consumer(
             {**common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
              "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True}
@@ -82,7 +82,8 @@ class Outputs:
             time.sleep(_POLL_S)
 
     def _ends(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
-        request = {TopicPartition(*place): OffsetSpec.latest() for place in self._read_to}
+        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        request = {TopicPartition(*place): newest for place in self._read_to}
         answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=_ANSWER_S)
         return {(asked.topic, asked.partition): answer.result().offset for asked, answer in answers.items()}
 
@@ -103,8 +104,7 @@ class Outputs:
                 received_ms = time.time_ns() // 1_000_000
                 if message is not None:
                     self._heed(message, received_ms)
-        except Exception as problem:
-            # To be told by the thread that waits.
+        except Exception as problem:  # noqa: BLE001, the thread that waits raises it
             self._problem = problem
         finally:
             self._consumer.close()

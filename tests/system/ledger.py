@@ -75,7 +75,7 @@ class Ledger:
             due = stamp + delay_ms if delay_ms is not None else deliver_at_ms
             self.sent[identity] = Published(identity, stamp, key, value, headers, output, due, error)
 
-        options: dict[str, int] = {}
+        options: dict[str, Any] = {}
         if timestamp_ms is not None:
             options["timestamp"] = timestamp_ms
         if partition is not None:
