@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.eventually import assert_eventually
+from tests.job_log import sealed_messages
 
 # Two minutes are promised; a machine that runs other tests beside it may take longer.
 _TIMEOUT_S = 420
@@ -55,7 +56,7 @@ def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(de
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "950 of 950" in done.stdout
     assert "50 of 50" in done.stdout
-    assert "segments" in (keep / "job-1.log").read_text(), "the thresholds were meant to be low enough to seal"
+    assert sealed_messages((keep / "job-1.log").read_text()) > 100, "the thresholds were meant to be low enough to seal"
     _assert_nothing_left(scratch)
     _assert_nothing_left(keep)
 
