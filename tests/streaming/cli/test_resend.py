@@ -1,0 +1,40 @@
+"""What `delayline resend` says of a position that is not one of its own."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, TopicPartition
+from typer.testing import CliRunner
+
+from conf.settings import Settings
+from sinks.topics.topics import ensure_topics
+from sources.dead_letters.reader import resend_group
+from streaming.cli.app import app
+
+
+def test_a_position_that_no_resend_wrote_is_an_error_that_shows_it_and_is_left_as_it_was(settings: Settings) -> None:
+    ensure_topics(settings, 2)
+    topics = settings.topics
+    consumer = Consumer(
+        {
+            "bootstrap.servers": settings.kafka.bootstrap_servers,
+            "group.id": resend_group(settings.application_id),
+            "enable.auto.commit": False,
+        }
+    )
+    place = TopicPartition(topics.dead_letter, 1, 3, metadata="of another program")
+    consumer.commit(offsets=[place], asynchronous=False)
+    given = [
+        f"application_id={settings.application_id}",
+        f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}",
+        f"topics.input={topics.input[0]}",
+        f"topics.dead_letter={topics.dead_letter}",
+    ]
+    sets = [part for one in given for part in ("--set", one)]
+    ended = CliRunner().invoke(app, ["resend", *sets], env={"DELAYLINE_CONFIG": None})
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[-1] == (
+        "error: position-invalid: offset 3 has 'of another program' beside it, which no resend wrote"
+    )
+    (kept,) = consumer.committed([TopicPartition(topics.dead_letter, 1)], 30)
+    assert (kept.offset, kept.metadata) == (3, "of another program")
+    consumer.close()

@@ -1,0 +1,57 @@
+"""What a batch holds against the state stage before it delivers or seals anything (invariants 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import CutoffMismatch
+from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topics import ensure_topics
+from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
+from streaming.checkpoint.recovery import recover
+from streaming.job.batch import BatchRunner
+from tests.conftest import MakeSettings
+
+CUTOFF_MS = 50_000
+
+
+@pytest.fixture
+def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> Iterator[BatchRunner]:
+    """What runs the batches of a new checkpoint, whose first one is planned."""
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings, 1)
+    with closing(HeldLease(settings, "run")) as lease:
+        state = recover(spark, settings, fresh=False, lease=lease)
+        (tmp_path / "checkpoint" / "offsets").mkdir()
+        about = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
+        (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{about}\n-")
+        with closing(BatchRunner(state, settings, lease)) as made:
+            yield made
+
+
+def _output(kind: str, cutoff_ms: int, first_due_ms: int) -> tuple[Any, ...]:
+    return (kind, 1, cutoff_ms, 0, 0, "p", first_due_ms, first_due_ms + 10, 3, 300, b"")
+
+
+def test_a_batch_is_refused_whose_state_stage_ran_at_another_cutoff_or_held_back_what_is_due(
+    spark: SparkSession, runner: BatchRunner
+) -> None:
+    def refusal(*rows: tuple[Any, ...]) -> str:
+        with pytest.raises(CutoffMismatch) as refused:
+            runner.run(spark.createDataFrame(rows, SHARD_OUTPUT_SCHEMA), 0)
+        return str(refused.value)
+
+    fine = _output(KEPT, CUTOFF_MS, CUTOFF_MS)
+    other = _output(DUE, CUTOFF_MS + 1, 0)
+    assert refusal(fine, other) == f"cutoff-mismatch: shard 1 ran at {CUTOFF_MS + 1}, its batch at {CUTOFF_MS}"
+    for kind in (KEPT, SEALED):
+        overdue = _output(kind, CUTOFF_MS, CUTOFF_MS - 1)
+        assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
+    # Neither left anything behind: the batch itself runs.
+    runner.run(spark.createDataFrame([fine], SHARD_OUTPUT_SCHEMA), 0)
