@@ -47,3 +47,22 @@ def test_a_broker_that_dies_is_waited_for_and_nothing_is_lost_doubled_or_early(
     publish_mixed(ledger, application, 100, seed=3, longest_ms=3_000)
     ledger.verify_after_outage(60)
     assert service.stop() == 0, service.log[-3000:]
+
+
+def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_goes_on(
+    broker: EmbeddedBroker, application: Application, make_service: MakeService
+) -> None:
+    # How long Java's client asks for offsets before it lets go: a minute by default.
+    quick = ["kafka.default.api.timeout.ms=5000", "kafka.request.timeout.ms=4000"]
+    service, ledger = make_service("delivery.transaction_timeout=3s", *quick)
+    publish_mixed(ledger, application, 300, seed=4, longest_ms=40_000)
+    service.start()
+    assert_eventually(lambda: len(ledger.got) > 30, 60)
+    broker.kill()
+    assert_eventually(lambda: "Kafka does not answer" in service.log, 60)
+    assert service.stop() == 0, service.log[-3000:]
+    assert "Traceback" not in service.log, service.log[-3000:]
+    assert len(ledger.got) < len(ledger.sent)
+    broker.start()
+    service.start()
+    ledger.verify_after_outage(60)

@@ -1,0 +1,141 @@
+"""By what the job ends, as its command tells it: each error is brought about, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from conf.settings import Settings
+from sources.intake.clock import tick
+from state.buckets.operator import SHARD_OUTPUT_SCHEMA
+from streaming.job.query import shard_outputs
+from tests.conftest import Configure
+from tests.system.checkpoint_files import newest, replaced
+from tests.system.conftest import Application
+from tests.system.in_process.conftest import MakeJob
+from tests.system.load import publish_mixed
+
+pytestmark = pytest.mark.system
+
+_HOUR_MS = 3_600_000
+
+
+def test_a_job_that_cannot_go_on_ends_by_its_code_and_goes_on_once_that_is_mended(
+    application: Application, make_job: MakeJob, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, ledger = make_job()
+    checkpoint = application.folder / "storage" / "checkpoint"
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=30_000)
+    with monkeypatch.context() as defect:
+        defect.setattr("streaming.job.service.shard_outputs", _failing_in_batch_2)
+        assert job.failure() == "error: query-failed: ZeroDivisionError: a defect of a task"
+
+    assert (newest(checkpoint / "offsets"), newest(checkpoint / "commits")) == (2, 1)
+    with replaced(checkpoint / "offsets" / "2", "v1\n", "v9\n"):
+        told = job.failure()
+    assert told.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 is of version v9, "), told
+    assert "run the version that wrote it" in told
+    with replaced(checkpoint / "delayline-birth.json", '"format": 1', '"format": 9'):
+        told = job.failure()
+    assert told.startswith(f"error: checkpoint-version: {checkpoint}/delayline-birth.json is of format 9, "), told
+
+    # To the batch that is replayed, the one before seems to have gone further.
+    with _watermark_raised(checkpoint / "offsets" / "1"):
+        told = job.failure()
+    assert re.match(r"error: cutoff-mismatch: batch 2 has cutoff \d+, and the batch before \d+$", told), told
+
+    # Enough for the marks of transactions, and no progress.
+    configure(f"{application.id}-progress", **{"max.message.bytes": "150"})
+    told = job.failure()
+    assert told.startswith("error: delivery-failed: the progress of the delivery cannot be kept: "), told
+    configure(f"{application.id}-progress", **{"max.message.bytes": "1048588"})
+
+    assert len(ledger.got) < len(ledger.sent)
+    job.run_until(lambda: ledger.wait_for_all(60))
+    ledger.verify()
+
+
+def _failing_in_batch_2(*arguments: Any) -> DataFrame:
+    """The job's stream, with a defect behind its state stage."""
+
+    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        if context.getLocalProperty("streaming.sql.batchId") == "2":
+            raise ZeroDivisionError("a defect of a task")
+        yield from batches
+
+    outputs = shard_outputs(*arguments)
+    return outputs.mapInArrow(failing, outputs.schema)
+
+
+def _watermark_raised(entry: Path) -> AbstractContextManager[None]:
+    """Let an entry of the offset log tell of a watermark an hour later."""
+    found = json.loads(entry.read_text().splitlines()[1])["batchWatermarkMs"]
+    return replaced(entry, f'"batchWatermarkMs":{found}', f'"batchWatermarkMs":{found + _HOUR_MS}')
+
+
+def test_rows_that_spark_drops_behind_the_watermark_end_the_job(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = make_job()
+    monkeypatch.setattr("streaming.job.service.shard_outputs", _with_late_rows)
+    told = job.failure()
+    assert re.match(r"error: late-rows-dropped: batch \d: Spark dropped 1 chunks of messages", told), told
+    assert "delayline rebuild --discard-checkpoint" in told
+
+
+def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFrame:
+    """A stream with the job's clock, and a row in each batch that is not null in event time, as a message's is."""
+
+    def held(key: tuple[int], rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        return iter(())
+
+    late = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    late = late.selectExpr("0 AS shard_key", "timestamp_millis(0) AS event_time", "CAST(NULL AS binary) AS chunk")
+    return (
+        tick(spark, settings.clock.lookahead)
+        .unionByName(late)
+        .withWatermark("event_time", "0 seconds")
+        .where("event_time = timestamp_millis(0)")
+        .groupBy("shard_key")
+        .applyInPandasWithState(held, SHARD_OUTPUT_SCHEMA, "seen int", "append", GroupStateTimeout.EventTimeTimeout)
+    )
+
+
+def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
+    application: Application, make_job: MakeJob, configure: Configure
+) -> None:
+    job, ledger = make_job()
+    configure(application.input, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+    nanoseconds = 1_700_000_000_000_000_000
+    producer.produce(application.input, b"v", partition=1, timestamp=nanoseconds)
+    assert producer.flush(30) == 0
+    for number in range(40):
+        ledger.publish(application.input, b"%d" % number, partition=number % 2, output=application.output)
+    ledger.flush()
+    told = job.failure()
+    bad = f"{application.input}/1: offset 0 is stamped {nanoseconds} ms"
+    assert told.startswith(f"error: record-unreadable: {bad}: Spark reads none later than "), told
+
+    # As the error says.
+    place = TopicPartition(application.input, 1, 1)
+    AdminClient({"bootstrap.servers": application.bootstrap}).delete_records([place])[place].result()
+    job.overrides.append("topics.skip_expired=true")
+    job.run_until(lambda: ledger.wait_for_all(60))
+    assert Counter(record.id for record in ledger.got) == Counter(ledger.sent.keys())
