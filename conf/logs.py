@@ -16,14 +16,18 @@ _LEVELS = ("debug", "info", "warning", "error")
 def configure_logging(level: str) -> None:
     """Log Delayline's own lines from `level` on to standard error, and those of libraries from warnings on.
 
-    Processes that this one starts find the level in `LEVEL_VARIABLE`. Raises UsageError for an unknown level.
+    Raises UsageError for an unknown level.
     """
     if level.lower() not in _LEVELS:
         raise UsageError(f"--log-level {level!r}: one of {', '.join(_LEVELS)}")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
-    os.environ[LEVEL_VARIABLE] = level.lower()
+
+
+def level_now() -> str:
+    """Return the level that Delayline's own lines are logged from."""
+    return logging.getLevelName(logging.getLogger(_PACKAGES[0]).getEffectiveLevel()).lower()
 
 
 def configure_worker_logging() -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
 from conf.java.jars import JAVA_FILES, spark_jars
-from conf.logs import LEVEL_VARIABLE
+from conf.logs import LEVEL_VARIABLE, level_now
 from conf.settings import SECRET_PATTERN, Settings, is_secret
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
@@ -142,8 +142,7 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
         # Without its cause, which may have secrets of the options in its text.
         raise start_failure(problem, given, java_said) from None
     spark.sparkContext.setLogLevel("ERROR")
-    if LEVEL_VARIABLE in os.environ:
-        spark.sparkContext.environment[LEVEL_VARIABLE] = os.environ[LEVEL_VARIABLE]
+    spark.sparkContext.environment[LEVEL_VARIABLE] = level_now()
     return spark
 
 
