@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -37,7 +38,8 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
                 spark.conf.set(name, value)
         before.clear()
         # By path, as a new process does not know it.
-        spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         # The job turns it off at its end.
         spark.sparkContext.setLogLevel("ERROR")
 

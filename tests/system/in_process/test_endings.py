@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_job_that_cannot_go_on_ends_by_its_code_and_goes_on_once_that_is_mende
 def _failing_in_batch_2(*arguments: Any) -> DataFrame:
     """The job's stream, with a defect behind its state stage."""
 
-    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
         if context.getLocalProperty("streaming.sql.batchId") == "2":
@@ -102,7 +102,7 @@ def test_rows_that_spark_drops_behind_the_watermark_end_the_job(
 def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFrame:
     """A stream with the job's clock, and a row in each batch that is not null in event time, as a message's is."""
 
-    def held(key: tuple[int], rows: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def silent(key: Any, rows: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         return iter(())
 
     late = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
@@ -113,7 +113,7 @@ def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFra
         .withWatermark("event_time", "0 seconds")
         .where("event_time = timestamp_millis(0)")
         .groupBy("shard_key")
-        .applyInPandasWithState(held, SHARD_OUTPUT_SCHEMA, "seen int", "append", GroupStateTimeout.EventTimeTimeout)
+        .applyInPandasWithState(silent, SHARD_OUTPUT_SCHEMA, "seen int", "append", GroupStateTimeout.EventTimeTimeout)
     )
 
 

@@ -94,5 +94,5 @@ def _publish(application: Application, value: bytes, count: int, headers: list[H
     """Publish to both partitions in turn. A ledger would take two records of one message id for one."""
     producer = Producer({"bootstrap.servers": application.bootstrap})
     for number in range(count):
-        producer.produce(application.input, value, partition=number % 2, headers=headers or [])
+        producer.produce(application.input, value, partition=number % 2, headers=[*(headers or [])])
     assert producer.flush(30) == 0
