@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -41,6 +43,20 @@ def test_the_longest_come_first_and_fixtures_of_fixtures_mark(run: pytest.Pytest
     assert order == ["test_long", "test_with_topic", "test_plain", "test_first_of_a_module"]
     run.runpytest("-m", "java and broker").assert_outcomes(passed=1, deselected=3)
     run.runpytest().assert_outcomes(passed=4)
+
+
+def test_one_worker_runs_all_tests_that_share_a_fixture_of_their_module(
+    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For the workers, which are processes of their own.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    tests = "".join(f"def test_{number}(shared, worker_id): print('worker', worker_id)\n" for number in range(6))
+    run.makepyfile(f"import pytest\n@pytest.fixture(scope='module')\ndef shared(): return []\n{tests}")
+    # Each worker is given two tests at least, if they are not one group.
+    arguments = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider")
+    result = run.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=6)
+    assert len({line for line in result.outlines if line.startswith("worker gw")}) == 1
 
 
 def test_a_test_that_passes_its_limit_fails(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
