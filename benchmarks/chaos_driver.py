@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.cluster import LOOPBACK
 from benchmarks.waiting import say, wait_until
-from conf.failpoints import kill_tree
+from conf.process_tree import kill_tree
 
 _POLL_S = 0.2
 _START_TIMEOUT_S = 240.0

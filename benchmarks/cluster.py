@@ -11,7 +11,7 @@ import psutil
 import pyspark
 
 from benchmarks.waiting import wait_until
-from conf.failpoints import kill_tree
+from conf.process_tree import kill_tree
 
 SPARK = Path(pyspark.__file__).parent / "bin"
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}

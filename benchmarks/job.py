@@ -18,8 +18,8 @@ import psutil
 from benchmarks.checkpoint_watch import CheckpointWatch
 from benchmarks.usage import UsageWatch
 from benchmarks.waiting import say, wait_until
-from conf.failpoints import kill_tree
 from conf.load import load_settings
+from conf.process_tree import kill_tree
 from conf.settings import Settings
 
 _START_TIMEOUT_S = 120.0

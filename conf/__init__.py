@@ -1,7 +1,8 @@
-"""What every other package may lean on: settings, durations, errors, failpoints. It imports no other package.
+"""The base of every other package: settings, secrets, durations, errors, failpoints. It imports no other package.
 
 No Spark and no message in here. Only `conf.kafka` opens Kafka clients, and only `conf.java` starts Java.
 
-Read `settings`, then `load` (where values come from), then `errors` (the tree, with its codes); `durations`,
-`logs`, `end_signals` and `failpoints` as needed, then the packages `kafka` and `java`.
+Read `settings`, `setting_types` (how one value is checked), `load` (where values come from), `errors` (the tree, with
+its codes); `secrets`, `durations`, `logs`, `end_signals` and `failpoints` as needed; then the packages `kafka` and
+`java`.
 """

@@ -1,4 +1,4 @@
-"""Durations as people write them, for settings and headers alike."""
+"""Parsing and formatting of durations, for settings and headers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ FORMS = "ms, a number with a unit (1500ms, 10s, 5m, 2h, 30d, 1w) or ISO-8601 (PT
 
 
 def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds that `text` stands for, rounded up to a whole one.
+    """Parse a duration in one of `FORMS` and return milliseconds, rounded up: `"1.5s"` -> 1500.
 
-    A bare number is milliseconds. Raises ValueError for everything else that is not one of `FORMS`;
-    a sign is not accepted, since no delay and no limit is negative.
+    A number without a unit is milliseconds. A sign is not allowed: no delay and no limit is negative.
+
+    Raises:
+        ValueError: `text` is in none of the forms.
     """
     text = text.strip()
     if match := _NUMBER_WITH_UNIT.fullmatch(text):
@@ -35,12 +37,12 @@ def parse_duration_ms(text: str) -> int:
 
 
 def _round_up(ms: Decimal) -> int:
-    # Up, never down: a delay that was rounded down would be delivered early.
+    # Rounding down would deliver early.
     return int(ms.to_integral_value(rounding="ROUND_CEILING"))
 
 
 def format_duration(ms: float) -> str:
-    """Write a duration in its largest fitting unit, for people: 1500 -> '1.5s'."""
+    """Format a duration in the largest unit that fits: 1500 -> '1.5s'."""
     for unit in ("w", "d", "h", "m", "s"):
         if abs(ms) >= _UNIT_MS[unit]:
             return f"{ms / _UNIT_MS[unit]:.4g}{unit}"

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, for commands that start processes of their own and must leave none behind."""
+"""Signals that ask a process to end, for commands that start processes and must leave none behind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Let signals that ask for the end wait until the block is through; their handlers run then.
+    """Delay the handlers of end signals until the block is done.
 
-    For the start of a process: a handler that raises between the fork and the return of `Popen` leaves a child that
-    nobody knows of. Handlers run in the main thread alone, so that any other thread has nothing to hold.
+    Use around the start of a process: a handler that raises between the fork and the return of `Popen` leaves a child
+    that nobody will end. Python runs handlers in the main thread only, so that in other threads there is nothing to do.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,7 +26,7 @@ def deferred() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    # Those that are ignored stay so, in the child as well.
+    # Ignored signals stay ignored, in the child as well.
     before = {
         number: handler for number in END_SIGNALS if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)
     }

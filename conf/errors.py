@@ -1,7 +1,7 @@
-"""The one tree of errors. Each has a code to search for, and says what was wrong and what to do.
+"""All errors of Delayline. Each has a code to search for, and a text with the cause and the remedy.
 
 DelaylineError
-|-- SettingError, UsageError                      called wrongly: exit code 2
+|-- SettingError, UsageError                      wrong call: exit code 2
 |-- SetupError: JarsMissing, JavaMissing, BrokerFailed
 |-- KafkaError
 |   |-- BrokerUnreachable: LoginRefused, CertificateRefused
@@ -29,8 +29,8 @@ from typing import ClassVar
 class DelaylineError(Exception):
     """Root of every error that Delayline raises on purpose.
 
-    `code` is stable: scripts, dead letters and searches rely on it. `exit_code` is what the command line
-    ends with: 2 for what the caller can mend by calling otherwise, 1 for the rest.
+    `code` is stable: scripts, dead letters and searches rely on it. `exit_code` is the exit code of the command line:
+    2 if another call can succeed, 1 otherwise.
     """
 
     code: ClassVar[str] = "delayline-error"
@@ -41,25 +41,25 @@ class DelaylineError(Exception):
 
 
 class SettingError(DelaylineError):
-    """A setting is unknown, unreadable or out of range. Names the key, the value and what is allowed."""
+    """A setting is unknown, unreadable or out of range. Names the key, the value and the allowed values."""
 
     code = "bad-setting"
     exit_code = 2
 
 
 class UsageError(DelaylineError):
-    """A command was called with arguments that cannot be carried out."""
+    """The arguments of a command are wrong or contradict each other."""
 
     code = "bad-usage"
     exit_code = 2
 
 
 class SetupError(DelaylineError):
-    """What the service needs on this machine is missing or does not start."""
+    """Something that the service needs on this machine is missing or does not start."""
 
 
 class KafkaError(DelaylineError):
-    """Brokers, topics or records stand in the way."""
+    """A broker, a topic or a record is missing, wrong or refused."""
 
 
 class StorageError(DelaylineError):
@@ -67,7 +67,7 @@ class StorageError(DelaylineError):
 
 
 class InvariantViolated(DelaylineError):
-    """An invariant does not hold (docs/architecture.md): a fault of Delayline, which stops before it does harm."""
+    """An invariant of docs/architecture.md is violated: a defect of Delayline. The job stops before it does harm."""
 
     code = "invariant-violated"
 
@@ -109,31 +109,31 @@ class CertificateRefused(BrokerUnreachable):
 
 
 class TopicMissing(KafkaError):
-    """A topic that the job needs does not exist. Says which, and how to create it."""
+    """A topic that the job needs does not exist. Names it, and the command that creates it."""
 
     code = "topic-missing"
 
 
 class TopicMismatch(KafkaError):
-    """A topic exists in a form the job cannot work with (partition count, cleanup policy, a right that it lacks)."""
+    """The job cannot use a topic: its partition count, its cleanup policy, or a missing permission."""
 
     code = "topic-mismatch"
 
 
 class RecordsExpired(KafkaError):
-    """Input records were deleted before they were read. Says which: topic, partition, offsets."""
+    """Input records were deleted before they were read. Names topic, partition and offsets."""
 
     code = "records-expired"
 
 
 class RecordUnreadable(KafkaError):
-    """An input record has a timestamp that Spark cannot read. Says which: topic, partition, offset, timestamp."""
+    """An input record has a timestamp that Spark cannot read. Names topic, partition, offset and timestamp."""
 
     code = "record-unreadable"
 
 
 class DeadLetterRefused(KafkaError):
-    """A message is refused by its output topic and by the dead-letter topic as well. Says which one."""
+    """The output topic and the dead-letter topic both refuse a message. Names the message."""
 
     code = "dead-letter-refused"
 
@@ -145,49 +145,49 @@ class PublishFailed(KafkaError):
 
 
 class PositionInvalid(KafkaError):
-    """How far dead letters are resent cannot be read, or cannot be kept, beside the consumer group's offsets."""
+    """The position of `resend`, kept with the consumer group's offsets, cannot be read or written."""
 
     code = "position-invalid"
 
 
 class CheckpointMismatch(DelaylineError):
-    """The checkpoint, the tables and the progress topic do not tell one story; going on could lose or double."""
+    """Checkpoint, tables and progress topic contradict each other. To continue could lose or repeat messages."""
 
     code = "checkpoint-mismatch"
 
 
 class ApplicationHeld(DelaylineError):
-    """Another process holds the lease of this application id, and it alone may deliver and seal. Says who it is."""
+    """Another process holds the lease of this application id; only that one may deliver and seal. Names it."""
 
     code = "application-held"
 
 
 class CheckpointUnreadable(StorageError):
-    """A file of the checkpoint is missing or damaged. Says which, and what can be done without it."""
+    """A file of the checkpoint is missing or corrupt. Names it, and the way to continue without it."""
 
     code = "checkpoint-unreadable"
 
 
 class CheckpointVersion(StorageError):
-    """A file of the checkpoint is in a format that this version of Delayline, or its Spark, does not know."""
+    """A file of the checkpoint has a format that this version of Delayline, or of Spark, cannot read."""
 
     code = "checkpoint-version"
 
 
 class StorageFailed(StorageError):
-    """The storage cannot be written or read: it is full, read-only, not there, or refuses. Says where."""
+    """The storage cannot be read or written: it is full, read-only, missing, or denies access. Names the path."""
 
     code = "storage-failed"
 
 
 class ClockBehind(DelaylineError):
-    """The host's clock shows far less than it did before: to wait until it has caught up could take hours."""
+    """The host's clock was set far back. To wait until it has caught up could take hours."""
 
     code = "clock-behind"
 
 
 class LateRowsDropped(InvariantViolated):
-    """Spark dropped rows behind the watermark, which must never happen to a message (invariant 6)."""
+    """Spark dropped rows behind the watermark, and with them messages (invariant 6)."""
 
     code = "late-rows-dropped"
 
@@ -205,19 +205,19 @@ class DeliveryFailed(KafkaError):
 
 
 class QueryFailed(DelaylineError):
-    """The query ended by an error. Nothing is lost: the next start replays the batch that failed."""
+    """The query failed. Nothing is lost: the next start replays the batch that failed."""
 
     code = "query-failed"
 
 
 class ServiceStopping(DelaylineError):
-    """The job was asked to end, so that no further batch begins. Not a failure."""
+    """The job is ending and starts no further batch. Not a failure."""
 
     code = "service-stopping"
 
 
 class BucketUnreadable(StorageError):
-    """A stored bucket, segment or state value is missing, or is not what its metadata says."""
+    """A stored bucket, segment or state value is missing or corrupt: it contradicts its metadata."""
 
     code = "bucket-unreadable"
 
@@ -229,7 +229,7 @@ class InjectedFailure(DelaylineError):
 
 
 class Rejected(DelaylineError):
-    """A message that cannot be scheduled, or delivered: it goes to the dead-letter topic under this error's code."""
+    """A message cannot be scheduled or delivered. It goes to the dead-letter topic with this error's code."""
 
     code = "rejected"
 
@@ -265,19 +265,19 @@ class BadDeliverTo(Rejected):
 
 
 class DelayTooLong(Rejected):
-    """The delay is above `limits.max_delay`."""
+    """The delay exceeds `limits.max_delay`."""
 
     code = "delay-too-long"
 
 
 class MessageTooLarge(Rejected):
-    """Key, value and headers are above `limits.max_message_bytes`, or the record is over its topic's own limit."""
+    """Key, value and headers exceed `limits.max_message_bytes`, or the record exceeds the limit of its topic."""
 
     code = "message-too-large"
 
 
 class RecordRefused(Rejected):
-    """The output topic does not take the record as it is: for want of a key, or for its timestamp."""
+    """The output topic refuses the record, for its missing key or its timestamp."""
 
     code = "record-refused"
 

@@ -1,25 +1,19 @@
-"""Failpoints: named places where a test makes the service die or fail, instead of sleeping and hoping.
+"""Failpoints: named places in the code where a test makes the service die or fail.
 
-The test seam of the crash matrix. Off unless the environment says otherwise:
-`DELAYLINE_FAILPOINT=<name>[@<n>]=<action>` where the n-th passing (default 1, counted per process) of the
-point `<name>` takes `<action>`:
+The crash matrix uses them. They are off unless the environment has `DELAYLINE_FAILPOINT=<name>[@<n>]=<action>`.
+Then the n-th time (default 1, counted per process) that the point `<name>` is passed, the action is taken:
 
-- `kill`: SIGKILL to the driver and everything it started (`DELAYLINE_FAILPOINT_ROOT`, set by the driver);
-- `raise`: an `InjectedFailure`, as a failed task or a failed batch would be. Only in a task's first attempt.
+- `kill`: send SIGKILL to the driver and its descendants. The driver sets its pid in `DELAYLINE_FAILPOINT_ROOT`.
+- `raise`: raise InjectedFailure, as a failed task or a failed batch would. Only in a task's first attempt.
 
-Points are passed in the order in which a batch goes through them; `POINTS` is the whole list.
+A batch passes the points in the order of `POINTS`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
-
-import psutil
 
 from conf.errors import InjectedFailure, SettingError
 
@@ -33,19 +27,19 @@ POINTS = {
     "transaction-open": "messages are produced in a transaction that is not committed",
     "transaction-committed": "a delivery transaction is committed, more may follow",
     "delivered": "every transaction of the batch is committed; the bucket may not be sealed yet",
-    "sealing": "the rows of a bucket are on their way; no commit has made it exist",
-    "sealed": "the Delta commit that makes the bucket is done",
+    "sealing": "the rows of a bucket are being written; no commit has added it to the table",
+    "sealed": "the Delta commit that adds the bucket is done",
     "merging": "buckets are merged beside the batches; no commit has replaced them",
-    "merged": "the Delta commit that replaces merged buckets is done, and the driver does not know it yet",
-    "cleaning": "delivered time partitions are deleted beside the batches, and their metadata is still there",
-    "batch-done": "all of the batch is done, and Spark has not written its commit log",
+    "merged": "the Delta commit that replaces merged buckets is done; the driver does not know it yet",
+    "cleaning": "delivered time partitions are deleted beside the batches; their metadata is still there",
+    "batch-done": "all of the batch is done; Spark has not written its commit log",
 }
 
-# Of `delayline rescale` and `delayline rebuild`.
+# The points of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
-    "rest-sealed": "what the earlier checkpoint left is sealed, and the new one is not begun",
-    "successor-born": "the new checkpoint is complete and announced, and not in its place yet",
-    "predecessor-moved": "the earlier checkpoint is put aside, and the new one is not in its place yet",
+    "rest-sealed": "all that the earlier checkpoint left waiting is sealed; the new one is not begun",
+    "successor-born": "the new checkpoint is complete and announced; it is not in place yet",
+    "predecessor-moved": "the earlier checkpoint is moved aside; the new one is not in place yet",
 }
 
 _PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
@@ -53,9 +47,9 @@ _passed: Counter[str] = Counter()
 
 
 def failpoint(name: str, attempt: int = 0) -> None:
-    """Pass the point `name`; die or raise here if the environment asks for it.
+    """Pass the point `name`: die or raise here if the environment asks for it.
 
-    `attempt` is the number of times the running task has failed before.
+    `attempt` is how often the running task has failed before.
     """
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
@@ -67,6 +61,9 @@ def failpoint(name: str, attempt: int = 0) -> None:
     if _passed[name] != passing:
         return
     if action == "kill":
+        # Here and not above: the service runs without psutil.
+        from conf.process_tree import kill_tree
+
         kill_tree(int(os.environ[ROOT_VARIABLE]))
     elif attempt == 0:
         raise InjectedFailure(f"failpoint {name}, passing {passing}")
@@ -86,28 +83,3 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
             f"{', '.join(POINTS | SUCCESSION_POINTS)}"
         )
     return point, int(passing or 1), action
-
-
-def kill_tree(root: int) -> None:
-    """SIGKILL the process `root` and all its descendants, all stopped before so that none is spared.
-
-    The caller may be one of them.
-    """
-    parent = psutil.Process(root)
-    family: set[psutil.Process] = set()
-    # A process can start another between the look and the stop, but not after it.
-    while new := {parent, *parent.children(recursive=True)} - family:
-        _signal(new, signal.SIGSTOP)
-        family |= new
-    _signal(family, signal.SIGKILL)
-    if any(process.pid == os.getpid() for process in family):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to those of `processes` that still run, except the caller."""
-    for process in processes:
-        if process.pid != os.getpid():
-            # One that is gone is what was wanted.
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)

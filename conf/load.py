@@ -1,7 +1,7 @@
-"""Fill `Settings` from a TOML file, the environment and `--set`, each over the one before.
+"""Load `Settings` from a TOML file, the environment and `--set`; a later source overrides an earlier one.
 
-pydantic-settings reads, merges and checks; this file says which names there are and turns what went wrong
-into sentences. No secret leaves it in clear, not even in the cause of an error.
+pydantic-settings reads, merges and checks. This file maps names to settings and turns each problem into a sentence.
+No secret leaves it in clear, not even in the cause of an error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from pydantic_settings import (
 
 from conf.errors import SettingError
 from conf.kafka.options import check_options
-from conf.settings import OptionTable, Settings, is_secret
+from conf.secrets import is_secret
+from conf.setting_types import OptionTable
+from conf.settings import Settings
 
 CONFIG_VARIABLE = "DELAYLINE_CONFIG"
-"""Names the settings file; read by the command line, not here."""
+"""The variable that names the settings file. The command line reads it."""
 
 _PREFIX = "DELAYLINE_"
 _NOT_SETTINGS = (CONFIG_VARIABLE, "DELAYLINE_FAILPOINT")
 
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
-# What Python reads for bytes of an argument or a variable that are not UTF-8. No client takes it.
+# Python decodes bytes that are not UTF-8, in arguments and variables, to these. No client accepts them.
 _NO_TEXT = re.compile(r"[\udc80-\udcff]")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -45,12 +47,12 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 _KEYS = [name for name in Settings.model_fields if name not in _SECTIONS] + [
     f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields
 ]
-# What pydantic finds by itself, in the words of `conf.settings`.
+# pydantic's own error types, in the words of `conf.settings`.
 _ALLOWED = {"string_type": "text", "tuple_type": "a list", "too_short": "a list of one or more"}
 
 
 class _Source(NamedTuple):
-    """One place that settings come from: the source, and for each dotted key how to name its origin."""
+    """A source of settings, and for each dotted key the words that name its origin in an error."""
 
     source: PydanticBaseSettingsSource
     origins: dict[str, str]
@@ -59,12 +61,16 @@ class _Source(NamedTuple):
 def load_settings(
     file: Path | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Return what `file` (None: the defaults), `environ` (None: the process's) and `overrides` say together.
+    """Return the settings of `file`, `environ` and `overrides` together; the last of these wins.
 
-    An override is `section.key=value`, split at the first dot and the first `=`. A variable is
-    `DELAYLINE_SECTION__KEY`; in [kafka] and [spark] a key without a dot is read in lower case with its `_` as
-    dots. Raises SettingError that lists all that is wrong: key, value (`******` for a secret), what is
-    allowed, and where it came from.
+    Args:
+        file: a TOML file; None for the defaults.
+        overrides: each `section.key=value`, split at the first dot and the first `=`.
+        environ: variables `DELAYLINE_SECTION__KEY`; None for the process's. In [kafka] and [spark] a key without a
+            dot is read in lower case, with each `_` as a dot: `DELAYLINE_KAFKA__SECURITY_PROTOCOL`.
+
+    Raises:
+        SettingError: lists every problem with key, value (`******` for a secret), allowed values and origin.
     """
     problems: list[str] = []
     from_file = _read_file(file)
@@ -74,7 +80,7 @@ def load_settings(
     sources = (from_overrides.source, from_environ.source, from_file.source)
     settings = None
     try:
-        # pydantic-settings' own way in for ready sources, which its dataclass transform hides from mypy.
+        # The parameter by which pydantic-settings accepts ready sources; its dataclass transform hides it from mypy.
         settings = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg]
         check_options(settings.kafka)
     except ValidationError as error:
@@ -82,7 +88,7 @@ def load_settings(
     except SettingError as error:
         problems.append(error.args[0])
     if settings is None or problems:
-        # Raised out here, so that no error of pydantic's, which holds values in clear, is shown as its cause.
+        # Raised outside the except clause: an error of pydantic holds values in clear, and would be shown as the cause.
         raise SettingError("\n".join(problems))
     return settings
 
@@ -93,7 +99,7 @@ class _Table(InitSettingsSource):
 
 
 class _Environment(EnvSettingsSource):
-    """Variables under their normalised names, from any mapping."""
+    """Variables under their normalised names, from any mapping instead of `os.environ`."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(Settings, case_sensitive=False)
@@ -104,7 +110,7 @@ class _Environment(EnvSettingsSource):
 
 
 def _hide_secrets(table: dict[str, Any]) -> dict[str, Any]:
-    """Hide them before pydantic-settings can report them, or log them (PYDANTIC_SETTINGS_DEBUG)."""
+    """Wrap secrets before pydantic-settings can report or log them (PYDANTIC_SETTINGS_DEBUG)."""
     hidden = dict(table)
     for section, model in _SECTIONS.items():
         if issubclass(model, OptionTable) and isinstance(table.get(section), dict):
@@ -113,7 +119,7 @@ def _hide_secrets(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give `security.protocol = "SSL"`, which TOML reads as nested tables, its dotted name back."""
+    """Return `table` with dotted names: TOML reads `security.protocol = "SSL"` as nested tables."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -124,7 +130,7 @@ def _read_file(file: Path | None) -> _Source:
     if file is None:
         return _Source(_Table({}), {})
     try:
-        # pydantic-settings takes a missing file for an empty one, and a directory for a missing file.
+        # pydantic-settings reads a missing file, or a directory, as an empty file. `open` raises.
         with file.open("rb"):
             table = TomlConfigSettingsSource(Settings, toml_file=file).toml_data
     except (TOMLDecodeError, UnicodeDecodeError) as error:
@@ -159,7 +165,7 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
 
 
 def _key_of_variable(name: str) -> str | None:
-    """Return the dotted key, or the section, that the variable `name` stands for; None if there is none."""
+    """Return the dotted key or the section of the variable `name`, or None if there is no such setting."""
     section, _, rest = name.removeprefix(_PREFIX).partition("__")
     section, model = section.lower(), _SECTIONS.get(section.lower())
     if not rest:
@@ -170,7 +176,7 @@ def _key_of_variable(name: str) -> str | None:
         return f"{section}.{rest.lower()}"
     if not issubclass(model, OptionTable):
         return None
-    # A shell cannot set names with dots; `env` and compose files can, with the case that Spark minds.
+    # A shell cannot set names with dots. `env` and compose files can, and Spark options are case-sensitive.
     return f"{section}.{rest if '.' in rest else rest.lower().replace('_', '.')}"
 
 
@@ -181,7 +187,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:
         key, equals, value = override.partition("=")
         section, dot, rest = key.partition(".")
         if not equals or not _KEY.fullmatch(key):
-            # Only what can be nothing but a key is repeated: the rest may be a secret.
+            # Repeat only the part that is certainly a key: the rest may be a secret.
             start = _KEY.match(override)
             problems.append(f"--set {start[0] if start else ''}…: allowed is --set section.key=value")
         elif _NO_TEXT.search(value):
@@ -199,14 +205,14 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    # A key under the wrong section is nearer to itself under the right one than any spelling.
+    # The same key in another section is a better guess than a similar spelling.
     same = [key for key in known if key.rpartition(".")[2] == name.rpartition(".")[2]]
     near = same[:1] or get_close_matches(name, known, n=1)
     return f"; the nearest is {near[0]}" if near else f"; the sections are {', '.join(_SECTIONS)}"
 
 
 def _sentence(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
-    """Turn one of pydantic's findings into: key, value, what is allowed, origin."""
+    """Return one error of pydantic as a sentence: key, value, allowed values, origin."""
     path = [str(part) for part in detail["loc"] if isinstance(part, str)]
     key, value = ".".join(path), detail["input"]
     origin = origins.get(key, "")

@@ -1,4 +1,4 @@
-"""Logging: one form of lines and one level, for the driver and for Spark's Python workers."""
+"""Logging: one line format and one level for the driver and for Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 
 from conf.errors import UsageError
 
-# The driver's level, in the environment of every Python worker.
+# Passes the level of the driver to every Python worker.
 LEVEL_VARIABLE = "DELAYLINE_LOG_LEVEL"
 _PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure_logging(level: str) -> None:
-    """Log Delayline's own lines from `level` on to standard error, and those of libraries from warnings on.
+    """Log to standard error: Delayline's own lines from `level` up, those of libraries from warnings up.
 
     Raises UsageError for an unknown level.
     """
@@ -26,10 +26,10 @@ def configure_logging(level: str) -> None:
 
 
 def level_now() -> str:
-    """Return the level that Delayline's own lines are logged from."""
+    """Return the level from which Delayline's own lines are logged."""
     return logging.getLevelName(logging.getLogger(_PACKAGES[0]).getEffectiveLevel()).lower()
 
 
 def configure_worker_logging() -> None:
-    """Log in a Python worker as its driver does, which says so in the worker's environment."""
+    """Log in a Python worker at the level that its driver has set in the environment."""
     configure_logging(os.environ.get(LEVEL_VARIABLE, "info"))

@@ -1,9 +1,11 @@
-"""The wheel holds every file of the packages: code, jar lists, logging configurations, the default settings."""
+"""The wheel: it holds every file of the packages, and its code needs no development tool."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -11,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
 # For building an image, from a checkout.
 LEFT_OUT = ("conf/docker/",)
+# Used by failpoints, tests and benchmarks.
+FOR_TESTS = ("conf.process_tree",)
 
 
 def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
@@ -27,3 +31,19 @@ def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     wanted = {file for file in files if file.startswith(tuple(f"{name}/" for name in PACKAGES))}
     assert held == {file for file in wanted if not file.startswith(LEFT_OUT)}
+
+
+def test_the_service_runs_without_the_development_tools() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    names = [re.split(r"[<>=]", tool)[0].replace("-", "_") for tool in tools]
+    # None in sys.modules makes an import of the name fail. Spark comes from its own package: no module needs Java here.
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({[*names, 'ruamel']}))\n"
+        "import pkgutil, importlib\n"
+        f"for package in {PACKAGES}:\n"
+        "    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + '.'):\n"
+        f"        if found.name not in {FOR_TESTS} and not found.name.endswith('__main__'):\n"
+        "            importlib.import_module(found.name)\n"
+    )
+    imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert imported.returncode == 0, imported.stderr

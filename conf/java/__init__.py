@@ -1,7 +1,7 @@
-"""The Java side: where Java is, which jars there are, and the class archive that makes starts faster.
+"""The Java side: finding Java, fetching jars, and the class archive that makes starts faster.
 
-It starts no Spark. `spark.xml` and `broker.xml` list the jars for Ivy; the two `.properties` files configure Java's
-logs.
+This package starts no Spark. `spark.xml` and `broker.xml` list the jars for Ivy; the two `.properties` files configure
+the logs of Java.
 
 Read `jars`, then `cds_archive`.
 """

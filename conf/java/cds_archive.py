@@ -1,8 +1,8 @@
-"""The class archive: Spark's classes as Java has them in memory, made once at set-up, and mapped at each start.
+"""The class archive: Spark's classes as Java holds them in memory, written once at set-up and mapped at each start.
 
-A start of Spark loads and verifies thousands of classes, a third of its CPU time. Java writes them to a file at the end
-of a training run (JEP 350), and takes them from it where its version and class path are the same; where they are not,
-it loads them as ever.
+A start of Spark loads and verifies thousands of classes, which takes a third of its CPU time. At the end of a training
+run Java writes them to a file (JEP 350). It uses the file if its version and class path are the same, and otherwise
+loads the classes as usual.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conf.java.jars import java_path, pyspark_jars, spark_jars
 _NAME = "spark-classes"
 _TRAINING = "streaming.spark.cds_training"
 _LIMIT_S = 600
-# An archive that does not fit is no news: another Java may have been installed.
+# No warning for an archive that does not fit: another Java may have been installed.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def cds_archive() -> Path:
-    """Where it is kept: inside the Python environment, beside the jars; of another name for another Java or other jars.
+    """Return the path of the archive: beside the jars. Its name depends on Java and the jars.
 
     Raises JarsMissing, JavaMissing.
     """
@@ -34,18 +34,18 @@ def cds_archive() -> Path:
 
 
 def cds_options() -> str:
-    """Return the options with which Java takes classes from the archive; none if there is no archive."""
+    """Return the Java options that use the archive; empty if there is no archive."""
     archive = cds_archive()
     return f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive.is_file() else ""
 
 
 def training_options(archive: Path) -> str:
-    """Return the options with which Java writes `archive` when it ends."""
+    """Return the Java options that write `archive` when Java ends."""
     return f"-XX:ArchiveClassesAtExit={archive} {_QUIET}"
 
 
 def make_cds_archive(progress: Callable[[str], None] = print) -> None:
-    """Make the archive if there is none, and say so through `progress`; without one all works, and starts slower."""
+    """Write the archive if there is none, and report to `progress`. Without one everything works, but starts slower."""
     archive = cds_archive()
     if archive.is_file():
         progress(f"classes: archived in {archive}")
@@ -74,6 +74,6 @@ def make_cds_archive(progress: Callable[[str], None] = print) -> None:
 
 
 def _fact(jar: Path) -> str:
-    # What Java holds against the archive.
+    # Java compares these with the archive.
     about = jar.stat()
     return f"{jar} {about.st_size} {about.st_mtime_ns}"

@@ -1,8 +1,8 @@
-"""The Java side: finding Java, and fetching the jars that pip does not bring.
+"""Finding Java, and fetching the jars that pip does not install.
 
-`delayline jars` fetches them once into the environment (`<sys.prefix>/share/delayline/jars`), with the Ivy
-that pyspark ships. Spark gets them by `spark.jars`: those of `spark.jars.packages` would be on the path of
-every Python worker too, and cost each task a directory scan.
+`delayline jars` fetches them once into the environment (`<sys.prefix>/share/delayline/jars`), with the Ivy that pyspark
+ships. Spark gets them as `spark.jars`. Jars of `spark.jars.packages` would also be on the path of every Python worker
+and cost each task a directory scan.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from conf.errors import JarsMissing, JavaMissing
 JAVA_FILES = Path(__file__).parent
 GROUPS = ("spark", "broker")
 OLDEST_JAVA = 17
-# Far above what a slow line needs for the 60 MB, but not for ever.
+# Far more than a slow line needs for 60 MB.
 FETCH_TIMEOUT_S = 1_800
 _MARKER = "complete"
 _HOW = "run `delayline jars`"
 
 
 def jars_folder(group: str) -> Path:
-    """Where the jars of `group` ("spark" or "broker") are kept: inside the Python environment."""
+    """Return the folder of the jars of `group` ("spark" or "broker"), in the Python environment."""
     return Path(sys.prefix) / "share" / "delayline" / "jars" / group
 
 
 def spark_jars() -> list[Path]:
-    """Return the jars of Spark's Kafka connector and Delta, for `spark.jars`. Raises JarsMissing."""
+    """Return the jars of Spark's Kafka connector and of Delta, for `spark.jars`. Raises JarsMissing."""
     return _fetched("spark")
 
 
@@ -46,9 +46,11 @@ def broker_jars() -> list[Path]:
 
 
 def fetch_jars(progress: Callable[[str], None] = print) -> None:
-    """Fetch what is missing, and say so line by line through `progress`. What is complete is left alone.
+    """Fetch the groups of jars that are not complete, and report each line to `progress`.
 
-    Raises JarsMissing when a download fails, JavaMissing when there is no Java to run Ivy.
+    Raises:
+        JarsMissing: a download failed.
+        JavaMissing: there is no Java to run Ivy.
     """
     for group in GROUPS:
         folder = jars_folder(group)
@@ -61,7 +63,7 @@ def fetch_jars(progress: Callable[[str], None] = print) -> None:
 
 
 def java_command() -> str:
-    """Return the path of a Java that is new enough: of JAVA_HOME if set (Spark takes no other), else of PATH.
+    """Return the path of a Java that is new enough: in JAVA_HOME if set (Spark uses no other), else in PATH.
 
     Raises JavaMissing.
     """
@@ -73,7 +75,7 @@ def java_command() -> str:
 
 
 def java_path() -> str:
-    """Return the path of the Java that Spark takes, without asking it for its version. Raises JavaMissing."""
+    """Return the path of the Java that Spark uses, without checking its version. Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
     where = f"JAVA_HOME ({home})" if home else "PATH"
@@ -83,7 +85,7 @@ def java_path() -> str:
 
 
 def java_version(java: str) -> int:
-    """Return the major version of the `java` at this path. Raises JavaMissing when it cannot tell."""
+    """Return the major version of the `java` at this path. Raises JavaMissing if it cannot be found out."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -115,7 +117,7 @@ def _fingerprint(group: str) -> str:
 
 
 def _fetch(group: str, folder: Path, progress: Callable[[str], None]) -> None:
-    # Beside the folder and then renamed, so that a fetch that is cut off leaves nothing that looks whole.
+    # Fetched beside the folder and then renamed: an interrupted fetch leaves no folder that looks complete.
     partial = folder.with_name(f"{group}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -132,13 +134,13 @@ def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
     command = [
         *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(JAVA_FILES / f"{group}.xml")),
         *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
-        # Some (snappy-java, scala-logging) are packaged as OSGi bundles, which Ivy takes for another type.
+        # Some (snappy-java, scala-logging) are OSGi bundles, a type of its own for Ivy.
         *("-types", "jar", "bundle"),
     ]
     last: deque[str] = deque(maxlen=20)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         assert ivy.stdout is not None
-        # Ends the reading below too, which would otherwise wait for as long as Ivy does.
+        # Also ends the loop below, which reads until Ivy ends.
         limit = threading.Timer(FETCH_TIMEOUT_S, ivy.kill)
         limit.start()
         try:
@@ -158,8 +160,8 @@ def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
 
 
 def pyspark_jars() -> list[Path]:
-    """Return the jars that pyspark brings; none if it is not installed."""
-    # Not by importing pyspark: that takes a second, and its folder is all that is wanted.
+    """Return the jars that pyspark ships; none if it is not installed."""
+    # Importing pyspark takes a second; only its folder is needed.
     spec = importlib.util.find_spec("pyspark")
     return sorted(Path(spec.origin).parent.glob("jars/*.jar")) if spec and spec.origin else []
 

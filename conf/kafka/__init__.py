@@ -1,8 +1,8 @@
-"""The one place that says how a Kafka client is opened: one `[kafka]` section for three clients.
+"""How Kafka clients are opened: one `[kafka]` section for three client libraries.
 
-It moves no record: producers and consumers are used in `sources`, `sinks` and `streaming`.
+This package moves no record: `sources`, `sinks` and `streaming` use the producers and consumers.
 
-Read `options` (the section in each client's words), `option_names` (which client knows which name), `jaas` (user
-names and passwords for Java's client), `clients` (making clients of librdkafka), `contact` (why a secured broker
-refuses).
+Read `options` (the section translated for each client), `option_names` (which client knows which name), `jaas` (user
+names and passwords for the Java client), `clients` (opening clients of librdkafka), `contact` (why a secured broker
+refuses a client).
 """

@@ -1,4 +1,4 @@
-"""Making clients of librdkafka, which looks at its options no earlier, and compares them with each other then."""
+"""Opening clients of librdkafka. It checks its options, and their relations, only when a client is opened."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from conf.errors import SettingError
 from conf.kafka.option_names import ALIASES
 from conf.kafka.options import librdkafka_options
-from conf.settings import Settings, without_secrets
+from conf.secrets import without_secrets
+from conf.settings import Settings
 
 Client = TypeVar("Client")
 
-# How long at the least a producer is given for its transactional id, however short its transactions are: a broker's
-# first takes seconds.
+# The least time for a producer to get its transactional id, however short its transactions are: the first one on a
+# new broker takes seconds.
 OPEN_TIMEOUT_S = 10.0
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, Any], because: str = "") -> Client:
-    """Return a client of `kind`. Raises SettingError, in librdkafka's words and `because`, for options it refuses."""
+    """Open a client of `kind`. Raises SettingError, with librdkafka's text and `because`, for options it refuses."""
     try:
         return kind(dict(options))
     except KafkaException as problem:
-        said = _as_written(problem.args[0].str(), options)
-        # Without its cause, which has the text as it was.
-        raise SettingError(f"[kafka]: {said}{because}") from None
+        refusal = _as_written(problem.args[0].str(), options)
+        # `from None`: the cause has the text with its secrets.
+        raise SettingError(f"[kafka]: {refusal}{because}") from None
 
 
 def check_clients(settings: Settings) -> None:
-    """Raise SettingError unless librdkafka takes the options of [kafka] beside those that Delayline sets.
+    """Check that librdkafka accepts the options of [kafka] together with those that Delayline sets.
 
-    By a client of each sort, which is dropped at once and asks no broker: what would be told in the middle of a start
-    otherwise, or for a broker that is away.
+    Opens a client of each kind and drops it at once, without a broker. A wrong option is then reported before the
+    start, even while the broker is down. Raises SettingError.
     """
     options = librdkafka_options(settings.kafka) | {"log_level": "0"}
     make_client(Consumer, {**options, "group.id": "unused"})
@@ -48,11 +49,11 @@ def check_clients(settings: Settings) -> None:
         make_client(Producer, options | timeout | own, because)
 
 
-def _as_written(said: str, options: Mapping[str, Any]) -> str:
-    """Return what librdkafka says with the names that the section has, and without its secrets."""
-    said = without_secrets(said, options)
+def _as_written(refusal: str, options: Mapping[str, Any]) -> str:
+    """Return the text of librdkafka with the option names of the section, and without its secrets."""
+    refusal = without_secrets(refusal, options)
     for names in ALIASES:
-        for written, told in (names, reversed(names)):
-            if written in options and told not in options:
-                said = re.sub(rf"""(?<=["`]){re.escape(told)}(?=["`])""", written, said)
-    return said
+        for written, alias in (names, reversed(names)):
+            if written in options and alias not in options:
+                refusal = re.sub(rf"""(?<=["`]){re.escape(alias)}(?=["`])""", written, refusal)
+    return refusal

@@ -1,6 +1,6 @@
-"""First contact with secured brokers: why they refuse, which most of the clients' errors leave out.
+"""First contact with secured brokers: why they refuse a client, which most errors of the clients leave out.
 
-By librdkafka, since it alone tells a refused login and a certificate that it does not trust from a broker that is away.
+Uses librdkafka, the only client that distinguishes a refused login, an untrusted certificate and a broker that is down.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import KafkaSettings
 
 CONNECT_TIMEOUT_S = 10.0
-# For another broker of the cluster to answer after one has refused.
+# After one broker has refused, another one of the cluster may still answer.
 _PATIENCE_S = 1.0
 _POLL_S = 0.05
-# How a broker refuses the client's certificate comes as a broken connection, with TLS's own words for why.
+# A broker that refuses the client's certificate breaks the connection; only the TLS alert has the reason.
 _ALERT = re.compile(r"alert .*(?:certificate|unknown ca)", re.IGNORECASE)
 
 
 def check_contact(kafka: KafkaSettings) -> None:
-    """Return once a broker has taken the certificates and the login of `kafka`; at once if it has neither.
+    """Return when a broker has accepted the certificates and the login of `kafka`; at once if it has neither.
 
-    Raises LoginRefused, CertificateRefused, BrokerUnreachable within `CONNECT_TIMEOUT_S`, SettingError for files and
-    options that the client cannot use.
+    Raises:
+        LoginRefused, CertificateRefused, BrokerUnreachable: within `CONNECT_TIMEOUT_S`.
+        SettingError: the client cannot use a file or an option.
     """
     options = librdkafka_options(kafka)
     if options.get("security.protocol", "PLAINTEXT") == "PLAINTEXT":
@@ -43,12 +44,12 @@ def check_contact(kafka: KafkaSettings) -> None:
     except KafkaException as problem:
         if problem.args[0].code() == KafkaError._INVALID_ARG:
             raise SettingError(f"[kafka]: {problem.args[0].str()}") from problem
-        said = (
+        reasons = (
             "; ".join(dict.fromkeys(_short(each) for each in problems if _is_informative(each)))
             or problem.args[0].str()
         )
         raise BrokerUnreachable(
-            f"no broker answers at {servers} ({said}); is it running, and are kafka.bootstrap_servers and "
+            f"no broker answers at {servers} ({reasons}); is it running, and are kafka.bootstrap_servers and "
             "kafka.security.protocol right?"
         ) from problem
 
@@ -56,7 +57,7 @@ def check_contact(kafka: KafkaSettings) -> None:
 def _wait(client: AdminClient, answer: Future[Any], problems: list[KafkaError], servers: str) -> None:
     refusal, since_s = None, 0.0
     while not answer.done():
-        # Here `problems` grows.
+        # Calls `error_cb`, which appends to `problems`.
         client.poll(_POLL_S)
         if refusal is None:
             refusal = next((found for problem in problems if (found := _refusal(problem, servers))), None)
@@ -67,14 +68,14 @@ def _wait(client: AdminClient, answer: Future[Any], problems: list[KafkaError], 
 
 
 def _refusal(problem: KafkaError, servers: str) -> BrokerUnreachable | None:
-    said = _short(problem)
+    reason = _short(problem)
     if problem.code() == KafkaError._AUTHENTICATION:
         return LoginRefused(
-            f"{servers}: {said}. Check kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password"
+            f"{servers}: {reason}. Check kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password"
         )
-    if problem.code() == KafkaError._SSL or _ALERT.search(said):
+    if problem.code() == KafkaError._SSL or _ALERT.search(reason):
         return CertificateRefused(
-            f"{servers}: {said}. Check kafka.ssl.ca.location (who signed the broker's certificate), the host names "
+            f"{servers}: {reason}. Check kafka.ssl.ca.location (who signed the broker's certificate), the host names "
             "in kafka.bootstrap_servers, and kafka.ssl.certificate.location if the broker demands one"
         )
     return None
@@ -85,5 +86,5 @@ def _is_informative(problem: KafkaError) -> bool:
 
 
 def _short(problem: KafkaError) -> str:
-    """Leave out what differs from try to try: the connection, and the times."""
+    """Drop the parts that differ between tries: the connection and the times."""
     return re.sub(r"^\S+://\S+: | \(after \d+ms in state .*\)$", "", problem.str())

@@ -1,4 +1,4 @@
-"""The JAAS entry, in which Kafka's Java client takes a user name and a password."""
+"""Reading and writing JAAS entries, which hold the user name and the password of Kafka's Java client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a
 
 
 def read_jaas(jaas: str) -> dict[str, str]:
-    """Return the options of a JAAS entry, read with the escapes of Java's StreamTokenizer."""
+    """Parse a JAAS entry and return its options. Escapes are those of Java's StreamTokenizer."""
     found = {}
     for name, double, single, bare in _JAAS_OPTION.findall(jaas):
         found[name] = bare or re.sub(
@@ -27,8 +27,8 @@ def read_jaas(jaas: str) -> dict[str, str]:
 
 
 def write_jaas(mechanism: str, username: str, password: str) -> str:
-    """Return the entry that logs in by `mechanism`, one of `LOGIN_MODULES`. Holds the password."""
-    # A bare line end would end the quoted text for Java's tokenizer.
+    """Return the entry for a login by `mechanism`, one of `LOGIN_MODULES`. Contains the password."""
+    # Java's tokenizer ends a quoted text at a bare line end.
     escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
     username, password = username.translate(escapes), password.translate(escapes)
     return f'{LOGIN_MODULES[mechanism]} required username="{username}" password="{password}";'

@@ -1,4 +1,4 @@
-"""Which option names which of the three Kafka clients knows, and which are Delayline's own to set."""
+"""The option names of the three Kafka clients, and the names that only Delayline itself may set."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIBRDKAFKA_ONLY = _names(
     topic.metadata.refresh.sparse
     """
 )
-# Each of two names for the same; of what it refuses librdkafka tells one of them, whichever it was given.
+# Pairs of names for the same option. An error of librdkafka has one of them, whichever was set.
 ALIASES = (
     ("compression.type", "compression.codec"),
     ("delivery.timeout.ms", "message.timeout.ms"),
@@ -63,7 +63,7 @@ JAVA_ONLY = _names(
     ssl.truststore.location ssl.truststore.password ssl.truststore.type
     """
 )
-# What producer, consumer and admin client of kafka-python all take.
+# Accepted by producer, consumer and admin client of kafka-python alike.
 KAFKA_PYTHON_TEXT = _names("client.dns.lookup client.id sasl.kerberos.service.name")
 KAFKA_PYTHON_NUMBERS = _names(
     """
@@ -85,7 +85,7 @@ FILES = _names(
     ssl.truststore.location
     """
 )
-# Set by Delayline itself, since its guarantees rest on them, or not to be had from all three clients.
+# Delayline sets these itself, since its guarantees depend on them, or some client does not have them.
 REFUSED = {
     "bootstrap.servers": "write kafka.bootstrap_servers",
     "metadata.broker.list": "write kafka.bootstrap_servers",
@@ -93,7 +93,7 @@ REFUSED = {
     "ssl.ca.pem": "give a file, as ssl.ca.location",
     "ssl.certificate.pem": "give a file, as ssl.certificate.location",
     "ssl.key.pem": "give a file, as ssl.key.location",
-    # The client says "queue full" of such a message for ever, with nothing in its queue.
+    # For a larger message the client would report "queue full" forever, with an empty queue.
     "queue.buffering.max.kbytes": "a message above it could never be sent, and a transaction bounds what is queued",
     "ssl.cipher.suites": "the clients have different names for ciphers; limit them at the broker",
 } | dict.fromkeys(

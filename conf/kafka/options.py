@@ -1,8 +1,13 @@
-"""The [kafka] section in the words of each of the three Kafka clients.
+"""The [kafka] section, translated for each of the three Kafka clients.
 
-Spark's source is Java's client, deliveries go through librdkafka (confluent-kafka), administration and the
-command line through kafka-python. They agree on most names, but each spells security its own way: whichever
-spelling the section uses, each client gets its own. An option that only some clients know goes to those.
+| client | used for |
+| --- | --- |
+| Java's | Spark's source |
+| librdkafka (confluent-kafka) | deliveries |
+| kafka-python | administration and the command line |
+
+They agree on most names, but each spells security in its own way. The section may use any spelling; each client gets
+its own. An option that only some clients know goes to those.
 """
 
 from __future__ import annotations
@@ -27,13 +32,14 @@ from conf.kafka.option_names import (
     REFUSED,
     SHARED,
 )
-from conf.settings import KafkaSettings, is_secret
+from conf.secrets import is_secret
+from conf.settings import KafkaSettings
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS = (*LOGIN_MODULES, "GSSAPI")
 _BESIDE_CA = "a PEM file as ssl.ca.location beside it"
 _BESIDE_CERTIFICATE = "PEM files as ssl.certificate.location and ssl.key.location beside it"
-# DER of the object identifier 1.2.840.113549.1.5.13 (RFC 8018): how openssl encrypts a key unless told otherwise.
+# DER of the object identifier 1.2.840.113549.1.5.13 (RFC 8018): the default encryption of a key by openssl.
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
 _JAVAS_KEYS = (
     "a key whose encryption Java's client knows: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES, or -nocrypt; or a PKCS12 file "
@@ -43,7 +49,7 @@ _JAVAS_KEYS = (
 
 @dataclass(frozen=True)
 class _Security:
-    """What the section says of security, in nobody's spelling. None: not said."""
+    """The security options of the section, independent of any client's spelling. None: not set."""
 
     protocol: str | None
     mechanism: str | None
@@ -57,7 +63,7 @@ class _Security:
 
 
 def check_options(kafka: KafkaSettings) -> None:
-    """Raise SettingError unless each further key of `kafka` is known and the three clients can act on them.
+    """Check that every passed-on key of `kafka` is known and that the three clients can use it. Raises SettingError.
 
     Reads no file.
     """
@@ -66,11 +72,12 @@ def check_options(kafka: KafkaSettings) -> None:
 
 
 def java_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the options of Java's client, for Spark's source, without the `kafka.` in front.
+    """Return the options of Java's client, for Spark's source, without the prefix `kafka.`. Contains secrets.
 
-    A client key in a file of its own is read and given as text, since Java takes no two PEM files. Holds
-    secrets. Raises SettingError for what `check_options` finds, for a file that cannot be read, and for a PEM file that
-    Java could not use.
+    If certificate and key of the client are in two files, both are passed as text: Java accepts only one PEM file.
+
+    Raises:
+        SettingError: as `check_options`, and for a file that cannot be read or a PEM file that Java cannot use.
     """
     options, security = _read(kafka)
     _check_files(options)
@@ -93,9 +100,10 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the options of confluent-kafka. Holds secrets.
+    """Return the options of confluent-kafka. Contains secrets.
 
-    Raises SettingError as `check_options` does, and for a file that cannot be read.
+    Raises:
+        SettingError: as `check_options`, and for a file that cannot be read.
     """
     options, security = _read(kafka)
     _check_files(options)
@@ -118,9 +126,10 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def kafka_python_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return keyword arguments that kafka-python's producer, consumer and admin client all take.
+    """Return keyword arguments that kafka-python's producer, consumer and admin client all accept. Contains secrets.
 
-    Holds secrets. Raises SettingError as `check_options` does, and for a file that cannot be read.
+    Raises:
+        SettingError: as `check_options`, and for a file that cannot be read.
     """
     options, security = _read(kafka)
     _check_files(options)
@@ -155,7 +164,7 @@ def _numbers(options: dict[str, str]) -> dict[str, int]:
 
 
 def _check_files(options: dict[str, str]) -> None:
-    """Say of a missing file which it is: the clients name it in riddles, or wait for a broker that never answers."""
+    """Raise SettingError for a missing file. The clients' own errors are obscure, or they wait for a broker forever."""
     for name in FILES & options.keys():
         try:
             with open(options[name], "rb"):
@@ -199,7 +208,7 @@ def _read(kafka: KafkaSettings) -> tuple[dict[str, str], _Security]:
             missing = "sasl.username" if username is None else "sasl.password"
             raise _wrong(missing, None, f"a text with {mechanism}, unless sasl.jaas.config has it")
     elif mechanism or username or password:
-        # A client would log in to nothing, and say nothing of it.
+        # A client would silently ignore the login.
         raise _wrong("security.protocol", protocol, "SASL_SSL or SASL_PLAINTEXT, with sasl options")
     certificate, key = _certificate(options)
     security = _Security(

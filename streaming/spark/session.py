@@ -21,7 +21,8 @@ from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
 from conf.java.jars import JAVA_FILES, spark_jars
 from conf.logs import LEVEL_VARIABLE, level_now
-from conf.settings import SECRET_PATTERN, Settings, is_secret
+from conf.secrets import SECRET_PATTERN, is_secret
+from conf.settings import Settings
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
 from streaming.storage.paths import local_folder, storage_path

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from conf.errors import DelaylineError, JavaMissing, SettingError
 from conf.java.jars import java_command
-from conf.settings import is_secret, without_secrets
+from conf.secrets import is_secret, without_secrets
 
 _UNCAUGHT = 'Exception in thread "main" '
 # Frames of a trace, and what did not end Java.

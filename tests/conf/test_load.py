@@ -12,7 +12,8 @@ import pytest
 
 from conf.errors import SettingError
 from conf.load import load_settings
-from conf.settings import OptionTable, Settings
+from conf.setting_types import OptionTable
+from conf.settings import Settings
 
 SECRET = "hunter2"
 DEFAULT_FILE = Path(__file__).parents[2] / "conf" / "delayline.toml"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from conf.settings import KafkaSettings, Settings, SparkSettings, is_secret
+from conf.secrets import is_secret
+from conf.settings import KafkaSettings, Settings, SparkSettings
 
 SECRET = "hunter2"
 SECRET_OPTIONS = {

@@ -12,7 +12,8 @@ from typer.main import get_command
 
 from conf.errors import DelaylineError
 from conf.failpoints import POINTS, SUCCESSION_POINTS
-from conf.settings import HeaderSettings, OptionTable, Settings, TopicSettings
+from conf.setting_types import OptionTable
+from conf.settings import HeaderSettings, Settings, TopicSettings
 from streaming.cli.app import app
 from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from conf.failpoints import VARIABLE, kill_tree
+from conf.failpoints import VARIABLE
+from conf.process_tree import kill_tree
 from tests.eventually import assert_eventually
 from tests.system.warm import Running, WarmProcesses
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.cluster import LOOPBACK, SPARK, Cluster
-from conf.failpoints import kill_tree
 from conf.java.jars import jars_folder
+from conf.process_tree import kill_tree
 from tests.quick_java import QUICK_JAVA
 
 _ROOT = Path(__file__).parent.parent.parent

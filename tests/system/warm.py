@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from conf.failpoints import kill_tree
+from conf.process_tree import kill_tree
 
 
 class Running(Protocol):

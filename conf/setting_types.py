@@ -1,0 +1,171 @@
+"""The types that `conf.settings` is made of: names, counts, durations, lists, sections, tables of options.
+
+A value comes from TOML with its type, or as text from the environment or `--set`. A check that fails raises a
+ValueError that names the allowed values and never repeats the value, which may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SecretStr,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from conf.durations import FORMS, parse_duration_ms
+from conf.secrets import is_secret
+
+_SERVER = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s,:/@\[\]]+):(\d{1,5})")
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+# Far above any use, far below where a sum of an instant and a duration leaves 64 bits.
+LONGEST = 36_525 * DAY
+MOST = 2_147_483_647
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A pydantic annotation: a whole number, or a duration in ms, from `low` to `high`, both allowed."""
+
+    low: int
+    high: int
+    is_duration: bool = False
+
+    def check(self, value: Any) -> int:
+        parse: Callable[[str], int] = parse_duration_ms if self.is_duration else int
+        try:
+            # Python counts True as an int. A float such as 2.0 is refused as well.
+            if isinstance(value, int | str) and not isinstance(value, bool):
+                number = parse(str(value))
+                if self.low <= number <= self.high:
+                    return number
+        except ValueError:
+            pass  # The error below names the bounds as well.
+        raise ValueError(self.allowed())
+
+    def allowed(self) -> str:
+        if not self.is_duration:
+            return f"a whole number from {self.low} to {self.high}"
+        return f"a duration from {_exactly(self.low)} to {_exactly(self.high)}, written as {FORMS}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+def duration(low_ms: int, high_ms: int) -> Bounded:
+    """Annotate an int of ms that is written as a duration (`90s`), with both bounds allowed."""
+    return Bounded(low_ms, high_ms, is_duration=True)
+
+
+def _exactly(ms: int) -> str:
+    units = (("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", SECOND))
+    return next((f"{ms // size}{unit}" for unit, size in units if ms and ms % size == 0), f"{ms}ms")
+
+
+def _matching(pattern: str, allowed: str) -> AfterValidator:
+    """Check that the whole text matches `pattern`, which `allowed` describes in words."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(check)
+
+
+def _servers(text: str) -> str:
+    servers = [server.strip() for server in text.split(",")]
+    ports = [match and int(match[1]) for match in map(_SERVER.fullmatch, servers)]
+    if not all(port and port <= 65_535 for port in ports):
+        raise ValueError("host:port, or several separated by commas")
+    return ",".join(servers)
+
+
+def read_list(value: Any) -> Any:
+    """Parse a list written as one text, in the environment or after `--set`: `["a", "b"]` or `a,b`."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return [item.strip() for item in value.split(",")] if value.strip() else []
+    try:
+        return tomllib.loads(f"list = {value.strip()}")["list"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError('a list, written as ["a", "b"] or a,b') from None
+
+
+Count = Annotated[int, Bounded(1, MOST)]
+ApplicationId = Annotated[str, _matching(r"[a-zA-Z0-9._-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '.', '_', '-'")]
+TopicName = Annotated[
+    str,
+    _matching(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", "a topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"),
+]
+TopicPattern = Annotated[
+    str, _matching(r"[a-zA-Z0-9._\-*?\[\]!]{1,249}", "a topic name, or a shell pattern such as 'orders-*'")
+]
+HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")]
+ServerList = Annotated[str, AfterValidator(_servers)]
+# Whoever prints a path would print the credentials in it.
+StoragePath = Annotated[
+    str,
+    _matching(
+        r"(?!.*://[^/@]*:[^/@]*@).*\S.*",
+        "a local path, or a Hadoop URI without credentials (write those in [spark], as spark.hadoop.…)",
+    ),
+]
+
+
+class Section(BaseModel):
+    """A table of the settings file: frozen, and no unknown key is allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def _option(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float | SecretStr):
+        raise ValueError("text, a number, true or false")
+    return value if isinstance(value, SecretStr) else str(value)
+
+
+class OptionTable(Section):
+    """A section that passes unknown keys on unchanged. Values that look like secrets are masked in print."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
+    __pydantic_extra__: dict[str, Annotated[str | SecretStr, BeforeValidator(_option)]] = Field(init=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide_secrets(cls, table: Any) -> Any:
+        return cls.hide_secrets(table) if isinstance(table, dict) else table
+
+    @classmethod
+    def hide_secrets(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """Return `table` with each passed-on value that looks like a secret as SecretStr."""
+        return {
+            key: SecretStr(str(value))
+            if key not in cls.model_fields and isinstance(value, str | int | float) and is_secret(key, value)
+            else value
+            for key, value in table.items()
+        }
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The passed-on keys with their values in clear, secrets included: never print or log this."""
+        return {
+            key: value.get_secret_value() if isinstance(value, SecretStr) else value
+            for key, value in (self.__pydantic_extra__ or {}).items()
+        }
