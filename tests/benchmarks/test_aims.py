@@ -1,4 +1,4 @@
-"""Each benchmark's aims, given made-up figures: met by good ones, and each broken by a bad or a missing one."""
+"""The aims of each benchmark, on made-up figures: good figures meet all, a bad or missing figure breaks its aim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Breach = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark's aims, figures that meet them all, and for each aim a figure with a value that does not."""
+    """A benchmark's aims, figures that meet them all, and for each aim a figure with a value that breaks it."""
 
     aims_of: Callable[[Figures], list[Aim]]
     good: dict[str, dict[str, float]]
@@ -45,9 +45,9 @@ def index_figures() -> dict[str, dict[str, float]]:
     """Return megabytes that just meet the aims for 10 million ids; (1, 10) of the sparse load is the worst."""
     figures: dict[str, dict[str, float]] = {load: {} for load in index.LOADS}
     for rate, bits, megabytes in index.SETTINGS:
-        own = {index.CONSECUTIVE: min(megabytes, 1.63), index.SPARSE: 30.0 + (bits == 10 and rate == 1)}
+        worst_mb = {index.CONSECUTIVE: min(megabytes, 1.63), index.SPARSE: 30.0 + (bits == 10 and rate == 1)}
         for load in index.LOADS:
-            figures[load][f"({rate}, {bits}) {index.INDEX}, memory_mb"] = own.get(load, 10.0)
+            figures[load][f"({rate}, {bits}) {index.INDEX}, memory_mb"] = worst_mb.get(load, 10.0)
             figures[load][f"({rate}, {bits}) {index.TIME_BUCKET}, memory_mb"] = 31.0
     return figures
 
@@ -149,12 +149,12 @@ CASES = {
 }
 
 
-def named(name: str) -> Iterator[Any]:
+def breaches_of(name: str) -> Iterator[Any]:
     for what, breach in CASES[name].breaches.items():
         yield pytest.param(CASES[name], what, breach, id=f"{name}: {what}")
 
 
-ALL_BREACHES = [each for name in CASES for each in named(name)]
+ALL_BREACHES = [each for name in CASES for each in breaches_of(name)]
 
 
 def not_met(case: Case, figures: dict[str, dict[str, float]]) -> dict[str, Aim]:
@@ -170,8 +170,8 @@ def test_figures_at_their_targets_meet_every_aim(case: Case) -> None:
 @pytest.mark.parametrize(("case", "what", "breach"), ALL_BREACHES)
 def test_a_figure_beyond_its_target_breaks_its_aim(case: Case, what: str, breach: Breach) -> None:
     figures = deepcopy(case.good)
-    of, name, value = breach
-    figures[of][name] = value
+    run_name, name, value = breach
+    figures[run_name][name] = value
     broken = not_met(case, figures)
     assert what in broken
     assert broken[what].value is not None
@@ -180,8 +180,8 @@ def test_a_figure_beyond_its_target_breaks_its_aim(case: Case, what: str, breach
 @pytest.mark.parametrize(("case", "what", "breach"), ALL_BREACHES)
 def test_a_missing_figure_breaks_its_aim(case: Case, what: str, breach: Breach) -> None:
     figures = deepcopy(case.good)
-    of, name, _ = breach
-    del figures[of][name]
+    run_name, name, _ = breach
+    del figures[run_name][name]
     assert not_met(case, figures)[what].value is None
 
 

@@ -9,13 +9,13 @@ import pytest
 from benchmarks.chaos_faults import plan_faults, tally
 
 
-def test_a_seed_gives_the_same_plan_again_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another_plan() -> None:
     assert plan_faults(7, 600) == plan_faults(7, 600)
     assert plan_faults(7, 600) != plan_faults(8, 600)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_half_an_hour_has_sixty_faults_of_all_kinds_one_after_the_other(seed: int) -> None:
+def test_half_an_hour_has_sixty_faults_of_all_kinds_that_do_not_overlap(seed: int) -> None:
     plan = plan_faults(seed, 1800)
     assert len(plan) >= 60
     assert len(tally(plan)) == 6

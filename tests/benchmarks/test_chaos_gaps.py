@@ -1,4 +1,4 @@
-"""The time from a fault to the next delivery, and whether the fault alone is to blame for it."""
+"""The time from a fault to the next delivery, and whether that fault alone caused it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from benchmarks.chaos_gaps import Gap, gaps_s
 
 
-def test_a_gap_is_that_of_a_fault_alone_if_messages_flowed_before_it_and_no_other_struck_into_it() -> None:
+def test_one_fault_alone_causes_a_gap_if_messages_flowed_before_it_and_no_other_fault_struck_in_the_gap() -> None:
     received_s = np.array([90.0, 1, 9, 30, 41])
-    # Before the third nothing had flowed since the second ended, which the third struck into.
+    # The third fault strikes before a message has arrived after the second: neither caused its gap alone.
     faults = [(9.5, 10), (35, 36), (40.5, 42), (45, 50), (95, 96)]
     gaps = gaps_s(received_s, [(begin, end) for begin, end in faults], 1)
     assert gaps == [Gap(20.5, True), Gap(6, False), Gap(49.5, False), Gap(45, False), None]
 
 
-def test_a_fault_that_strikes_where_messages_flow_again_is_alone() -> None:
+def test_a_fault_that_strikes_after_messages_flow_again_causes_its_gap_alone() -> None:
     received_s = np.array([1.0, 20, 31, 50])
     assert gaps_s(received_s, [(5, 6), (30, 30), (40, 41)], 2) == [Gap(15, True), Gap(20, False), Gap(10, True)]

@@ -1,4 +1,4 @@
-"""Which of the batches that a checkpoint shows took messages in."""
+"""Which batches of a checkpoint accepted messages."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def commit(checkpoint: Path, batch_id: int, ends: dict[str, int]) -> None:
 
 @pytest.fixture
 def watch(tmp_path: Path) -> CheckpointWatch:
-    """A watch that has seen four batches, of which the second and the fourth took nothing in."""
-    found = CheckpointWatch(tmp_path, TOPIC)
+    """A watch that has seen four batches; the second and the fourth accepted no message."""
+    checkpoint_watch = CheckpointWatch(tmp_path, TOPIC)
     for batch_id, end in enumerate((10, 10, 25, 25)):
         commit(tmp_path, batch_id, {"0": end, "1": end})
-    found.start()
-    wait_until(lambda: len(found.batches) == 4, 30, "four batches", lambda: None)
-    found.stop()
-    return found
+    checkpoint_watch.start()
+    wait_until(lambda: len(checkpoint_watch.batches) == 4, 30, "four batches", lambda: None)
+    checkpoint_watch.stop()
+    return checkpoint_watch
 
 
-def test_a_batch_counts_if_the_input_went_on(watch: CheckpointWatch) -> None:
+def test_a_batch_counts_if_it_advanced_the_input(watch: CheckpointWatch) -> None:
     assert [(batch.batch_id, batch.end) for batch in watch.taking_in()] == [(0, 20), (2, 50)]
 
 
 @pytest.mark.parametrize(("after", "batch_ids"), [(0, [0, 2]), (19, [0, 2]), (20, [2]), (50, [])])
-def test_what_came_before_does_not_count(watch: CheckpointWatch, after: int, batch_ids: list[int]) -> None:
+def test_batches_up_to_the_given_offset_do_not_count(watch: CheckpointWatch, after: int, batch_ids: list[int]) -> None:
     assert [batch.batch_id for batch in watch.taking_in(after)] == batch_ids

@@ -1,4 +1,4 @@
-"""The verdict of a result: which aims meet it, and what keeps it from being met."""
+"""The verdict on a result: which aims must be met, and what else prevents it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(
         (1.9, True, False),
     ],
 )
-def test_a_target_counts_as_reached_and_its_side_matters(value: float, at_least: bool, met: bool) -> None:
+def test_a_value_at_the_target_meets_the_aim_in_both_directions(value: float, at_least: bool, met: bool) -> None:
     assert Aim("x", value, 2.0, at_least=at_least).met is met
 
 
@@ -52,7 +52,7 @@ def test_all_aims_are_needed() -> None:
     assert not outcome([MET, MISSING]).met
 
 
-def test_one_alternative_is_enough_and_none_is_too_few() -> None:
+def test_one_met_alternative_is_enough_but_at_least_one_is_needed() -> None:
     assert outcome([MET], [NOT_MET, MET]).met
     assert not outcome([MET], [NOT_MET, MISSING]).met
     assert not outcome([NOT_MET], [MET]).met
@@ -63,7 +63,7 @@ def test_without_aims_nothing_is_met() -> None:
     assert not outcome([], [MET]).met
 
 
-def test_a_result_is_not_met_while_other_processes_took_too_much_cpu() -> None:
+def test_a_result_is_not_met_if_other_processes_took_too_much_cpu() -> None:
     quiet = {"job": {"cpu_elsewhere": DISTURBED_CORES}, "reference": {"cpu_elsewhere": 0.0}}
     assert outcome([MET], figures=quiet).met
     disturbed = outcome([MET], figures=quiet | {"reference": {"idle_cpu_elsewhere": DISTURBED_CORES + 0.01}})
@@ -72,9 +72,9 @@ def test_a_result_is_not_met_while_other_processes_took_too_much_cpu() -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_a_result_file_says_what_was_missing_and_a_trial_has_no_verdict(tmp_path: Path) -> None:
-    found = outcome([Aim("x", np.float64(1.23456), 2.0, "ms"), MISSING], [MET])
-    found.write(tmp_path, 1.0)
+def test_a_result_file_names_missing_figures_and_a_trial_has_no_verdict(tmp_path: Path) -> None:
+    result = outcome([Aim("x", np.float64(1.23456), 2.0, "ms"), MISSING], [MET])
+    result.write(tmp_path, 1.0)
     content = json.loads((tmp_path / "any.json").read_text())
     assert content["met"] is False
     assert content["aims"][0] == {"what": "x", "value": 1.2346, "aim": "<= 2 ms", "met": True}
@@ -92,7 +92,7 @@ def test_a_ratio_needs_both_figures_and_a_reference_that_is_not_zero() -> None:
     assert ratio(1.0, 0.0) is None
 
 
-def test_every_fault_is_an_aim_of_its_own() -> None:
+def test_each_kind_of_fault_is_a_separate_aim() -> None:
     clean = dict.fromkeys(FAULTS, 0)
     assert all(aim.met for aim in fault_aims({"job": clean}, "job"))
     for name in FAULTS:

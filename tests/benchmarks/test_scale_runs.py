@@ -1,4 +1,4 @@
-"""The aims of `scale`: of the largest run, and of it against runs of the same code on the same machine."""
+"""The aims of `scale`: for the largest run alone, and against runs of the same code on the same machine."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def runs(**machine_of_large: Any) -> list[Run]:
     return [run_of(SMALL), run_of(MIDDLE), run_of(LARGE, **machine_of_large)]
 
 
-def not_met(of: list[Run]) -> dict[str, Aim]:
-    return {aim.what: aim for aim in aims_of(of) if not aim.met}
+def not_met(some_runs: list[Run]) -> dict[str, Aim]:
+    return {aim.what: aim for aim in aims_of(some_runs) if not aim.met}
 
 
 def test_good_runs_meet_every_aim() -> None:
@@ -53,24 +53,24 @@ def test_good_runs_meet_every_aim() -> None:
 
 
 @pytest.mark.parametrize("what", OWN)
-def test_a_figure_of_the_largest_run_that_is_bad_or_missing_breaks_its_aim(what: str) -> None:
+def test_a_bad_or_missing_figure_of_the_largest_run_breaks_its_aim(what: str) -> None:
     name, bad = OWN[what]
-    of = runs()
-    of[-1].waiting[name] = bad
-    assert not_met(of)[what].value is not None
-    del of[-1].waiting[name]
-    assert not_met(of)[what].value is None
+    some_runs = runs()
+    some_runs[-1].waiting[name] = bad
+    assert not_met(some_runs)[what].value is not None
+    del some_runs[-1].waiting[name]
+    assert not_met(some_runs)[what].value is None
 
 
 @pytest.mark.parametrize("what", COMPARED)
-def test_a_figure_that_grew_too_much_or_has_nothing_to_compare_with_breaks_its_aim(what: str) -> None:
+def test_a_figure_that_grew_too_much_or_has_no_reference_breaks_its_aim(what: str) -> None:
     messages, name, small = COMPARED[what]
-    of = runs()
-    reference = next(run for run in of if run.messages == messages)
+    some_runs = runs()
+    reference = next(run for run in some_runs if run.messages == messages)
     reference.waiting[name] = small
-    assert not_met(of)[what].value is not None
+    assert not_met(some_runs)[what].value is not None
     del reference.waiting[name]
-    assert not_met(of)[what].value is None
+    assert not_met(some_runs)[what].value is None
     without = not_met([run for run in runs() if run.messages != messages])
     assert without[what].value is None
     assert without[what].missing == "there is no such run"
@@ -94,29 +94,29 @@ def test_runs_of_other_code_or_machines_are_not_compared(difference: dict[str, A
 @pytest.mark.parametrize("prefix", ["warm_up_", "lateness_"])
 @pytest.mark.parametrize("messages", [SMALL, LARGE])
 def test_a_fault_in_any_run_with_none_waiting_breaks_an_aim(messages: int, prefix: str, name: str) -> None:
-    of = runs()
-    figures = next(run for run in of if run.messages == messages).none
+    some_runs = runs()
+    figures = next(run for run in some_runs if run.messages == messages).none
     figures[prefix + name] = 1
-    assert [aim.value for aim in not_met(of).values()] == [1]
+    assert [aim.value for aim in not_met(some_runs).values()] == [1]
     del figures[prefix + name]
-    assert [aim.value for aim in not_met(of).values()] == [None]
+    assert [aim.value for aim in not_met(some_runs).values()] == [None]
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_while_all_wait_breaks_an_aim(name: str) -> None:
-    of = runs()
-    of[0].waiting[f"lateness_{name}"] = 1
-    assert [aim.value for aim in not_met(of).values()] == [1]
+    some_runs = runs()
+    some_runs[0].waiting[f"lateness_{name}"] = 1
+    assert [aim.value for aim in not_met(some_runs).values()] == [1]
 
 
-def test_a_disturbed_run_meets_nothing() -> None:
-    of = runs()
-    of[1].none["idle_cpu_elsewhere"] = 1.0
-    assert not outcome_of(of).met
+def test_with_a_disturbed_run_the_outcome_is_not_met() -> None:
+    some_runs = runs()
+    some_runs[1].none["idle_cpu_elsewhere"] = 1.0
+    assert not outcome_of(some_runs).met
 
 
 @pytest.mark.usefixtures("java")
-def test_runs_come_back_from_the_result_file(tmp_path: Path) -> None:
+def test_runs_are_read_back_from_the_result_file(tmp_path: Path) -> None:
     outcome_of(runs()).write(tmp_path, 1.0)
     assert read_runs(tmp_path / "scale.json") == runs()
     assert read_runs(tmp_path / "none.json") == []

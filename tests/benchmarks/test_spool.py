@@ -1,4 +1,4 @@
-"""What is spooled comes back as it was, while more comes."""
+"""Spooled records are read back unchanged, also while more are appended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RECORDS = st.builds(
 
 
 @given(st.lists(_RECORDS, max_size=5))
-def test_records_come_back_as_they_were(tmp_path_factory, records: list[Received]) -> None:  # type: ignore[no-untyped-def]
+def test_records_are_read_back_unchanged(tmp_path_factory, records: list[Received]) -> None:  # type: ignore[no-untyped-def]
     file: Path = tmp_path_factory.mktemp("spool") / "records"
     spool = Spool(file)
     for count, record in enumerate(records, 1):

@@ -1,4 +1,4 @@
-"""Which messages of a load count for lateness, and what is said of none."""
+"""Which messages of a load count for lateness, and the figures if none counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_load_publishes_in_its_warm_up_too() -> None:
     assert str(traffic) == "100 messages/s for 80 s, due after 1-2 s"
 
 
-def test_what_falls_due_in_the_window_counts_and_its_end_does_not_belong_to_it() -> None:
+def test_messages_due_in_the_window_count_and_its_end_is_exclusive() -> None:
     kept = due_between(received([9.9, 10.0, 19.9, 20.0]), 10.0, 20.0)
     assert (kept["due_us"] / 1e6).tolist() == [10.0, 19.9]
 
@@ -32,7 +32,7 @@ def test_lateness_is_received_minus_due() -> None:
     assert percentiles(late_ms) == {"p50_ms": 7.0, "p90_ms": 7.0, "p99_ms": 7.0, "max_ms": 7.0}
 
 
-def test_nothing_that_counts_gives_no_figure() -> None:
+def test_without_messages_that_count_there_is_no_figure() -> None:
     nothing = due_between(received([1.0]), 2.0, 3.0).lateness_ms
     assert percentiles(nothing) == {}
     assert curve(nothing) == [[], []]

@@ -1,4 +1,4 @@
-"""The cost of a job from samples, and what other processes took beside it."""
+"""The resources that a job used, computed from samples, and those that other processes used meanwhile."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ def sample(at_s: float, *, memory_mb: int = 0, **cpu_s: float) -> Sample:
     return Sample(at_s, cpu_s, Memory(at_s, memory, memory) if memory_mb else None)
 
 
-def test_cpu_is_what_was_used_between_the_first_sample_and_the_last() -> None:
+def test_cpu_counts_from_the_first_sample_to_the_last() -> None:
     first = sample(100.0, driver=1.0, jvm=10.0, broker=5.0, load=2.0, elsewhere=1000.0)
     last = sample(110.0, driver=2.0, jvm=15.0, broker=6.0, load=4.0, elsewhere=1012.0)
     assert usage_of([first, sample(105.0, memory_mb=3, jvm=0.0), last]) == {
         "cpu_driver": 0.1, "cpu_jvm": 0.5, "cpu_broker": 0.1, "cpu_load": 0.2, "cpu_job": 0.6,
-        # Of 1.2 cores that were busy in all.
+        # Out of 1.2 busy cores in total.
         "cpu_elsewhere": 0.3,
         "mb_jvm": 3.0, "mb_driver": 1.0, "mb_broker": 7.0, "mb_job": 4.0,
     }  # fmt: skip
 
 
-def test_a_role_that_begins_later_counts_from_nothing() -> None:
-    found = usage_of([sample(0.0, elsewhere=0.0), sample(2.0, workers=1.0, elsewhere=1.0)])
-    assert found == {"cpu_workers": 0.5, "cpu_job": 0.5, "cpu_elsewhere": 0.0}
+def test_a_role_that_begins_later_counts_from_zero() -> None:
+    usage = usage_of([sample(0.0, elsewhere=0.0), sample(2.0, workers=1.0, elsewhere=1.0)])
+    assert usage == {"cpu_workers": 0.5, "cpu_job": 0.5, "cpu_elsewhere": 0.0}
 
 
-def test_one_sample_says_nothing() -> None:
+def test_one_sample_gives_no_figures() -> None:
     assert usage_of([sample(0.0, elsewhere=0.0)]) == {}
 
 
-def test_a_reference_without_a_job_has_no_cost_of_one() -> None:
-    found = usage_of([sample(0.0, load=0.0, elsewhere=0.0), sample(1.0, load=1.0, elsewhere=1.5)])
-    assert found == {"cpu_load": 1.0, "cpu_elsewhere": 0.5}
+def test_a_reference_without_a_job_has_no_cost_of_a_job() -> None:
+    usage = usage_of([sample(0.0, load=0.0, elsewhere=0.0), sample(1.0, load=1.0, elsewhere=1.5)])
+    assert usage == {"cpu_load": 1.0, "cpu_elsewhere": 0.5}
 
 
-def test_what_the_benchmark_starts_counts_as_the_load_unless_it_is_the_job_or_the_broker() -> None:
+def test_processes_of_the_benchmark_count_as_load_except_the_job_and_the_broker() -> None:
     with ExitStack() as stack:
         job, broker, load = (stack.enter_context(busy_process()) for _ in range(3))
         own_s = cpu_s(psutil.Process())
@@ -59,7 +59,7 @@ def test_what_the_benchmark_starts_counts_as_the_load_unless_it_is_the_job_or_th
 
 @contextmanager
 def busy_process() -> Iterator[psutil.Process]:
-    """A process that computes until the context's end."""
+    """A process that computes until the context ends."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
             yield psutil.Process(process.pid)
