@@ -51,7 +51,7 @@ def test_each_form_of_a_duration_is_read(text: str, ms: int) -> None:
         "1s2m",
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration_ms(text)
 

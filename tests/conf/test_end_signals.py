@@ -1,4 +1,4 @@
-"""Signals that are held while a process is started."""
+"""Signals that are deferred while a process starts."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 @pytest.mark.parametrize("number", END_SIGNALS)
-def test_a_signal_that_comes_meanwhile_is_handled_after_the_block(number: signal.Signals) -> None:
+def test_a_signal_during_the_block_is_handled_after_it(number: signal.Signals) -> None:
     before = signal.signal(number, _end)
-    through = []
+    completed = []
 
     def start() -> None:
         with deferred():
             os.kill(os.getpid(), number)
-            through.append(number)
+            completed.append(number)
 
     try:
         with pytest.raises(_Ended):
             start()
-        assert through == [number]
+        assert completed == [number]
         with pytest.raises(_Ended):
             os.kill(os.getpid(), number)
     finally:
@@ -45,17 +45,17 @@ def test_a_signal_that_comes_meanwhile_is_handled_after_the_block(number: signal
 def test_an_ignored_signal_stays_ignored_in_a_child_and_others_do_not() -> None:
     before = {signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _end)
-    show = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGTERM)))"
+    script = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGTERM)))"
     try:
         with deferred():
-            child = subprocess.Popen([sys.executable, "-c", show], stdout=subprocess.PIPE, text=True)
+            child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         assert child.communicate()[0].split() == ["True", "False"]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def test_in_another_thread_nothing_is_touched() -> None:
+def test_in_another_thread_the_handlers_are_not_changed() -> None:
     before = {number: signal.getsignal(number) for number in END_SIGNALS}
     seen = {}
 

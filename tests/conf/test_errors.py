@@ -11,8 +11,8 @@ def descendants(root: type[DelaylineError]) -> Iterator[type[DelaylineError]]:
         yield from descendants(child)
 
 
-def test_each_error_has_a_code_of_its_own() -> None:
-    # A base that is never raised has none.
+def test_each_error_has_a_unique_code() -> None:
+    # A base class that is never raised has no code.
     bases = {SetupError, KafkaError, StorageError}
     errors: list[type[DelaylineError]] = [DelaylineError, *descendants(DelaylineError)]
     assert {error for error in errors if "code" not in vars(error)} == bases
@@ -28,11 +28,11 @@ def test_an_error_begins_with_its_code() -> None:
     assert str(SettingError("bucket.shards = 0")) == "bad-setting: bucket.shards = 0"
 
 
-def test_what_the_caller_can_mend_ends_with_exit_code_2_and_the_rest_with_1() -> None:
-    mendable = {error for error in descendants(DelaylineError) if error.exit_code == 2}
-    assert mendable == {SettingError, UsageError}
+def test_errors_that_the_caller_can_fix_have_exit_code_2_and_all_others_1() -> None:
+    fixable = {error for error in descendants(DelaylineError) if error.exit_code == 2}
+    assert fixable == {SettingError, UsageError}
     assert {error.exit_code for error in descendants(DelaylineError)} == {1, 2}
 
 
-def test_every_error_says_in_its_docstring_when_it_is_raised() -> None:
+def test_every_rejection_has_a_docstring() -> None:
     assert all(error.__doc__ for error in descendants(Rejected))

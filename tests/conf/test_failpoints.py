@@ -13,7 +13,7 @@ from conf.failpoints import POINTS, ROOT_VARIABLE, VARIABLE, failpoint, parse_fa
 from tests.eventually import assert_eventually
 from tests.processes import runs
 
-# A driver with two generations of children; the last generation passes the point, as a task would.
+# A driver with two children. One of them passes the failpoint, as a task would.
 CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('delivered')"
 SLEEPER = "import time; time.sleep(600)"
 DRIVER = f"""
@@ -40,7 +40,7 @@ def _no_point_passed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch-begun@12=raise", ("batch-begun", 12, "raise")),
     ],
 )
-def test_a_failpoint_names_point_passing_and_action(text: str, parsed: tuple[str, int, str]) -> None:
+def test_a_failpoint_has_a_point_a_passing_and_an_action(text: str, parsed: tuple[str, int, str]) -> None:
     assert parse_failpoint(text) == parsed
 
 
@@ -49,13 +49,13 @@ def test_a_failpoint_names_point_passing_and_action(text: str, parsed: tuple[str
     ["", "sealed", "sealed=", "=kill", "nowhere=kill", "sealed=stop", "sealed=kill=kill"]
     + [f"sealed@{passing}=kill" for passing in ("x", "0", "-1", "²")],
 )
-def test_anything_else_is_refused_with_the_list_of_points(text: str) -> None:
-    with pytest.raises(SettingError, match="batch-begun") as caught:
+def test_any_other_text_is_refused_with_the_list_of_points(text: str) -> None:
+    with pytest.raises(SettingError, match="batch-begun") as raised:
         parse_failpoint(text)
-    assert all(point in str(caught.value) for point in POINTS)
+    assert all(point in str(raised.value) for point in POINTS)
 
 
-def test_without_the_variable_every_point_is_passed() -> None:
+def test_without_the_variable_no_point_does_anything() -> None:
     for point in POINTS:
         failpoint(point)
 
@@ -70,12 +70,12 @@ def test_the_named_passing_raises_and_no_other_does(monkeypatch: pytest.MonkeyPa
     failpoint("sealing")
 
 
-def test_a_retried_task_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retried_task_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "transaction-open=raise")
     failpoint("transaction-open", attempt=1)
 
 
-def test_a_wrong_variable_is_an_error_and_not_a_test_that_tests_nothing(
+def test_an_invalid_variable_is_an_error_and_not_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "nowhere=kill")
@@ -83,7 +83,7 @@ def test_a_wrong_variable_is_an_error_and_not_a_test_that_tests_nothing(
         failpoint("sealed")
 
 
-def test_kill_takes_the_driver_and_everything_it_started() -> None:
+def test_kill_ends_the_driver_and_all_processes_it_started() -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER],
         env={**os.environ, VARIABLE: "delivered=kill"},

@@ -39,7 +39,7 @@ def failure(*overrides: str, file: Path | None = None, environ: dict[str, str] |
 # The default file
 
 
-def test_the_default_file_says_exactly_what_holds_without_it() -> None:
+def test_the_default_file_has_exactly_the_built_in_defaults() -> None:
     assert load_settings(DEFAULT_FILE, environ={}) == load_settings(environ={}) == Settings()
 
 
@@ -62,7 +62,7 @@ def test_the_default_file_has_every_key_and_a_comment_above_it() -> None:
 # Precedence
 
 
-def test_the_environment_goes_over_the_file_and_set_over_both(toml: Any) -> None:
+def test_the_environment_overrides_the_file_and_set_overrides_both(toml: Any) -> None:
     file = toml('application_id = "f"\n[bucket]\nshards = 3\nmax_messages = 30\nmax_bytes = 3000')
     environ = {"DELAYLINE_BUCKET__MAX_MESSAGES": "40", "DELAYLINE_BUCKET__MAX_BYTES": "4000"}
     settings = load_settings(file, ["bucket.max_bytes=5000"], environ)
@@ -70,7 +70,7 @@ def test_the_environment_goes_over_the_file_and_set_over_both(toml: Any) -> None
     assert (settings.bucket.shards, settings.bucket.max_messages, settings.bucket.max_bytes) == (3, 40, 5000)
 
 
-def test_the_last_of_two_overrides_holds() -> None:
+def test_the_last_of_two_overrides_wins() -> None:
     assert load_settings(None, ["bucket.shards=3", "bucket.shards=4"], {}).bucket.shards == 4
 
 
@@ -86,7 +86,7 @@ def test_options_of_clients_are_merged_over_all_three_sources(toml: Any) -> None
     }
 
 
-def test_without_an_environment_given_the_process_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_environment_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DELAYLINE_APPLICATION_ID", "mine")
     assert load_settings().application_id == "mine"
     assert load_settings(environ={}).application_id == "delayline"
@@ -115,7 +115,7 @@ def test_a_text_that_looks_like_a_number_stays_text() -> None:
     assert load_settings(None, ["topics.output=123", "application_id=9"], {}).topics.output == "123"
 
 
-def test_durations_are_held_in_milliseconds() -> None:
+def test_durations_are_stored_in_milliseconds() -> None:
     settings = load_settings(None, ["clock.trigger=2s", "limits.max_delay=PT1H", "levels.delays=1s,2m"], {})
     assert (settings.clock.trigger, settings.limits.max_delay) == (2000, 3_600_000)
     assert settings.levels.delays == (1000, 120_000)
@@ -131,7 +131,7 @@ def test_spark_keeps_the_case_of_a_dotted_variable() -> None:
     assert options["spark.executor.cores"] == "2"
 
 
-# What is wrong is named: key, value, what is allowed, where from
+# An error names the key, the value, the allowed values and the origin
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_spark_keeps_the_case_of_a_dotted_variable() -> None:
         ("levels.delays=1s,soon", "a duration"),
     ],
 )
-def test_a_wrong_value_names_key_value_allowed_and_origin(override: str, allowed: str) -> None:
+def test_an_error_names_key_value_allowed_values_and_origin(override: str, allowed: str) -> None:
     text = failure(override)
     key, _, value = override.partition("=")
     assert text.startswith(f"bad-setting: {key} = ")
@@ -171,12 +171,12 @@ def test_a_wrong_value_names_key_value_allowed_and_origin(override: str, allowed
     assert any(repr(part) in text for part in (value, *value.split(","))) or value == ""
 
 
-def test_what_is_not_utf_8_is_refused_by_its_key_alone() -> None:
-    # As Python reads such an argument or variable.
+def test_an_error_for_a_value_that_is_not_utf_8_names_only_the_key() -> None:
+    # Python reads a byte that is not UTF-8 in an argument or variable as such a surrogate.
     value = f"{SECRET}\udcff"
     assert failure(f"kafka.sasl.password={value}") == "bad-setting: --set kafka.sasl.password: allowed is UTF-8 text"
-    told = failure(environ={"DELAYLINE_STORAGE__PATH": value})
-    assert told == "bad-setting: DELAYLINE_STORAGE__PATH: allowed is UTF-8 text"
+    message = failure(environ={"DELAYLINE_STORAGE__PATH": value})
+    assert message == "bad-setting: DELAYLINE_STORAGE__PATH: allowed is UTF-8 text"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_wrong_type_in_the_file_is_named_with_the_file(toml: Any, text: str, k
     assert failure(file=file).startswith(f"bad-setting: {key}")
 
 
-def test_an_error_names_the_file_or_variable_that_it_came_from(toml: Any) -> None:
+def test_an_error_names_the_file_or_variable_of_the_value(toml: Any) -> None:
     file = toml("[bucket]\nshards = 0")
     assert f"(from file {file})" in failure(file=file)
     variable = "DELAYLINE_BUCKET__SHARDS"
@@ -265,7 +265,7 @@ def test_an_unknown_variable_is_refused(variable: str, names: str) -> None:
     assert names in failure(environ={variable: SECRET})
 
 
-def test_variables_that_are_no_settings_are_left_alone() -> None:
+def test_variables_that_are_not_settings_are_ignored() -> None:
     environ = {
         "DELAYLINE_CONFIG": "x.toml",
         "DELAYLINE_FAILPOINT": "sealed=kill",
@@ -279,12 +279,12 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "override", ["", "=x", "bucket.shards", "bucket shards=3", "bucket", f"kafka.sasl.password {SECRET}"]
 )
-def test_an_override_of_another_shape_is_refused(override: str) -> None:
+def test_an_override_in_another_form_is_refused(override: str) -> None:
     assert "allowed is --set section.key=value" in failure(override)
 
 
 @pytest.mark.parametrize("override", ["kafka=x", "shards=3", "nowhere.x=3", "bucket.shards.x=3", ".x=1", "bucket.=1"])
-def test_an_override_of_no_setting_is_refused(override: str) -> None:
+def test_an_override_of_an_unknown_setting_is_refused(override: str) -> None:
     assert override.partition("=")[0] in failure(override)
 
 
@@ -295,15 +295,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert re.search(r"nowhere\.toml' cannot be read: No such file", failure(file=tmp_path / "nowhere.toml"))
 
 
-def test_a_directory_is_no_settings_file(tmp_path: Path) -> None:
+def test_a_directory_is_not_a_settings_file(tmp_path: Path) -> None:
     assert "Is a directory" in failure(file=tmp_path)
 
 
-def test_a_file_that_is_no_toml_is_named_with_the_line(toml: Any) -> None:
+def test_an_error_for_invalid_toml_names_the_line(toml: Any) -> None:
     assert "line 2" in failure(file=toml(f'[kafka]\n"sasl.password" = {SECRET}'))
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_bytes(b"\xff\xfe")
     assert "is not valid TOML" in failure(file=file)

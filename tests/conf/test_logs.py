@@ -10,7 +10,7 @@ from conf.logs import LEVEL_VARIABLE, configure_logging, configure_worker_loggin
 
 
 @pytest.fixture(autouse=True)
-def levels_kept() -> Iterator[None]:
+def restored_levels() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("conf", "sources", "state", "sinks", "streaming")]
     before = [logger.level for logger in loggers]
     yield
@@ -19,7 +19,7 @@ def levels_kept() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("level", ["debug", "INFO", "warning", "Error"])
-def test_a_worker_logs_from_the_level_of_its_driver_on(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_logs_at_the_level_of_its_driver(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logging(level)
     monkeypatch.setenv(LEVEL_VARIABLE, level_now())
     configure_logging("error" if level != "Error" else "debug")
@@ -27,12 +27,12 @@ def test_a_worker_logs_from_the_level_of_its_driver_on(level: str, monkeypatch: 
     assert logging.getLogger("sinks.delivery").getEffectiveLevel() == logging.getLevelNamesMapping()[level.upper()]
 
 
-def test_libraries_are_not_loud_whatever_the_level() -> None:
+def test_libraries_log_only_warnings_at_any_level() -> None:
     configure_logging("debug")
     assert logging.getLogger("some.library").getEffectiveLevel() >= logging.WARNING
 
 
 @pytest.mark.parametrize("level", ["", "loud", "10", "critical"])
-def test_an_unknown_level_is_named_with_those_that_there_are(level: str) -> None:
+def test_an_unknown_level_is_refused_with_the_list_of_levels(level: str) -> None:
     with pytest.raises(UsageError, match="debug, info, warning, error"):
         configure_logging(level)

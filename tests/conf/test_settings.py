@@ -57,23 +57,23 @@ def test_no_rendering_of_settings_shows_a_secret() -> None:
     assert json.loads(settings.model_dump_json())["kafka"]["sasl.password"] == "**********"
 
 
-def test_options_give_secrets_to_those_who_ask_for_them() -> None:
+def test_options_return_secrets_in_clear() -> None:
     settings = Settings(kafka=KafkaSettings.model_validate(SECRET_OPTIONS))
     assert settings.kafka.options == SECRET_OPTIONS
 
 
-def test_changing_the_options_that_were_asked_for_changes_no_setting() -> None:
+def test_changing_the_returned_options_changes_no_setting() -> None:
     kafka = KafkaSettings.model_validate({"client.id": "a"})
     kafka.options["client.id"] = "b"
     assert kafka.options == {"client.id": "a"}
 
 
 @pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.key.location", "ssl.keystore.location", "sasl.username"])
-def test_paths_and_names_are_no_secrets(key: str) -> None:
+def test_paths_and_names_are_not_secrets(key: str) -> None:
     assert not is_secret(key, "/etc/pki/client.key")
 
 
-def test_a_secret_stays_one_whatever_its_key() -> None:
+def test_a_secret_value_is_a_secret_under_any_key() -> None:
     assert is_secret("anything", SecretStr("x"))
 
 
@@ -93,7 +93,7 @@ def test_option_values_are_text_in_the_clients_spelling() -> None:
     }
 
 
-def test_options_distinguish_settings() -> None:
+def test_settings_with_different_options_are_not_equal() -> None:
     assert KafkaSettings.model_validate({"client.id": "a"}) != KafkaSettings.model_validate({"client.id": "b"})
 
 
@@ -115,7 +115,7 @@ def test_the_progress_topic_follows_the_application_id_unless_it_is_named() -> N
         {"allowed_outputs": ["delayline-dead-letter"]},
     ],
 )
-def test_no_message_may_go_in_circles(topics: dict[str, Any]) -> None:
+def test_topics_that_would_loop_messages_are_refused(topics: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="topic"):
         Settings(topics=topics)  # type: ignore[arg-type]
 

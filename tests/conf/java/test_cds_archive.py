@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: where it is looked for, and that a start does without it."""
+"""The archive of Spark's classes: where it is looked for, and that a start works without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conf.java import cds_archive as module
 from conf.java.cds_archive import cds_archive, cds_options, make_cds_archive
 
 
-def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
+def test_a_session_loads_its_classes_from_the_archive_that_set_up_made(spark: SparkSession) -> None:
     assert cds_archive().is_file(), "make it with `delayline jars`"
     gateway: Any = spark.sparkContext._gateway
     started = psutil.Process(gateway.proc.pid)
@@ -27,7 +27,7 @@ def test_a_session_takes_its_classes_from_the_archive_that_set_up_made(spark: Sp
 
 
 @pytest.mark.usefixtures("java")
-def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_java_or_other_jars_have_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cds_archive()
     jar = tmp_path / "one.jar"
     shutil.copy(module.spark_jars()[0], jar)
@@ -40,7 +40,7 @@ def test_another_java_or_other_jars_have_another(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("java")
-def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_training_run_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     folder = tmp_path / "share" / "delayline"
     folder.mkdir(parents=True)
@@ -51,7 +51,7 @@ def test_a_training_that_fails_is_told_and_leaves_nothing(tmp_path: Path, monkey
         return subprocess.CompletedProcess([], 1, "", "Traceback\nno Java\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    said: list[str] = []
-    make_cds_archive(said.append)
-    assert said[-1] == "classes: not archived (no Java); starts are slower"
+    lines: list[str] = []
+    make_cds_archive(lines.append)
+    assert lines[-1] == "classes: not archived (no Java); starts are slower"
     assert list(folder.iterdir()) == []

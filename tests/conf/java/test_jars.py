@@ -15,7 +15,7 @@ from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, s
 
 
 def names(jars: list[Path]) -> set[str]:
-    """Artifact names without versions."""
+    """Return the artifact names without versions."""
     return {re.split(r"-\d+\.", jar.name)[0] for jar in jars}
 
 
@@ -27,7 +27,7 @@ def fake_java(home: Path, version: str) -> Path:
     return java
 
 
-def test_sparks_jars_bring_nothing_that_pyspark_has() -> None:
+def test_sparks_jars_contain_none_that_pyspark_ships() -> None:
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -38,18 +38,18 @@ def test_sparks_jars_bring_nothing_that_pyspark_has() -> None:
 
 
 def test_the_broker_has_a_log_and_every_codec() -> None:
-    # snappy-java is packaged as a bundle, which Ivy leaves out unless told to take them.
+    # snappy-java is packaged as a bundle, which Ivy leaves out unless configured to include bundles.
     wanted = {"kafka_2.13", "log4j-slf4j-impl", "snappy-java", "zstd-jni", "lz4-java"}
     assert wanted <= names(broker_jars())
 
 
 @pytest.mark.usefixtures("java")
-def test_they_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(JarsMissing, match="delayline jars"):
         spark_jars()
-    said: list[str] = []
-    fetch_jars(said.append)
+    lines: list[str] = []
+    fetch_jars(lines.append)
     assert jars_folder("spark") == tmp_path / "share" / "delayline" / "jars" / "spark"
     assert {jar.parent for jar in spark_jars()} == {jars_folder("spark")}
     assert {"delta-spark", "hadoop-bare-naked-local-fs", "spark-sql-kafka"} <= {
@@ -59,9 +59,9 @@ def test_they_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch:
     assert {folder.name for folder in jars_folder("spark").parent.iterdir()} == {"spark", "broker"}
 
     written_ns = jars_folder("spark").stat().st_mtime_ns
-    said.clear()
-    fetch_jars(said.append)
-    assert [line.split(" in ")[0] for line in said] == ["spark: complete", "broker: complete"]
+    lines.clear()
+    fetch_jars(lines.append)
+    assert [line.split(" in ")[0] for line in lines] == ["spark: complete", "broker: complete"]
     assert jars_folder("spark").stat().st_mtime_ns == written_ns
 
 
@@ -73,7 +73,7 @@ def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("java")
-def test_a_fetch_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fetch_names_the_cause_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.xml").write_text("this is no ivy file")
     monkeypatch.setattr(conf.java.jars, "JAVA_FILES", tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -97,7 +97,7 @@ def test_java_of_java_home_must_be_new_enough(
             java_command()
 
 
-def test_java_is_found_on_the_path_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_found_on_the_path_and_its_absence_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(JavaMissing, match="no java in PATH"):
@@ -107,8 +107,8 @@ def test_java_is_found_on_the_path_and_its_absence_told(tmp_path: Path, monkeypa
     assert java_command() == str(java)
 
 
-def test_a_java_home_without_java_is_told_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spark would take JAVA_HOME and fail later.
+def test_a_java_home_without_java_is_an_error_and_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Spark would use JAVA_HOME and fail later.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME"):
         java_command()

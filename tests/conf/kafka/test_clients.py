@@ -1,4 +1,4 @@
-"""What librdkafka refuses among the options, told before any of its clients is needed; no broker is there."""
+"""Options that librdkafka refuses are reported before a client is needed, and without a broker."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def settings(*overrides: str) -> Settings:
             r"`max\.in\.flight\.requests\.per\.connection` must be",
         ),
         (["kafka.retries=0"], r"`retries` must be set >= 1"),
-        # The lease's transactions last 10 s, and the deliveries' a minute.
+        # Transactions of the lease last 10 s, those of deliveries a minute.
         (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, by lease\.period"),
         (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, by lease\.period"),
         (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, by delivery.transaction_timeout"),
-        # Only a consumer is refused for these.
+        # Only a consumer refuses these.
         (["kafka.session.timeout.ms=400000"], r"`max\.poll\.interval\.ms`.*`session\.timeout\.ms`"),
     ],
 )
@@ -40,11 +40,11 @@ def test_options_that_a_client_refuses_are_wrong_settings(options: list[str], na
         check_clients(settings(*options))
 
 
-def test_what_looks_like_a_secret_is_not_repeated() -> None:
+def test_a_value_that_looks_like_a_secret_is_not_repeated() -> None:
     with pytest.raises(SettingError, match=r'"\*{6}" .*"compression\.type"') as raised:
         check_clients(settings("kafka.compression.type=user:hunter2@host"))
     assert "hunter2" not in str(raised.value)
-    # No cause that a traceback would show in clear.
+    # A traceback would show the cause, which has the secret in clear.
     assert raised.value.__suppress_context__
 
 
@@ -59,7 +59,7 @@ def test_what_looks_like_a_secret_is_not_repeated() -> None:
         ["kafka.log_level=7"],
     ],
 )
-def test_options_that_fit_pass_and_nothing_is_said_of_a_broker_that_is_away(
+def test_valid_options_pass_and_a_missing_broker_prints_nothing(
     options: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     check_clients(settings(*options))

@@ -27,7 +27,7 @@ KEY = "-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the tests below name, in a folder of the test's own."""
+    """The files that the tests below name, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("ca.pem", "c.pem", "t.jks", "k.jks"):
         Path(name).touch()
@@ -50,7 +50,7 @@ def test_without_options_each_client_gets_the_servers_only() -> None:
     assert kafka_python_options(kafka()) == {"bootstrap_servers": ["a:1", "b:2"]}
 
 
-def test_what_all_clients_know_goes_to_all_as_each_types_it() -> None:
+def test_an_option_that_all_clients_know_goes_to_each_in_its_type() -> None:
     settings = kafka({"client.id": "me", "request.timeout.ms": 5000})
     assert java_options(settings)["client.id"] == librdkafka_options(settings)["client.id"] == "me"
     assert java_options(settings)["request.timeout.ms"] == librdkafka_options(settings)["request.timeout.ms"] == "5000"
@@ -61,7 +61,7 @@ def test_what_all_clients_know_goes_to_all_as_each_types_it() -> None:
     }
 
 
-def test_what_one_client_knows_goes_to_that_one_only() -> None:
+def test_an_option_that_one_client_knows_goes_to_that_client_only() -> None:
     settings = kafka({"linger.ms": 5, "default.api.timeout.ms": 7, "max.poll.records": 9})
     assert librdkafka_options(settings) == {"bootstrap.servers": "a:1,b:2", "linger.ms": "5"}
     assert java_options(settings).keys() == {
@@ -108,14 +108,14 @@ def test_a_login_in_javas_spelling_reaches_every_client(jaas: str) -> None:
     assert "sasl.jaas.config" not in librdkafka_options(settings)
 
 
-# Written out of `text`, parsed by Kafka's own JaasContext: tried by hand against kafka-clients 3.9.
+# That Kafka's own JaasContext parses such entries too was tried by hand with kafka-clients 3.9.
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_any_user_name_and_password_survive_the_jaas_entry(username: str, password: str) -> None:
     options = {**LOGIN, "sasl.username": username, "sasl.password": password}
     jaas = java_options(kafka(options))["sasl.jaas.config"]
     assert "\n" not in jaas
-    back = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": jaas}
-    login = kafka_python_options(kafka(back))
+    java_login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": jaas}
+    login = kafka_python_options(kafka(java_login))
     assert (login["sasl_plain_username"], login["sasl_plain_password"]) == (username, password)
 
 
@@ -162,7 +162,7 @@ def test_a_ca_file_in_either_spelling_reaches_every_client(options: dict[str, st
     assert kafka_python_options(settings)["ssl_cafile"] == "ca.pem"
 
 
-def test_javas_own_stores_serve_java_when_pem_files_stand_beside_them() -> None:
+def test_java_uses_its_own_stores_if_pem_files_are_set_as_well() -> None:
     stores = {
         "ssl.truststore.location": "t.jks",
         "ssl.truststore.password": "x",
@@ -184,7 +184,7 @@ def test_javas_own_stores_serve_java_when_pem_files_stand_beside_them() -> None:
         "ssl.keystore.certificate.chain",
     ],
 )
-def test_what_only_java_can_read_is_refused_without_pem_files_beside_it(name: str) -> None:
+def test_an_option_that_only_java_can_read_is_refused_without_pem_files_for_the_others(name: str) -> None:
     assert f"kafka.{name}" in refused({name: "x"})
 
 
@@ -207,7 +207,7 @@ def test_a_client_certificate_and_key_in_one_file_reach_every_client() -> None:
         )
 
 
-def test_a_key_in_a_file_of_its_own_reaches_java_as_text(tmp_path: Path) -> None:
+def test_a_key_in_a_separate_file_reaches_java_as_text(tmp_path: Path) -> None:
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     certificate.write_text("CHAIN")
     key.write_text(KEY)
@@ -234,7 +234,7 @@ def test_a_key_file_that_java_cannot_use_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("client", [java_options, librdkafka_options, kafka_python_options])
 @pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"])
-def test_a_file_that_is_not_there_is_named_when_a_client_is_to_have_it(client: Any, name: str) -> None:
+def test_a_missing_file_is_named_when_a_client_needs_it(client: Any, name: str) -> None:
     settings = kafka({"security.protocol": "SSL", name: "nowhere.pem"})
     check_options(settings)
     with pytest.raises(SettingError, match=rf"kafka\.{name} = 'nowhere\.pem': allowed is a file .*No such file"):
@@ -242,8 +242,8 @@ def test_a_file_that_is_not_there_is_named_when_a_client_is_to_have_it(client: A
 
 
 @pytest.mark.parametrize("in_one_file", [True, False])
-def test_a_key_that_is_encrypted_as_java_cannot_read_it_is_refused(in_one_file: bool) -> None:
-    # The beginning of what `openssl pkcs8 -topk8` writes.
+def test_a_key_with_an_encryption_that_java_cannot_read_is_refused(in_one_file: bool) -> None:
+    # The beginning of a key from `openssl pkcs8 -topk8`.
     pbes2 = "MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAhTT0RHTnkzZwICCAAw"
     Path("k.pem").write_text(f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{pbes2}\n-----END ENCRYPTED PRIVATE KEY-----\n")
     options = {"ssl.certificate.location": "k.pem" if in_one_file else "c.pem", "ssl.key.location": "k.pem"}
@@ -261,7 +261,7 @@ def test_a_key_without_its_certificate_is_refused() -> None:
     ("algorithm", "java", "librdkafka", "python"),
     [("", "", "none", False), ("none", "", "none", False), ("https", "https", "https", True)],
 )
-def test_the_check_of_the_host_name_is_said_in_each_clients_words(
+def test_the_host_name_check_is_set_in_each_clients_form(
     algorithm: str, java: str, librdkafka: str, python: bool
 ) -> None:
     name = "ssl.endpoint.identification.algorithm"
@@ -271,21 +271,21 @@ def test_the_check_of_the_host_name_is_said_in_each_clients_words(
     assert kafka_python_options(settings)["ssl_check_hostname"] is python
 
 
-def test_a_check_of_another_kind_is_refused() -> None:
+def test_another_kind_of_host_name_check_is_refused() -> None:
     assert "allowed is https, or none" in refused({"ssl.endpoint.identification.algorithm": "ldaps"})
 
 
-def test_certificates_are_always_verified_as_java_knows_no_other_way() -> None:
+def test_certificates_are_always_verified_since_java_cannot_skip_it() -> None:
     assert "allowed is true" in refused({"enable.ssl.certificate.verification": False})
     check_options(kafka({"enable.ssl.certificate.verification": True}))
 
 
 @pytest.mark.parametrize("name", ["bootstrap.servers", "transactional.id", "group.id", "acks", "ssl.ca.pem"])
-def test_what_delayline_decides_itself_is_refused(name: str) -> None:
+def test_an_option_that_delayline_sets_itself_is_refused(name: str) -> None:
     assert f"kafka.{name}: not allowed here" in refused({name: "x"})
 
 
-def test_a_bound_of_the_queue_that_a_message_may_be_above_is_refused() -> None:
+def test_a_queue_bound_that_one_message_may_exceed_is_refused() -> None:
     name = "queue.buffering.max.kbytes"
     assert f"kafka.{name}: not allowed here: a message above it" in refused({name: 512})
 
@@ -296,7 +296,7 @@ def test_unknown_options_are_all_named_with_the_nearest_known_one() -> None:
     assert "kafka.qqqqqq: no such setting; no Kafka client knows it" in text
 
 
-def test_a_number_for_kafka_python_has_to_be_one() -> None:
+def test_a_numeric_option_of_kafka_python_must_be_a_number() -> None:
     assert "kafka.request.timeout.ms = '5s': allowed is a whole number" in refused({"request.timeout.ms": "5s"})
 
 
@@ -316,11 +316,11 @@ def test_kafka_python_knows_every_name_it_may_get() -> None:
 
 @pytest.mark.parametrize("name", sorted(kafka_names.SHARED | kafka_names.LIBRDKAFKA_ONLY))
 def test_librdkafka_knows_every_name_it_may_get(name: str) -> None:
-    # A value that no property takes: the answer tells an unknown name from a known one with a wrong value.
+    # No property accepts this value: the error differs between an unknown name and a known one with a wrong value.
     try:
         confluent_kafka.Producer({name: "\u2620"})
     except confluent_kafka.KafkaException as error:
-        assert "No such configuration property" not in str(error)  # noqa: PT017 - no error is as good
+        assert "No such configuration property" not in str(error)  # noqa: PT017 - no error is fine too
 
 
 def test_confluent_kafka_starts_with_a_full_login() -> None:
