@@ -1,4 +1,4 @@
-"""The documents as their checks see them: headings, links, and the code that they quote."""
+"""Documents as the checks read them: headings, links, and quoted code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-# Folders with a document that is checked, and those below them.
+# Documents in these folders, and in folders below them, are checked.
 _FOLDERS = ("docs", "examples", "benchmarks")
 
 
 @dataclass(frozen=True)
 class Quote:
-    """Code in a document: between backticks, or a line of a block. A block's continued lines are one."""
+    """Code in a document: text between backticks, or a line of a block. Continued lines of a block are joined."""
 
     place: str
     text: str
@@ -29,30 +29,30 @@ class Document:
 
     @cached_property
     def name(self) -> str:
-        """Its path in the repository."""
+        """The path in the repository."""
         return str(self.path.relative_to(ROOT))
 
     @cached_property
     def _lines(self) -> list[tuple[int, str, bool]]:
         """Each line with its number, and whether it is in a block of code."""
-        found, fenced, before = [], False, ""
+        lines, fenced, previous = [], False, ""
         for number, line in enumerate(self.path.read_text().splitlines(), 1):
             is_fence = line.lstrip().startswith("```")
-            # An indented line begins a block only behind an empty one; in a list it continues an item.
-            indented = line.startswith("    ") and (not before or before.startswith("    "))
-            found.append((number, line, fenced or is_fence or indented))
+            # An indented line begins a block only after an empty line; in a list it continues an item.
+            indented = line.startswith("    ") and (not previous or previous.startswith("    "))
+            lines.append((number, line, fenced or is_fence or indented))
             fenced ^= is_fence
-            before = line
-        return found
+            previous = line
+        return lines
 
     @cached_property
     def anchors(self) -> set[str]:
-        """The anchors that GitHub gives its headings."""
+        """The anchors that GitHub gives the headings."""
         headings = [line.lstrip("# ") for _, line, code in self._lines if line.startswith("#") and not code]
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
     def links(self) -> Iterator[tuple[str, str]]:
-        """Give each link to a file: its place and its target."""
+        """Yield each link to a file: its place and its target."""
         for number, line, code in self._lines:
             if not code:
                 for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", line):
@@ -60,7 +60,7 @@ class Document:
                         yield f"{self.name}:{number}", target
 
     def quotes(self) -> Iterator[Quote]:
-        """Give all quoted code."""
+        """Yield all quoted code."""
         continued = ""
         for number, line, code in self._lines:
             if code:

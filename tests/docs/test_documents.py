@@ -1,4 +1,4 @@
-"""What a document names exists: files, links, settings, commands and their options, codes, make targets."""
+"""Everything that a document names exists: files, links, settings, commands and their options, codes, make targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"DELAYLINE_[A-Z_]+")
 _OTHER_VARIABLES = {"DELAYLINE_CONFIG", "DELAYLINE_FAILPOINT", "DELAYLINE_FAILPOINT_ROOT"}
 _KEBAB = re.compile(r"[a-z]+(?:-[a-z]+)+")
 _COMMANDS: Any = get_command(app)
-# Words of others, quoted where they are explained.
+# Options and words of other programs, quoted in explanations.
 _OTHERS_OPTIONS = {
     "--properties-file",
     "--archives",
@@ -45,7 +45,7 @@ def failing(quotes: Iterable[Quote], check: Any) -> list[str]:
     return [f"{quote.place}: {wrong}" for quote in quotes for wrong in check(quote.text)]
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     assert [wrong for document in all_documents() for wrong in broken_links(document)] == []
 
 
@@ -68,17 +68,17 @@ def missing_files(text: str) -> Iterator[str]:
         path, symbol = match[1].rstrip("."), match[2]
         if text[: match.start()].endswith(("/", "-", ".", "$", "_")) or "…" in text:
             continue
-        found = list(ROOT.glob(path)) if "*" in path else [ROOT / path]
-        if not found or not all(each.exists() for each in found):
+        paths = list(ROOT.glob(path)) if "*" in path else [ROOT / path]
+        if not paths or not all(each.exists() for each in paths):
             yield f"{path} does not exist"
-        elif symbol and not re.search(rf"\b{symbol}\b", found[0].read_text()):
+        elif symbol and not re.search(rf"\b{symbol}\b", paths[0].read_text()):
             yield f"{path} has no {symbol}"
     if _MODULE.fullmatch(text) and not _FILE.search(text) and not resolves(text):
         yield f"no module or name {text}"
 
 
 def resolves(name: str) -> bool:
-    """Say whether `name` is a package, a module, or a name in one."""
+    """Return whether `name` is a package, a module, or a name in one."""
     module, _, attribute = name.rpartition(".")
     path, home = ROOT / name.replace(".", "/"), ROOT / module.replace(".", "/")
     source = home.with_suffix(".py") if home.with_suffix(".py").exists() else home / "__init__.py"
@@ -145,7 +145,7 @@ def wrong_call(words: list[str]) -> Iterator[str]:
 
 
 def known_words() -> set[str]:
-    """Return every word with a hyphen that the code gives a meaning."""
+    """Return every hyphenated word that the code defines."""
     codes, todo = set(), [DelaylineError]
     while todo:
         error = todo.pop()
@@ -192,5 +192,5 @@ def test_make_targets_that_are_named_exist() -> None:
         (wrong_commands, "--skip-all"),
     ],
 )
-def test_what_does_not_exist_is_found(check: Any, text: str) -> None:
+def test_the_checks_find_names_that_do_not_exist(check: Any, text: str) -> None:
     assert list(check(text)), text

@@ -1,4 +1,4 @@
-"""The docstring of each package names its modules, and in which order to read them: all of them, and no other."""
+"""The docstring of each package lists all its modules, and no others, in reading order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reading_order(package: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=short)
-def test_the_modules_that_a_package_says_to_read_are_its_own(package: Path) -> None:
+def test_the_reading_order_of_a_package_names_only_its_own_modules(package: Path) -> None:
     named = reading_order(package)
     missing = [name for name in named if not ((package / name).is_dir() or (package / f"{name}.py").exists())]
     assert missing == []

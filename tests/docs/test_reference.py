@@ -1,4 +1,4 @@
-"""The pages of docs/reference are what the code says, and one that is not is found."""
+"""The pages of docs/reference match the code, and a page that does not is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generator() -> Any:
     return module
 
 
-def test_the_reference_pages_are_what_the_code_says(generator: Any) -> None:
+def test_the_reference_pages_match_the_code(generator: Any) -> None:
     assert generator.wrong(generator.REFERENCE) == [], "run `make docs`"
 
 
