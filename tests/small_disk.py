@@ -1,4 +1,4 @@
-"""File systems of a few megabytes, which a test fills: tmpfs, mounted where the job stores."""
+"""File systems of a few megabytes for a test to fill: tmpfs, mounted at the job's storage path."""
 
 from __future__ import annotations
 
@@ -8,48 +8,52 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-# Without a password asked for, as on a CI runner.
-_WAYS: tuple[list[str], ...] = ([], ["sudo", "-n"])
+# `sudo -n` asks for no password. It works on a CI runner.
+_PREFIXES: tuple[list[str], ...] = ([], ["sudo", "-n"])
 
 
 class CannotMount(Exception):
-    """Neither this user nor sudo may mount; the text is what `mount` said."""
+    """Neither this user nor sudo may mount. The text is the error message of `mount`."""
 
 
 class SmallDisk:
-    """A tmpfs of `mb` megabytes at `path`, which is made."""
+    """A tmpfs of `mb` megabytes, mounted at `path`, which it creates."""
 
     def __init__(self, path: Path, mb: int = 8) -> None:
-        """Raises CannotMount."""
+        """Mount the disk.
+
+        Raises:
+            CannotMount: mounting is not allowed here.
+        """
         self.path = path
         self._ballast = path / "ballast"
         path.mkdir(parents=True, exist_ok=True)
         options = f"size={mb}m,uid={os.getuid()},gid={os.getgid()},mode=755"
-        for self._way in _WAYS:
-            said = self._try("mount", "-t", "tmpfs", "-o", options, "delayline-test", str(path))
-            if not said:
+        for self._prefix in _PREFIXES:
+            error = self._try("mount", "-t", "tmpfs", "-o", options, "delayline-test", str(path))
+            if not error:
                 self._is_mounted = True
                 return
-        raise CannotMount(said)
+        raise CannotMount(error)
 
     def fill(self) -> None:
-        """Leave not a page free."""
+        """Fill the disk to the last page."""
         with self._ballast.open("wb", buffering=0) as ballast, suppress(OSError):
             while True:
                 ballast.write(b"\1" * 1024)
         assert shutil.disk_usage(self.path).free == 0
 
     def free(self) -> None:
-        """Take out what `fill` wrote."""
+        """Delete what `fill` wrote."""
         self._ballast.unlink()
 
-    def be_read_only(self) -> None:
-        """Let nothing be written any more."""
-        said = self._try("mount", "-o", "remount,ro", str(self.path))
-        assert not said, said
+    def make_read_only(self) -> None:
+        """Remount the disk read-only."""
+        error = self._try("mount", "-o", "remount,ro", str(self.path))
+        assert not error, error
 
-    def become_folder(self) -> None:
-        """Let a plain folder take its place, with all that it holds."""
+    def replace_with_folder(self) -> None:
+        """Replace the disk with a plain folder that has the same content."""
         aside = self.path.with_name(f"{self.path.name}-aside")
         shutil.copytree(self.path, aside)
         self.close()
@@ -57,16 +61,16 @@ class SmallDisk:
         aside.rename(self.path)
 
     def close(self) -> None:
-        """Unmount it, even while a process has a file open in it; once."""
+        """Unmount the disk, even if a process has a file open on it. Further calls do nothing."""
         if not self._is_mounted:
             return
-        said = self._try("umount", "-l", str(self.path))
-        assert not said, said
+        error = self._try("umount", "-l", str(self.path))
+        assert not error, error
         self._is_mounted = False
 
     def _try(self, *command: str) -> str:
         try:
-            done = subprocess.run([*self._way, *command], capture_output=True, text=True)
-        except FileNotFoundError as problem:
-            return str(problem)
-        return "" if done.returncode == 0 else done.stderr or f"{command[0]} ended with {done.returncode}"
+            result = subprocess.run([*self._prefix, *command], capture_output=True, text=True)
+        except FileNotFoundError as error:
+            return str(error)
+        return "" if result.returncode == 0 else result.stderr or f"{command[0]} ended with {result.returncode}"

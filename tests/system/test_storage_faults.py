@@ -1,4 +1,4 @@
-"""The storage fails under the job, in one way after the other: each is told, and nothing is lost, doubled or early."""
+"""The storage fails under the job in several ways: each is reported, and no message is lost, duplicated or early."""
 
 from __future__ import annotations
 
@@ -32,23 +32,25 @@ def _publish(ledger: Ledger, application: Application, count: int, delay_ms: int
 
 def _last_line(service: Service) -> str:
     assert service.wait(120) == 1, service.log[-3000:]
-    assert len(service.log.splitlines()) < 400, "traces have been printed whole"
+    assert len(service.log.splitlines()) < 400, "whole traces were printed"
     return service.log.splitlines()[-1]
 
 
-def _fill(service: Service, ledger: Ledger, application: Application, disk: SmallDisk, what: str) -> None:
-    """Fill a disk under the running job, and let it be told; then make room again."""
+def _fill(service: Service, ledger: Ledger, application: Application, disk: SmallDisk, data: str) -> None:
+    """Fill a disk under the running job, assert its error, and free the space again."""
     disk.fill()
     _publish(ledger, application, 300, _FAR_MS)
-    told = _last_line(service)
-    assert told.startswith(f"error: storage-failed: no space left: {what} could not be written in {disk.path}, "), told
-    # A file that could not be written whole may be gone again.
-    assert int(re.search(r" bytes ([\d,]+) are free", told)[1].replace(",", "")) < 65_536, told  # type: ignore[index]
+    error_line = _last_line(service)
+    assert error_line.startswith(
+        f"error: storage-failed: no space left: {data} could not be written in {disk.path}, "
+    ), error_line
+    # A partly written file may be deleted by now.
+    assert int(re.search(r" bytes ([\d,]+) are free", error_line)[1].replace(",", "")) < 65_536, error_line  # type: ignore[index]
     disk.free()
 
 
 @pytest.mark.takes(110)
-def test_a_disk_that_runs_full_and_files_that_are_lost(
+def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicated_or_early(
     application: Application, make_service: MakeService, make_disk: MakeDisk, clock: HostClock
 ) -> None:
     storage = application.folder / "storage"
@@ -62,25 +64,25 @@ def test_a_disk_that_runs_full_and_files_that_are_lost(
     service.start()
     _fill(service, ledger, application, state, "the state of the mutable buckets")
 
-    # A checkpoint that is to be put aside moves as one folder.
-    state.become_folder()
+    # `rebuild` renames the checkpoint, which must be one folder for that.
+    state.replace_with_folder()
 
     max(_sealed_files(buckets.path), key=lambda file: file.stat().st_size).unlink()
     _cut_short(_newest_state(storage / "checkpoint"))
     service.start(wait=False)
-    told = _last_line(service)
-    assert told.startswith(f"error: checkpoint-unreadable: {storage}/checkpoint/state"), told
-    assert "delayline rebuild --discard-checkpoint" in told
+    error_line = _last_line(service)
+    assert error_line.startswith(f"error: checkpoint-unreadable: {storage}/checkpoint/state"), error_line
+    assert "delayline rebuild --discard-checkpoint" in error_line
 
     report = application.folder / "report.json"
     assert service.command("repair", "--skip", "--report", str(report)) == 0, service.log[-3000:]
     assert "delayline rebuild --discard-checkpoint" in service.log
     lost = json.loads(report.read_text())["lost"]
-    assert sum(one["messages"] for one in lost) > 0
-    assert all(one["offsets"] == one["accepted_again_by_rebuild"] for one in lost)
+    assert sum(each["messages"] for each in lost) > 0
+    assert all(each["offsets"] == each["accepted_again_by_rebuild"] for each in lost)
     assert service.command("rebuild", "--discard-checkpoint") == 0, service.log[-3000:]
     service.start()
-    # When these have come out, all before them are accepted.
+    # When these are delivered, all earlier messages have been accepted.
     _publish(ledger, application, 50, 1_000)
     assert_eventually(lambda: len(ledger.got) == 50, 60)
     clock.set_off(_FAR_S)
@@ -90,7 +92,7 @@ def test_a_disk_that_runs_full_and_files_that_are_lost(
 
 
 def _sealed_files(table: Path) -> list[Path]:
-    """The files of messages that the table's log names."""
+    """Return the message files that the table's log names."""
     added = [
         json.loads(line)["add"]
         for entry in (table / "_delta_log").glob("*.json")
@@ -101,12 +103,12 @@ def _sealed_files(table: Path) -> list[Path]:
 
 
 def _newest_state(checkpoint: Path) -> Path:
-    """A changelog that the last committed batch left; a batch that failed may have left newer ones, which are void."""
+    """Return a changelog of the last committed batch. A failed batch may have left newer ones, which are not used."""
     committed = max(int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit())
     return next((checkpoint / "state").rglob(f"{committed + 1}.changelog"))
 
 
 def _cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    # Hadoop's checksum: a file system in the cloud has none.
+    # Delete Hadoop's checksum file. An object store has none.
     file.with_name(f".{file.name}.crc").unlink()

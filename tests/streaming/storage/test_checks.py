@@ -1,4 +1,4 @@
-"""A storage path that cannot be written is refused before a broker is asked or Spark started, and nothing is left."""
+"""A storage path that cannot be written is refused before a broker is contacted or Spark started. No file is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def settings_for(path: object) -> Settings:
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
-def test_a_path_that_can_be_made_passes_and_nothing_is_made(tmp_path: Path, form: str) -> None:
+def test_a_path_that_can_be_created_passes_and_is_not_created(tmp_path: Path, form: str) -> None:
     check_storage(settings_for(form.format(tmp_path / "not" / "there")))
     assert list(tmp_path.iterdir()) == []
 
@@ -29,7 +29,7 @@ def test_another_file_system_is_left_to_spark() -> None:
     check_storage(settings_for("s3a://bucket/delayline"))
 
 
-def test_what_is_there_is_checked_as_well(tmp_path: Path) -> None:
+def test_existing_folders_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("no folder")
     with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint cannot be written: Not a directory"):
         check_storage(settings_for(tmp_path))
@@ -39,7 +39,7 @@ def test_what_is_there_is_checked_as_well(tmp_path: Path) -> None:
 def test_each_command_that_writes_refuses_a_path_below_a_file(tmp_path: Path, command: list[str]) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    # No broker is there either: the storage comes first.
+    # There is no broker either: the storage is checked first.
     sets = [f"storage.path={file}/storage", "kafka.bootstrap_servers=127.0.0.1:1"]
     refused = CliRunner().invoke(app, [*command, *(part for one in sets for part in ("--set", one))])
     assert refused.exit_code == 1
@@ -54,6 +54,6 @@ def test_a_full_or_a_read_only_disk_is_refused(small_disk: SmallDisk) -> None:
         check_storage(settings_for(small_disk.path))
     small_disk.free()
     check_storage(settings_for(small_disk.path))
-    small_disk.be_read_only()
+    small_disk.make_read_only()
     with pytest.raises(StorageFailed, match=rf"{small_disk.path} cannot be written: Read-only file system"):
         check_storage(settings_for(small_disk.path))
