@@ -10,18 +10,18 @@ from pathlib import Path
 from conf.java.jars import java_command
 
 STORE_PASSWORD = "of-the-store"
-# DER of the object identifier 1.2.840.113549.1.12.10.1.2 (RFC 7292), which stands before an encrypted key in PKCS12.
-_SHROUDED_KEY = bytes.fromhex("060b2a864886f70d010c0a0102")
+# DER of the object identifier 1.2.840.113549.1.12.10.1.2 (RFC 7292), which precedes an encrypted key in PKCS12.
+_ENCRYPTED_KEY_OID = bytes.fromhex("060b2a864886f70d010c0a0102")
 _JAVA = (
     "-J-XX:TieredStopAtLevel=1",
     "-J-XX:+UseSerialGC",
-    # Kafka's Java client reads a PEM key in this encryption, and not in the default one.
+    # Kafka's Java client reads a PEM key with this encryption, but not with the default one.
     "-J-Dkeystore.pkcs12.keyProtectionAlgorithm=PBEWithSHA1AndDESede",
 )
 
 
 class Authority:
-    """A certificate authority of the test's own, which keeps all in the new `folder`. `ca` is its PEM certificate."""
+    """A certificate authority for one test. It creates `folder` for its files; `ca` is its PEM certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,10 +31,10 @@ class Authority:
         self.ca = self._export(self._store, "ca")
 
     def issue(self, name: str) -> Path:
-        """Return a PKCS12 file with a key and its certificate, which hold for 127.0.0.1 and localhost."""
+        """Return a PKCS12 file with a key and its certificate, which is valid for 127.0.0.1 and localhost."""
         store = self._folder / f"{name}.p12"
         shutil.copy(self._store, store)
-        # keytool signs with what is in the same file.
+        # keytool signs with a key from the same file.
         self._generate(store, name, "-signer", "ca", "-ext", "san=ip:127.0.0.1,dns:localhost")
         _keytool(store, "-delete", "-alias", "ca")
         return store
@@ -59,16 +59,16 @@ class Authority:
 
 def _keytool(store: Path, *arguments: str) -> None:
     keytool = str(Path(java_command()).with_name("keytool"))
-    where = ("-keystore", str(store), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD)
-    command = [keytool, *_JAVA, *arguments, *where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+    store_options = ("-keystore", str(store), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD)
+    command = [keytool, *_JAVA, *arguments, *store_options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, f"{arguments}: {result.stdout}{result.stderr}"
 
 
 def _encrypted_key(store: bytes) -> bytes:
-    """Return the key of a PKCS12 file as it is there: encrypted, as PKCS#8 has it."""
-    at = store.index(_SHROUDED_KEY) + len(_SHROUDED_KEY)
-    # It is the content of the DER value, of tag [0], that follows.
+    """Return the encrypted PKCS#8 key from the PKCS12 file `store`."""
+    at = store.index(_ENCRYPTED_KEY_OID) + len(_ENCRYPTED_KEY_OID)
+    # The key is the content of the DER value that follows, which has tag [0].
     length, start = store[at + 1], at + 2
     if length & 0x80:
         octets = length & 0x7F

@@ -1,6 +1,6 @@
-"""Marks each test by what it uses, gives it a time limit, and puts the longest tests first.
+"""Mark each test by the fixtures it uses, give it a time limit, and run the longest tests first.
 
-A test's fixtures say what it uses: see `_MARKS`. What runs long says so by `@pytest.mark.takes(seconds)`.
+`_MARKS` lists the fixtures of each mark. A long test declares its duration with `@pytest.mark.takes(seconds)`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import pytest
 
-# A test has the mark if one of these is among its fixtures, those of its fixtures included.
+# A test gets the mark if it uses one of these fixtures, directly or through another fixture.
 _MARKS = {
     "java": {"java"},
     "broker": {"broker", "frail", "strict", "secured", "stand"},
@@ -19,32 +19,32 @@ _MARKS = {
     "system": {"application", "demo", "stand"},
 }
 
-# Seconds, fixtures included: the first test of a worker waits for the broker and for Spark. Several times what a test
-# takes on a quiet machine, since a busy one is no fault of the test.
+# Time limits in seconds, fixtures included: a worker's first test also waits until the broker and Spark have started.
+# They are several times the duration on an idle machine, so that a busy machine fails no test.
 _LIMIT_S = {"system": 240, "spark": 120, "java": 120}
 _UNIT_LIMIT_S = 60
-_LIMIT_OF_TAKEN = 6
+_LIMIT_FACTOR = 6
 
-# What a test is taken to run for that does not say it, in seconds. It decides the order alone.
-_TAKEN_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
-_UNIT_TAKEN_S = 0.0
+# The assumed duration, in seconds, of a test without `takes`. Only the order depends on it.
+_DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
+_UNIT_DURATION_S = 0.0
 
-# A skipped test fails where CI is set, unless its reason begins with one of these.
+# If CI is set, a skipped test fails unless its reason begins with one of these.
 ALLOWED_SKIPS = {
-    "libfaketime": "the wheel holds the library for Linux on x86-64 alone",
+    "libfaketime": "the wheel contains the library for Linux on x86-64 only",
     "a full disk needs a mount": "a container may forbid it, even to root",
 }
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marks known."""
+    """Register the marks."""
     for line in (
-        "java: starts Java, which `broker`, `spark` and `system` do as well",
+        "java: starts Java, as `broker`, `spark` and `system` do too",
         "broker: needs a Kafka broker",
         "spark: needs a Spark session in the test's own process",
-        "system: runs the service, or the demo, in processes of its own",
-        "soak: needs long, and is run by `make soak` alone",
-        "takes(seconds): how long the test runs on a quiet machine with two cores, where that is long",
+        "system: runs the service, or the demo, in separate processes",
+        "soak: runs long; only `make soak` runs it",
+        "takes(seconds): the test's duration on an idle machine with two cores, if that is long",
     ):
         config.addinivalue_line("markers", line)
 
@@ -60,52 +60,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_limit_s(item)))
         if _unit(item) != item.nodeid:
             item.add_marker(pytest.mark.xdist_group(_unit(item)))
-    # The longest first, so that no worker begins one when the others are done. Groups stay together.
-    taken_s: defaultdict[str, float] = defaultdict(float)
+    # The longest first, so that no worker starts a long one when the others are done. Groups stay together.
+    duration_s: defaultdict[str, float] = defaultdict(float)
     for item in items:
-        taken_s[_unit(item)] += _taken_s(item)
+        duration_s[_unit(item)] += _duration_s(item)
     place = {_unit(item): number for number, item in enumerate(items)}
-    items.sort(key=lambda item: (-taken_s[_unit(item)], place[_unit(item)]))
+    items.sort(key=lambda item: (-duration_s[_unit(item)], place[_unit(item)]))
 
 
 def _limit_s(item: pytest.Item) -> float:
     default_s = next((limit_s for mark, limit_s in _LIMIT_S.items() if item.get_closest_marker(mark)), _UNIT_LIMIT_S)
-    return max(default_s, _LIMIT_OF_TAKEN * _said_s(item))
+    return max(default_s, _LIMIT_FACTOR * _declared_s(item))
 
 
-def _taken_s(item: pytest.Item) -> float:
-    default_s = next((taken_s for mark, taken_s in _TAKEN_S.items() if item.get_closest_marker(mark)), _UNIT_TAKEN_S)
-    return _said_s(item) or default_s
+def _duration_s(item: pytest.Item) -> float:
+    default_s = next(
+        (seconds for mark, seconds in _DURATION_S.items() if item.get_closest_marker(mark)), _UNIT_DURATION_S
+    )
+    return _declared_s(item) or default_s
 
 
-def _said_s(item: pytest.Item) -> float:
+def _declared_s(item: pytest.Item) -> float:
     takes = item.get_closest_marker("takes")
     return float(takes.args[0]) if takes else 0.0
 
 
 def _unit(item: pytest.Item) -> str:
-    """Return what one worker runs as a whole: the module if the test shares a fixture of its module's, or the test.
+    """Return the group that one worker runs: the module if the test uses a module-scoped fixture, else the test alone.
 
-    All tests with a Spark session in their own process are one, so that there is one session, soon warm.
+    All tests with an in-process Spark session form one group: they share one session, which is soon warm.
     """
     assert isinstance(item, pytest.Function)
     if item.get_closest_marker("spark"):
         return "spark"
     definitions = item._fixtureinfo.name2fixturedefs.values()
-    shares = any(found[-1].scope == "module" for found in definitions)
+    shares = any(overrides[-1].scope == "module" for overrides in definitions)
     return item.module.__name__ if shares else item.nodeid
 
 
 @pytest.fixture(autouse=True)
 def _no_java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that is not marked for it finds no Java: what it uses is to be among its fixtures."""
+    """Hide Java from a test without the mark `java`, so that a test that starts Java must use a fixture for it."""
     if request.node.get_closest_marker("java") is None:
         monkeypatch.setenv("JAVA_HOME", "/a-test-that-starts-java-has-the-fixture-java")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI, let a skipped test fail that is not allowed to be skipped."""
+    """In CI, turn a skip that `ALLOWED_SKIPS` does not list into a failure."""
     report = yield
     if report.skipped and os.environ.get("CI"):
         assert isinstance(report.longrepr, tuple)

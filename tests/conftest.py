@@ -1,4 +1,4 @@
-"""What several folders of tests share: a real broker, topics of their own, settings that point there."""
+"""Fixtures that several test folders share: a real broker, new topics, and settings for them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.eventually import assert_eventually
 from tests.quick_java import QUICK_JAVA
 from tests.small_disk import CannotMount, SmallDisk
 
-# How long an example takes, or its making, is the machine's affair.
+# On a busy machine, an example may take long to generate and to run.
 hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("any machine")
 
-# As in a terminal: what a shell without job control starts in the background ignores Ctrl-C, and so does what that
-# starts.
+# A shell without job control starts background processes that ignore Ctrl-C, and their children inherit that. Handle
+# Ctrl-C as in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,7 +42,7 @@ MakeDisk = Callable[[Path], SmallDisk]
 
 @pytest.fixture(scope="session")
 def java() -> str:
-    """The path of Java, for what starts it."""
+    """The path of Java, for tests that start it."""
     return java_command()
 
 
@@ -62,12 +62,12 @@ def admin(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
 
 @pytest.fixture(scope="session")
 def make_topic(admin: KafkaAdminClient) -> MakeTopic:
-    """A function that makes a topic of a new name: `make_topic(2, **{"cleanup.policy": "compact"})`."""
+    """A function that creates a topic with a new name: `make_topic(2, **{"cleanup.policy": "compact"})`."""
 
     def make(partitions: int = 1, **configs: str) -> str:
         name = f"t-{uuid.uuid4().hex[:12]}"
-        form = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
-        admin.create_topics({name: form}, wait_for_metadata=True)
+        topic_spec = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
+        admin.create_topics({name: topic_spec}, wait_for_metadata=True)
         return name
 
     return make
@@ -81,21 +81,21 @@ def configure(broker: EmbeddedBroker) -> Configure:
     def change(topic: str, **configs: str) -> None:
         entries = [ConfigEntry(*config, incremental_operation=AlterConfigOpType.SET) for config in configs.items()]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        for done in client.incremental_alter_configs([resource]).values():
-            done.result()
+        for future in client.incremental_alter_configs([resource]).values():
+            future.result()
 
-        def shown() -> bool:
+        def is_applied() -> bool:
             (described,) = client.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
             return all(described.result()[name].value == value for name, value in configs.items())
 
-        assert_eventually(shown)
+        assert_eventually(is_applied)
 
     return change
 
 
 @pytest.fixture(scope="session")
 def spark(java: str) -> Iterator[SparkSession]:
-    """The session that the job runs in, at its defaults, for the tests of a part that needs one."""
+    """A Spark session with the job's default settings."""
     session = open_session(Settings(), {"spark.driver.extraJavaOptions": QUICK_JAVA})
     yield session
     session.stop()
@@ -103,32 +103,32 @@ def spark(java: str) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def topic(make_topic: MakeTopic) -> str:
-    """A topic of the test's own, with one partition."""
+    """A new topic with one partition."""
     return make_topic()
 
 
 @pytest.fixture
 def make_settings(broker: EmbeddedBroker) -> MakeSettings:
-    """A function that makes settings for `broker`, under an application id of the test's own."""
+    """A function that makes settings for `broker` with a new application id."""
 
     def make(*overrides: str) -> Settings:
-        own = f"app-{uuid.uuid4().hex[:8]}"
-        topics = [f"topics.{role}={own}-{role}" for role in ("input", "output", "dead_letter")]
+        application_id = f"app-{uuid.uuid4().hex[:8]}"
+        topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
         servers = f"kafka.bootstrap_servers={broker.bootstrap}"
-        return load_settings(None, [f"application_id={own}", servers, *topics, *overrides], environ={})
+        return load_settings(None, [f"application_id={application_id}", servers, *topics, *overrides], environ={})
 
     return make
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
-    """Settings for `broker` with nothing else set."""
+    """Settings for `broker` with all other defaults."""
     return make_settings()
 
 
 @pytest.fixture
 def make_disk() -> Iterator[MakeDisk]:
-    """A function that mounts a small disk at a path; it skips the test where nothing may be mounted."""
+    """A function that mounts a small disk at a path. It skips the test if mounting is not allowed."""
     made: list[SmallDisk] = []
 
     def make(path: Path) -> SmallDisk:
@@ -145,5 +145,5 @@ def make_disk() -> Iterator[MakeDisk]:
 
 @pytest.fixture
 def small_disk(make_disk: MakeDisk, tmp_path: Path) -> SmallDisk:
-    """A small disk, empty."""
+    """An empty small disk."""
     return make_disk(tmp_path / "small")

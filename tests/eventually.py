@@ -1,4 +1,4 @@
-"""Waiting for a condition, instead of sleeping and hoping."""
+"""Wait for a condition instead of sleeping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _POLL_S = 0.02
 
 
 def assert_eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "the condition") -> T:
-    """Return the first true value of `condition`; fail when there was none for `timeout_s`."""
+    """Return the first true value of `condition`; fail if there is none within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:

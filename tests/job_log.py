@@ -1,4 +1,4 @@
-"""What the job's log says of its batches."""
+"""Figures from the job's log."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def sealed_messages(log: str) -> int:
-    """Return how many messages the batches in `log` have sealed."""
+    """Return how many messages the batches in `log` sealed."""
     return sum(int(count) for count in re.findall(r", sealed (\d+) messages in \d+ segments, ", log))

@@ -1,4 +1,4 @@
-"""Builders of what the pure core works on: records as they come, messages, and a batch's rules."""
+"""Builders of test data for the core: input records, messages, and batch settings."""
 
 from __future__ import annotations
 
@@ -48,22 +48,25 @@ PARTITIONS = {"delayline-out": 4, "orders": 3, "delayline-dead-letter": 2}
 
 
 def headers(*pairs: tuple[str, bytes | None]) -> list[dict[str, Any]]:
-    """Return headers as Arrow's rows have them."""
+    """Return headers in the form of Arrow rows."""
     return [{"key": key, "value": value} for key, value in pairs]
 
 
 def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a table of records; what a row leaves out is as in `RECORD`."""
+    """Return a table of records. `RECORD` has the values that a row omits."""
     return pa.Table.from_pylist([{**RECORD, **row} for row in rows], schema=RECORD_SCHEMA)
 
 
 def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a table of `MESSAGE_SCHEMA`; what a row leaves out is as in `MESSAGE`."""
+    """Return a table of `MESSAGE_SCHEMA`. `MESSAGE` has the values that a row omits."""
     return pa.Table.from_pylist([{**MESSAGE, **row} for row in rows], schema=MESSAGE_SCHEMA)
 
 
 def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:
-    """Return a table in delivery order for each bucket of (due, output partition)s; offsets count through all."""
+    """Return a table in delivery order for each bucket, given as (due time, output partition) pairs.
+
+    Offsets are numbered through all buckets.
+    """
     offsets = count()
     return [
         in_order(
@@ -74,5 +77,5 @@ def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:
 
 
 def some_batch_settings(**changes: Any) -> BatchSettings:
-    """Return the rules of the default settings for two shards, with `changes`."""
+    """Return the batch settings of the default settings with two shards, with `changes` applied."""
     return replace(batch_settings_from(Settings(), PARTITIONS, (7, 1), CheckpointOrigin("c", 1, 2)), **changes)

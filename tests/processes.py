@@ -6,7 +6,7 @@ import psutil
 
 
 def runs(process: psutil.Process) -> bool:
-    """Say whether `process` has not ended; one that nobody has waited for yet has."""
+    """Return whether `process` still runs. A zombie, which nobody has waited for yet, does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

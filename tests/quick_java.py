@@ -1,4 +1,4 @@
-"""Java's options for a short life."""
+"""Java options for short-lived processes."""
 
-# The second compiler pays off after minutes.
+# The second compiler pays off only after minutes.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"

@@ -1,4 +1,4 @@
-"""Marks, limits, order and skips of tests, as `tests/collection.py` gives them."""
+"""The marks, time limits, order and skips that `tests/collection.py` applies."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_first_of_a_module(shared): pass
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A folder of tests that are run with the plugin."""
+    """A folder of tests that run with the plugin."""
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.delenv("CI", raising=False)
     pytester.makeconftest("from tests.collection import *\nfrom tests.collection import _no_java")
     return pytester
 
 
-def test_the_longest_come_first_and_fixtures_of_fixtures_mark(run: pytest.Pytester) -> None:
+def test_the_longest_tests_run_first_and_indirect_fixtures_decide_marks(run: pytest.Pytester) -> None:
     run.makepyfile(_TESTS)
     order = [line.rpartition("::")[2] for line in run.runpytest("--co", "-q").outlines if "::" in line]
     assert order == ["test_long", "test_with_topic", "test_plain", "test_first_of_a_module"]
@@ -48,18 +48,18 @@ def test_the_longest_come_first_and_fixtures_of_fixtures_mark(run: pytest.Pytest
 def test_one_worker_runs_all_tests_that_share_a_fixture_of_their_module(
     run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # For the workers, which are processes of their own.
+    # The workers are separate processes.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     tests = "".join(f"def test_{number}(shared, worker_id): print('worker', worker_id)\n" for number in range(6))
     run.makepyfile(f"import pytest\n@pytest.fixture(scope='module')\ndef shared(): return []\n{tests}")
-    # Each worker is given two tests at least, if they are not one group.
+    # If the tests were not one group, each worker would get at least two of them.
     arguments = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider")
     result = run.runpytest_subprocess(*arguments)
     result.assert_outcomes(passed=6)
     assert len({line for line in result.outlines if line.startswith("worker gw")}) == 1
 
 
-def test_a_test_that_passes_its_limit_fails(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_exceeds_its_limit_fails(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.collection._UNIT_LIMIT_S", 0.2)
     run.makepyfile("import time\ndef test_slow(): time.sleep(20)\ndef test_other(): pass")
     result = run.runpytest()
@@ -70,7 +70,7 @@ def test_a_test_that_passes_its_limit_fails(run: pytest.Pytester, monkeypatch: p
 @pytest.mark.parametrize(
     ("reason", "in_ci", "fails"), [("a mount", "1", 1), ("a mount", "", 0), ("libfaketime", "1", 0)]
 )
-def test_what_is_skipped_fails_in_ci_unless_it_is_allowed(
+def test_a_skipped_test_fails_in_ci_unless_its_reason_is_allowed(
     run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, reason: str, in_ci: str, fails: int
 ) -> None:
     monkeypatch.setenv("CI", in_ci)

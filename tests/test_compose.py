@@ -1,4 +1,4 @@
-"""The compose file, against the published schema and against what it refers to."""
+"""The compose file, against the published schema and the files, settings and services that it refers to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def services() -> dict[str, Any]:
     return services
 
 
-def test_it_is_valid_against_the_schema_of_compose() -> None:
+def test_the_file_is_valid_against_the_schema_of_compose() -> None:
     checker = [
         sys.executable,
         "-m",
@@ -32,11 +32,11 @@ def test_it_is_valid_against_the_schema_of_compose() -> None:
         "vendor.compose-spec",
         str(COMPOSE),
     ]
-    done = subprocess.run(checker, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(checker, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_settings_of_its_job_are_settings(services: dict[str, Any]) -> None:
+def test_the_environment_of_the_job_is_valid_settings(services: dict[str, Any]) -> None:
     settings = load_settings(None, environ=services["job"]["environment"])
     assert settings.kafka.bootstrap_servers == "kafka:9092"
     assert settings.spark.options["spark.master"] == "spark://spark-master:7077"
@@ -52,18 +52,18 @@ def test_driver_and_workers_see_the_same_storage(services: dict[str, Any]) -> No
     assert mount in services["spark-worker"]["volumes"]
 
 
-def test_what_a_service_waits_for_is_there_and_can_be_healthy(services: dict[str, Any]) -> None:
+def test_each_dependency_of_a_service_exists_and_has_a_health_check_if_needed(services: dict[str, Any]) -> None:
     for service in services.values():
-        for other, needed in service.get("depends_on", {}).items():
-            assert needed["condition"] != "service_healthy" or "healthcheck" in services[other]
+        for dependency, requirement in service.get("depends_on", {}).items():
+            assert requirement["condition"] != "service_healthy" or "healthcheck" in services[dependency]
 
 
-def test_the_image_copies_what_exists(services: dict[str, Any]) -> None:
+def test_the_image_copies_only_files_that_exist(services: dict[str, Any]) -> None:
     build = services["job"]["build"]
     dockerfile = ROOT / build["context"] / build["dockerfile"]
     copied = [line.split()[1:-1] for line in dockerfile.read_text().splitlines() if line.startswith("COPY")]
     wanted = [name for names in copied for name in names]
     assert {"conf", "sources", "state", "sinks", "streaming"} < set(wanted)
     assert [name for name in wanted if not (ROOT / name).exists()] == []
-    let_in = dockerfile.with_name("Dockerfile.dockerignore").read_text().splitlines()
-    assert {f"!{name}" for name in wanted} <= set(let_in)
+    not_ignored = dockerfile.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    assert {f"!{name}" for name in wanted} <= set(not_ignored)

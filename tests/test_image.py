@@ -1,4 +1,4 @@
-"""The image's entrypoint, with programs in the place of `java` and `delayline` that say how they were called."""
+"""The image's entrypoint, with fake `java` and `delayline` programs that print how they were called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "conf/docker/Dockerfile"
-# What Spark 4.0 sets for an executor's container, beside the options of Java.
+# The variables that Spark 4.0 sets for an executor's container, besides Java's options.
 POD = {
     "SPARK_USER": "delayline",
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver.svc:7078",
@@ -38,11 +38,11 @@ def fakes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def called(fakes: Path, *arguments: str, **variables: str) -> list[str]:
-    """Return what the entrypoint becomes: the program and its arguments."""
-    done = start(fakes, *arguments, **variables)
-    assert done.returncode == 0, done.stderr
-    command: list[str] = json.loads(done.stdout)
+def command_of(fakes: Path, *arguments: str, **variables: str) -> list[str]:
+    """Return the command that the entrypoint executes: the program and its arguments."""
+    result = start(fakes, *arguments, **variables)
+    assert result.returncode == 0, result.stderr
+    command: list[str] = json.loads(result.stdout)
     return command
 
 
@@ -52,24 +52,29 @@ def start(fakes: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def entrypoint() -> Path:
-    """Return the file that the image starts, where it lies in this checkout."""
+    """Return the path in this checkout of the file that the image starts."""
     (line,) = (line for line in DOCKERFILE.read_text().splitlines() if line.startswith("ENTRYPOINT "))
     (inside,) = json.loads(line.removeprefix("ENTRYPOINT "))
     return ROOT / Path(inside).relative_to("/opt/delayline")
 
 
-def test_anything_else_is_a_command_of_delayline(fakes: Path) -> None:
-    assert called(fakes, "run", "--set", "topics.output=a b") == ["delayline", "run", "--set", "topics.output=a b"]
-    assert called(fakes) == ["delayline"]
+def test_arguments_other_than_executor_are_a_delayline_command(fakes: Path) -> None:
+    assert command_of(fakes, "run", "--set", "topics.output=a b") == [
+        "delayline",
+        "run",
+        "--set",
+        "topics.output=a b",
+    ]
+    assert command_of(fakes) == ["delayline"]
 
 
-def test_an_executor_is_started_as_the_pod_says(fakes: Path) -> None:
-    options = {"SPARK_JAVA_OPT_1": "-Dspark.driver.port=7078", "SPARK_JAVA_OPT_0": "-Dwords=of two words"}
-    java, *arguments = called(fakes, "executor", **POD, **options)
+def test_an_executor_starts_with_the_options_of_its_pod(fakes: Path) -> None:
+    java_options = {"SPARK_JAVA_OPT_1": "-Dspark.driver.port=7078", "SPARK_JAVA_OPT_0": "-Dwords=of two words"}
+    java, *arguments = command_of(fakes, "executor", **POD, **java_options)
     assert java == "java"
     at = arguments.index(BACKEND)
-    told = dict(zip(arguments[at + 1 :: 2], arguments[at + 2 :: 2], strict=True))
-    assert told == {
+    executor_options = dict(zip(arguments[at + 1 :: 2], arguments[at + 2 :: 2], strict=True))
+    assert executor_options == {
         "--driver-url": POD["SPARK_DRIVER_URL"],
         "--executor-id": "3",
         "--cores": "1",
@@ -82,21 +87,21 @@ def test_an_executor_is_started_as_the_pod_says(fakes: Path) -> None:
     assert (arguments[at - 2], arguments[at - 1]) == ("-cp", f"/opt/spark/conf:{spark_jars()}/*")
 
 
-def test_twelve_options_keep_their_order_and_a_class_path_of_the_settings_goes_before_sparks(fakes: Path) -> None:
-    options = {f"SPARK_JAVA_OPT_{number}": f"-D{number}" for number in range(12)}
-    arguments = called(fakes, "executor", **POD, **options, SPARK_CLASSPATH="/extra/*")[1:]
+def test_twelve_options_keep_their_order_and_a_configured_class_path_precedes_sparks(fakes: Path) -> None:
+    java_options = {f"SPARK_JAVA_OPT_{number}": f"-D{number}" for number in range(12)}
+    arguments = command_of(fakes, "executor", **POD, **java_options, SPARK_CLASSPATH="/extra/*")[1:]
     assert arguments[:12] == [f"-D{number}" for number in range(12)]
     assert arguments[arguments.index("-cp") + 1] == f"/opt/spark/conf:/extra/*:{spark_jars()}/*"
 
 
-def test_a_variable_that_is_missing_is_named(fakes: Path) -> None:
+def test_a_missing_variable_is_named(fakes: Path) -> None:
     pod = {name: value for name, value in POD.items() if name != "SPARK_DRIVER_URL"}
-    done = start(fakes, "executor", **pod)
-    assert done.returncode != 0
-    assert "SPARK_DRIVER_URL" in done.stderr
+    result = start(fakes, "executor", **pod)
+    assert result.returncode != 0
+    assert "SPARK_DRIVER_URL" in result.stderr
 
 
-def test_pyspark_brings_what_an_executor_on_kubernetes_is_made_of() -> None:
+def test_pyspark_ships_the_jar_of_the_kubernetes_executor() -> None:
     assert len(list(spark_jars().glob("spark-kubernetes_*.jar"))) == 1
 
 

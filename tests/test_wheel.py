@@ -1,4 +1,4 @@
-"""The wheel: it holds every file of the packages, and its code needs no development tool."""
+"""The wheel: it contains every file of the packages, and its code needs no development tool."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
-# For building an image, from a checkout.
-LEFT_OUT = ("conf/docker/",)
-# Used by failpoints, tests and benchmarks.
+# Only needed to build an image, from a checkout.
+EXCLUDED = ("conf/docker/",)
+# Only tests and benchmarks import it.
 FOR_TESTS = ("conf.process_tree",)
 
 
-def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
-    # In a copy, since a build leaves folders in the checkout.
+def test_the_wheel_contains_every_file_of_the_packages(tmp_path: Path) -> None:
+    # Build in a copy, since a build leaves folders in the checkout.
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = tracked.stdout.splitlines()
     for file in files:
@@ -28,9 +28,9 @@ def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(tmp_path), str(tmp_path / "source")], check=True)
     (wheel,) = tmp_path.glob("delayline-*.whl")
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     wanted = {file for file in files if file.startswith(tuple(f"{name}/" for name in PACKAGES))}
-    assert held == {file for file in wanted if not file.startswith(LEFT_OUT)}
+    assert packed == {file for file in wanted if not file.startswith(EXCLUDED)}
 
 
 def test_the_service_runs_without_the_development_tools() -> None:
