@@ -30,21 +30,21 @@ _HOUR = 3_600_000
 
 @pytest.fixture
 def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
-    made = BucketTable(spark, str(tmp_path / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
-    return made
+    bucket_table = BucketTable(spark, str(tmp_path / "buckets"))
+    bucket_table.create(from_arrow_schema(STORED_SCHEMA))
+    return bucket_table
 
 
 def bucket(
     spark: SparkSession, number: int, *dues: int, value: bytes | None = None, bits: int = 10, **batch_settings: Any
 ) -> DataFrame:
-    """The rows of a bucket with one message due at each of `dues`."""
+    """Return the rows of a bucket with one message due at each of `dues`."""
     sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
-    held = [
+    segments = [
         {**asdict(segment), "chunk": encode_chunk(rows)}
         for segment, rows in cut(sealed, number, 0, 0, some_batch_settings(**batch_settings))
     ]
-    batches = stored_rows(bits)(iter(pa.Table.from_pylist(held).to_batches()))
+    batches = stored_rows(bits)(iter(pa.Table.from_pylist(segments).to_batches()))
     rows = pa.Table.from_batches(batches).to_pylist()
     return spark.createDataFrame(rows, from_arrow_schema(STORED_SCHEMA)).coalesce(1)
 
@@ -74,7 +74,7 @@ def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
     assert commits(store) == 2
 
 
-def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets(
+def test_only_chunks_that_overlap_the_range_are_read_and_only_of_the_given_buckets(
     spark: SparkSession, store: BucketTable
 ) -> None:
     store.append(bucket(spark, 1, 10, 20, 30), "checkpoint", 1)
@@ -87,14 +87,14 @@ def test_only_chunks_that_reach_into_the_range_are_read_and_of_the_asked_buckets
     assert dues(store.chunks(31, 100, everywhere)) == []
 
 
-def test_a_table_whose_newest_log_entry_is_lost_is_not_taken_for_the_one_before(
+def test_a_table_that_lost_its_newest_log_entry_is_not_read_as_the_version_before(
     spark: SparkSession, store: BucketTable
 ) -> None:
     for number in (1, 2):
         store.append(bucket(spark, number, number), "checkpoint", number)
     store.check_log()
     newest = Path(store.path, "_delta_log", f"{store.version():020d}.json")
-    # At a path of its own, since Delta keeps the tables of a session in memory.
+    # At another path, since Delta keeps the tables of a session in memory.
     copy = Path(store.path).with_name("copy")
     shutil.copytree(store.path, copy)
     (copy / "_delta_log" / newest.name).unlink()
@@ -108,9 +108,7 @@ def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSessi
     assert len(store.metadata()) == 2
 
 
-def test_a_deleted_time_partition_takes_its_messages_and_leaves_the_rest(
-    spark: SparkSession, store: BucketTable
-) -> None:
+def test_deleting_a_time_partition_deletes_its_messages_and_no_others(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10, 5 * _HOUR), "checkpoint", 1)
     first, second = sorted(labels(store))
     store.delete([first])
@@ -150,7 +148,7 @@ def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
 
 
 @pytest.mark.parametrize("seals", [1, 5])
-def test_buckets_that_are_sealed_while_others_are_replaced_stay(
+def test_buckets_sealed_while_others_are_replaced_are_kept(
     spark: SparkSession, store: BucketTable, tmp_path: Path, seals: int
 ) -> None:
     for number in (1, 2):
@@ -165,10 +163,10 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
         yield from rows
 
     table = spark.read.format("delta").load(store.path).where("bucket <= 2").coalesce(1)
-    with ThreadPoolExecutor(1) as beside:
-        replacing = beside.submit(store.replace, [1, 2], table.mapInArrow(slowly, table.schema))
+    with ThreadPoolExecutor(1) as executor:
+        replacing = executor.submit(store.replace, [1, 2], table.mapInArrow(slowly, table.schema))
         for number in range(3, 3 + seals):
-            # Each try is met by a seal, until sealing has to wait.
+            # A seal conflicts with each try, until sealing has to wait.
             seen = len(tries.read_text())
             assert_eventually(lambda: replacing.done() or len(tries.read_text()) > seen, 60, "a try")  # noqa: B023
             store.append(bucket(spark, number, 10 * number), "checkpoint", number)
@@ -178,7 +176,7 @@ def test_buckets_that_are_sealed_while_others_are_replaced_stay(
     assert dues(store.chunks(0, 1000, labels(store))) == [10 * number for number in numbers]
 
 
-def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
+def test_a_bucket_that_two_processes_seal_at_the_same_time_is_stored_once(
     spark: SparkSession, store: BucketTable, tmp_path: Path
 ) -> None:
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
@@ -191,8 +189,8 @@ def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
         yield from rows
 
     rows = bucket(spark, 5, 10, 20)
-    with ThreadPoolExecutor(1) as beside:
-        later = beside.submit(store.append, rows.mapInArrow(late, rows.schema), "checkpoint", 5)
+    with ThreadPoolExecutor(1) as executor:
+        later = executor.submit(store.append, rows.mapInArrow(late, rows.schema), "checkpoint", 5)
         assert_eventually(begun.exists, 60, "the later seal")
         BucketTable(spark, store.path).append(rows, "checkpoint", 5)
         sealed.touch()
@@ -203,33 +201,35 @@ def test_a_bucket_that_another_process_seals_at_the_same_time_is_there_once(
     assert commits(store) == 2
 
 
-def test_ticks_are_those_of_the_segments_that_an_instant_cuts(spark: SparkSession, store: BucketTable) -> None:
+def test_time_slots_are_those_of_the_segments_that_an_instant_falls_inside(
+    spark: SparkSession, store: BucketTable
+) -> None:
     store.append(bucket(spark, 1, 10, 20, 30, bits=4, segment_max_messages=2), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25, bits=3), "checkpoint", 2)
 
-    def found(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
+    def slots(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in store.slots(instants_ms, version).collect())
 
     one, other = (1, 0, 0, 4, [0, 16], [1, 1]), (2, 0, 0, 3, [8, 24], [1, 1])
-    assert found(16) == found(16, 20, 99) == [one, other]
-    assert found(11, 15) == [one]
-    assert found(25) == [other]
-    assert found(10, 26, 30) == []
-    assert found(16, version=store.version() - 1) == [one]
+    assert slots(16) == slots(16, 20, 99) == [one, other]
+    assert slots(11, 15) == [one]
+    assert slots(25) == [other]
+    assert slots(10, 26, 30) == []
+    assert slots(16, version=store.version() - 1) == [one]
 
 
-def test_the_offsets_are_not_read_with_the_ticks(spark: SparkSession, store: BucketTable) -> None:
-    # So far apart that each offset takes 10 bytes; and two ticks of them.
+def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store: BucketTable) -> None:
+    # So far apart that each offset takes 10 bytes, in two time slots.
     instants = range(0, 50_000 * 70_000, 70_000)
     whole: dict[str, Any] = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
     store.append(bucket(spark, 1, *instants, bits=31, **whole), "checkpoint", 1)
     offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
     assert offsets > 500_000
-    # Delta's log and the footers of files take about 80,000, whatever is read.
+    # Delta's log and the file footers take about 80,000 bytes, whatever is read.
     assert _bytes_read(spark, store.slots([10**9])) < offsets / 4
 
 
-def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: SparkSession, store: BucketTable) -> None:
+def test_the_bytes_read_depend_on_the_range_and_not_on_the_table(spark: SparkSession, store: BucketTable) -> None:
     # One file of 20 MB, 100 chunks in order of due time, and as much in another time partition.
     value = random.Random(1).randbytes(100_000)
     hour = {"segment_max_ms": 36_000, "segment_max_messages": 10}
@@ -243,14 +243,14 @@ def test_the_bytes_read_are_those_of_the_range_and_not_of_the_table(spark: Spark
     hundredth = _bytes_read(spark, store.chunks(_HOUR, _HOUR + _HOUR // 100, partitions))
     metadata = _bytes_read(spark, spark.read.format("delta").load(store.path).where("part = 'metadata'"))
     assert whole > 2 * 200 * len(value)
-    # Row groups of 1 MB are the grain.
+    # The granularity is a row group of 1 MB.
     assert tenth < whole / 2 / 10 * 1.5 + 2**21
     assert hundredth < whole / 2 / 100 + 2**21
     assert metadata < whole / 100
 
 
 def _bytes_read(spark: SparkSession, rows: DataFrame) -> int:
-    """Run `rows` and return how many bytes its stages read from files, by Spark's own count."""
+    """Run `rows` and return how many bytes its stages read from files, as Spark counts them."""
     spark.sparkContext.setJobGroup(uuid.uuid4().hex, "bytes read")
     group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
     rows.write.format("noop").mode("overwrite").save()

@@ -1,4 +1,4 @@
-"""What the tests of a shard's delivery share: a batch, and what is committed."""
+"""Fixtures for the tests of a shard's delivery: a batch, and the committed records of a topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Read = Callable[[str], list[Message]]
 
 @pytest.fixture
 def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
-    """A batch of an application of its own."""
+    """A batch of a new application."""
     return DeliveryPlan(
         application_id=f"app-{uuid.uuid4().hex[:8]}",
         batch=BatchSpan(CheckpointOrigin("c", 1, 1), 1),
@@ -42,12 +42,12 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> DeliveryPlan:
 
 @pytest.fixture
 def read(broker: EmbeddedBroker) -> Read:
-    """A function that returns what is committed in a topic, once no transaction is open there."""
+    """A function that returns the committed records of a topic, once no transaction is open in it."""
     return partial(committed, broker)
 
 
 def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
-    """Return what is committed in a topic of `broker`, once no transaction is open there."""
+    """Return the committed records of a topic of `broker`, once no transaction is open in it."""
 
     def reader(isolation: str) -> Consumer:
         return Consumer(
@@ -57,20 +57,20 @@ def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
 
     consumer, other = reader("read_committed"), reader("read_uncommitted")
     numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
-    places = [TopicPartition(topic, number, 0) for number in numbers]
+    partitions = [TopicPartition(topic, number, 0) for number in numbers]
 
-    def bounds(of: Consumer) -> list[tuple[int, int]]:
-        return [of.get_watermark_offsets(place, 10) for place in places]
+    def bounds(client: Consumer) -> list[tuple[int, int]]:
+        return [client.get_watermark_offsets(partition, 10) for partition in partitions]
 
     assert_eventually(lambda: bounds(consumer) == bounds(other))
-    consumer.assign(places)
-    found: list[Message] = []
+    consumer.assign(partitions)
+    records: list[Message] = []
     ends = 0
     while ends < len(numbers):
         message = consumer.poll(20)
         assert message is not None
         if message.error() is None:
-            found.append(message)
+            records.append(message)
         else:
             error = message.error()
             assert error is not None
@@ -78,4 +78,4 @@ def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
             ends += 1
     consumer.close()
     other.close()
-    return found
+    return records

@@ -1,4 +1,4 @@
-"""A broker of its own that dies, pauses and forgets while a shard's transactions are under way."""
+"""A broker dies, pauses and loses topics while a shard's transactions are open."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _QUICK = {
 
 @pytest.fixture(scope="module")
 def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker that a test may kill or pause; it starts it again."""
+    """A broker that a test may kill or pause. The test starts it again."""
     with EmbeddedBroker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
         yield running
 
 
 @dataclass
 class Phase:
-    """Stops a delivery when it passes a place for the first time, until the test lets it go on."""
+    """Stops a delivery when it first passes a point, until the test releases it."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -61,12 +61,12 @@ class Phase:
 @pytest.fixture
 def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
     """A function that stops deliveries at a failpoint, or before the marker is read."""
-    waited: dict[str, Phase] = {}
+    phases: dict[str, Phase] = {}
     read_progress, failpoint = transactional_writer.read_progress, transactional_writer.failpoint
 
     def at(name: str) -> None:
-        if name in waited:
-            waited[name].passed()
+        if name in phases:
+            phases[name].passed()
 
     def reading(*arguments: object) -> object:
         at("marker-read")
@@ -81,16 +81,16 @@ def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
     monkeypatch.setattr(shard_delivery, "_open_writers", {})
 
     def stop_at(name: str) -> Phase:
-        waited.clear()
-        waited[name] = Phase()
-        return waited[name]
+        phases.clear()
+        phases[name] = Phase()
+        return phases[name]
 
     return stop_at
 
 
 @dataclass
 class Delivery:
-    """The batches of one application, delivered in a thread so that the test can meddle."""
+    """The batches of one application, delivered in a thread so that the test can interfere."""
 
     broker: EmbeddedBroker
     plan: DeliveryPlan
@@ -106,17 +106,17 @@ class Delivery:
         return messages(rows)
 
     def begin(self, attempt: int = 0, partition: int = 0) -> Future[tuple[int, str]]:
-        """Deliver ten messages in two transactions: a new batch, or the last one again if it is a further attempt."""
+        """Deliver ten messages in two transactions: a new batch, or the last batch again if `attempt` is not 0."""
         self.batches += not attempt
         plan = replace(self.plan, batch=replace(self.plan.batch, batch_id=self.batches))
         return self.threads.submit(deliver, plan, 0, iter([self.due(partition)]), attempt)
 
     def committed(self) -> list[int]:
-        """The offsets, in the input, of what is committed, in the order of the output."""
-        found = []
+        """Return the input offsets of the committed messages, in output order."""
+        offsets = []
         for message in committed(self.broker, self.topic):
-            found.append(int(str(received(message, 0).id).rsplit("/", 1)[1]))
-        return found
+            offsets.append(int(str(received(message, 0).id).rsplit("/", 1)[1]))
+        return offsets
 
     def expected(self) -> list[int]:
         return list(range(10, 10 * self.batches + 10))
@@ -124,19 +124,25 @@ class Delivery:
 
 @pytest.fixture
 def delivery_at() -> Iterator[Callable[[EmbeddedBroker], Delivery]]:
-    """A function that makes an application with transactions of three seconds, that waits a minute for its broker."""
+    """A function that makes an application with transactions of 3 s and an outage limit of a minute."""
     made: list[Delivery] = []
 
     def make(broker: EmbeddedBroker) -> Delivery:
-        own = f"app-{uuid.uuid4().hex[:8]}"
-        _create(broker, f"{own}-progress", f"{own}-lease", f"{own}-out", f"{own}-dead")
+        application_id = f"app-{uuid.uuid4().hex[:8]}"
+        _create(
+            broker,
+            f"{application_id}-progress",
+            f"{application_id}-lease",
+            f"{application_id}-out",
+            f"{application_id}-dead",
+        )
         plan = DeliveryPlan(
-            application_id=own,
+            application_id=application_id,
             batch=BatchSpan(CheckpointOrigin("c", 1, 1), 1),
-            progress_topic=f"{own}-progress",
-            lease_topic=f"{own}-lease",
+            progress_topic=f"{application_id}-progress",
+            lease_topic=f"{application_id}-lease",
             fencing_token=1,
-            dead_letter=f"{own}-dead",
+            dead_letter=f"{application_id}-dead",
             topics=(),
             slice_ms=100,
             messages_per_second=0,
@@ -146,7 +152,7 @@ def delivery_at() -> Iterator[Callable[[EmbeddedBroker], Delivery]]:
             tolerates_input_loss=False,
             options={"bootstrap.servers": broker.bootstrap, "log_level": "0"},
         )
-        made.append(Delivery(broker, plan, f"{own}-out"))
+        made.append(Delivery(broker, plan, f"{application_id}-out"))
         return made[-1]
 
     yield make
@@ -162,8 +168,8 @@ def delivery(frail: EmbeddedBroker, delivery_at: Callable[[EmbeddedBroker], Deli
 
 def _create(broker: EmbeddedBroker, *names: str) -> None:
     client = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for done in client.create_topics([NewTopic(name, 1, 1) for name in names]).values():
-        done.result()
+    for future in client.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        future.result()
 
 
 def _consumer(broker: EmbeddedBroker) -> Consumer:
@@ -173,7 +179,7 @@ def _consumer(broker: EmbeddedBroker) -> Consumer:
     )  # fmt: skip
 
 
-def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing_is_lost_or_doubled(
+def test_a_delivery_waits_for_a_broker_that_dies_in_any_phase_and_loses_and_duplicates_nothing(
     frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery.begin().result(60)
@@ -194,7 +200,7 @@ def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing
     assert_eventually(lambda: "Kafka does not answer" in caplog.text, 60)
     frail.start()
     assert running.result(60)[0] == 10
-    # And now for longer than it is waited for.
+    # And now for longer than the outage limit.
     patient = delivery.plan
     delivery.plan = replace(patient, outage_limit_ms=1_000)
     running = killed_at("transaction-committed")
@@ -206,7 +212,7 @@ def test_a_broker_that_dies_in_any_phase_of_a_delivery_is_waited_for_and_nothing
     assert delivery.committed() == delivery.expected()
 
 
-def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
+def test_a_commit_sent_to_a_paused_broker_takes_effect_once(
     frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase], caplog: pytest.LogCaptureFixture
 ) -> None:
     delivery.begin().result(60)
@@ -216,7 +222,7 @@ def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
     assert frail.pid is not None
     os.kill(frail.pid, signal.SIGSTOP)
     try:
-        # The request to commit lies in the broker's socket, and is carried out when it goes on.
+        # The commit request waits in the broker's socket. The broker executes it when it continues.
         stopped.released.set()
         assert_eventually(lambda: "Kafka does not answer" in caplog.text, 60)
     finally:
@@ -225,19 +231,19 @@ def test_a_broker_that_pauses_while_a_commit_is_on_its_way_has_it_told_once(
     assert delivery.committed() == delivery.expected()
 
 
-def test_a_transaction_that_the_broker_has_ended_for_its_age_is_delivered_by_the_next_attempt(
+def test_a_transaction_that_the_broker_aborted_for_its_age_is_delivered_by_the_next_attempt(
     frail: EmbeddedBroker, delivery: Delivery, phase: Callable[[str], Phase]
 ) -> None:
-    # Long enough to be seen open.
+    # Long enough for the test to see the open transaction.
     delivery.plan = replace(delivery.plan, transaction_timeout_ms=10_000)
     reader = _consumer(frail)
     stopped = phase("transaction-open")
     running = delivery.begin()
     assert stopped.reached.wait(60)
-    place = TopicPartition(delivery.topic, 0)
-    # For a reader of committed records the topic ends before a transaction that is open.
-    assert reader.get_watermark_offsets(place, 10)[1] == 0
-    assert_eventually(lambda: reader.get_watermark_offsets(place, 10)[1] > 0, 60, "the end of the transaction")
+    partition = TopicPartition(delivery.topic, 0)
+    # For a reader of committed records, the topic ends before an open transaction.
+    assert reader.get_watermark_offsets(partition, 10)[1] == 0
+    assert_eventually(lambda: reader.get_watermark_offsets(partition, 10)[1] > 0, 60, "the end of the transaction")
     reader.close()
     stopped.released.set()
     with pytest.raises(DeliveryFailed, match="shard 0, batch 1"):
@@ -248,7 +254,7 @@ def test_a_transaction_that_the_broker_has_ended_for_its_age_is_delivered_by_the
 
 
 @pytest.mark.parametrize("creates", [False, True])
-def test_an_output_topic_that_is_deleted_is_named_and_what_waits_comes_out_when_it_is_there_again(
+def test_a_deleted_output_topic_is_named_and_its_messages_are_delivered_once_it_exists_again(
     broker: EmbeddedBroker, frail: EmbeddedBroker, delivery_at: Callable[[EmbeddedBroker], Delivery], creates: bool
 ) -> None:
     used = frail if creates else broker
@@ -262,7 +268,7 @@ def test_an_output_topic_that_is_deleted_is_named_and_what_waits_comes_out_when_
     assert_eventually(lambda: missing_topics(options, [delivery.topic]) == [delivery.topic])
     first = delivery.begin()
     problem = first.exception(60)
-    # A broker that creates topics makes it again, with one partition, unless the client still knew the old one.
+    # A broker with auto-creation makes the topic again, with one partition, unless the client still knows the old one.
     if problem is not None or not creates:
         assert isinstance(problem, TopicMissing)
         assert f"{delivery.topic}, which messages are to be written to, is gone" in str(problem)
@@ -272,5 +278,5 @@ def test_an_output_topic_that_is_deleted_is_named_and_what_waits_comes_out_when_
     with pytest.raises(TopicMismatch, match=f"partition 1 of {delivery.topic}, which has fewer"):
         delivery.begin(partition=1).result(60)
     assert delivery.begin(attempt=1).result(60)[0] == 10
-    # The first batch went with the topic.
+    # The first batch was deleted with the topic.
     assert delivery.committed() == delivery.expected()[10:]

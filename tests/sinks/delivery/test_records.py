@@ -1,4 +1,4 @@
-"""From messages to the records that a subscriber gets."""
+"""The records that a subscriber gets for messages."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def records_of(table: pa.Table) -> list[Record]:
 
 def expected(row: dict[str, Any]) -> Record:
     given_headers = [(each["key"], each["value"]) for each in row["headers"] or []]
-    own = [
+    added_headers = [
         ("delayline-id", f"{row['topic']}/{row['partition']}/{row['offset']}".encode()),
         ("delayline-deliver-at", b"%d" % row["deliver_at_ms"]),
     ]
     to = (row["deliver_at_ms"], row["output_topic"], row["output_partition"])
-    return Record(*to, row["key"], row["value"], given_headers + own)
+    return Record(*to, row["key"], row["value"], given_headers + added_headers)
 
 
 @given(ROWS, st.data())
 @settings(max_examples=150)
-def test_any_slice_of_messages_becomes_its_own_records_in_order(
+def test_any_slice_of_messages_gives_exactly_its_records_in_order(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     start, length, middle = (data.draw(st.integers(0, len(rows))) for _ in range(3))
@@ -57,7 +57,7 @@ def test_any_slice_of_messages_becomes_its_own_records_in_order(
     assert records_of(decode_chunk(encode_chunk(table.slice(middle)))) == wanted[middle:]
 
 
-def test_a_dead_letter_tells_code_sentence_and_id_after_its_own_headers() -> None:
+def test_a_dead_letter_has_id_code_and_text_after_its_original_headers() -> None:
     dead = messages(
         [
             {
@@ -69,7 +69,7 @@ def test_a_dead_letter_tells_code_sentence_and_id_after_its_own_headers() -> Non
     )  # fmt: skip
     before_ms = now_ms()
     (record,) = records_of(dead)
-    # Not when it was published: the topic might delete it at once.
+    # Not the time of publication: the topic might delete the record at once.
     assert before_ms <= record[0] <= now_ms()
     assert record[1:3] == ("dead", 0)
     assert record[-1] == [

@@ -1,4 +1,4 @@
-"""Messages that are too large for their topic, against a real broker: what is redirected, and what waits."""
+"""Messages that are too large for their topic, against a real broker: which are redirected, and which wait."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _no_open_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan(plan: DeliveryPlan, make_topic: MakeTopic) -> DeliveryPlan:
-    """A batch whose dead letters take 20 kB."""
+    """A batch whose dead-letter topic accepts 20 kB."""
     return replace(plan, dead_letter=make_topic(2, **{"max.message.bytes": "20000"}))
 
 
 @pytest.fixture
 def small(make_topic: MakeTopic) -> str:
-    """An output topic that takes 5 kB."""
+    """An output topic that accepts 5 kB."""
     return make_topic(**{"max.message.bytes": "5000"})
 
 
@@ -74,15 +74,15 @@ def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(
     assert [landed[key] for key in keys] == expected.tolist()
 
 
-def _values(found: list[Message]) -> list[bytes]:
-    return [message.value() or b"" for message in found]
+def _values(delivered: list[Message]) -> list[bytes]:
+    return [message.value() or b"" for message in delivered]
 
 
-def _ids(found: list[Message]) -> set[str | None]:
-    return {received(message, 0).id for message in found}
+def _ids(delivered: list[Message]) -> set[str | None]:
+    return {received(message, 0).id for message in delivered}
 
 
-def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatever_the_limit_becomes(
+def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order_while_the_limit_changes(
     plan: DeliveryPlan, topic: str, limit: Callable[[str, int], None], read: Read
 ) -> None:
     def go(batch_id: int, due: pa.Table) -> None:
@@ -90,13 +90,13 @@ def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatev
         plan = replace(plan, batch=replace(plan.batch, batch_id=batch_id))
         count, writer = deliver(plan, 0, iter([due]))
         assert count == due.num_rows
-        # The next batch goes on with the same writer, as in the service.
+        # The next batch uses the same writer, as in the service.
         plan = replace(plan, last_writers={0: writer})
 
     large, many = b"x" * 6_000, [b"%d" % n for n in range(1_000)]
     go(1, _batch(topic, b"a", large, b"b"))
     limit(topic, 5_000)
-    # Many small ones are no reason to refuse them together, although they were one batch for the client.
+    # The client batches many small messages. That their batch is too large must not make them dead letters.
     go(2, _batch(topic, b"c", large, *many, large, b"d", first=10))
     go(3, _batch(topic, b"e", large, b"f", first=2_000))
     limit(topic, 10_000)
@@ -107,18 +107,16 @@ def test_what_is_too_large_is_a_dead_letter_and_the_rest_goes_on_in_order_whatev
     assert _ids(letters) == {f"delayline-in/0/{offset}" for offset in (11, 1_012, 2_001)}
     assert _values(letters) == [large] * 3
     assert len({message.partition() for message in letters}) == 1, "dead letters of one key in two partitions"
-    told = dict(received(letters[0], 0).headers)
-    assert told["delayline-error"] == b"message-too-large"
-    assert b"max.message.bytes of " + topic.encode() + b" is 5000" in (told["delayline-error-text"] or b"")
-    assert "delayline-deliver-at" not in told
-    # Its delay counts from then, should it be resent; and no topic deletes it for its age.
-    assert told["delayline-timestamp"] == b"30"
+    letter_headers = dict(received(letters[0], 0).headers)
+    assert letter_headers["delayline-error"] == b"message-too-large"
+    assert b"max.message.bytes of " + topic.encode() + b" is 5000" in (letter_headers["delayline-error-text"] or b"")
+    assert "delayline-deliver-at" not in letter_headers
+    # If it is resent, its delay counts from then. The record itself is new, so that no topic deletes it for its age.
+    assert letter_headers["delayline-timestamp"] == b"30"
     assert letters[0].timestamp()[1] > now_ms() - 600_000
 
 
-def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(
-    plan: DeliveryPlan, small: str, read: Read
-) -> None:
+def test_with_compression_only_the_broker_decides_what_is_too_large(plan: DeliveryPlan, small: str, read: Read) -> None:
     plan = replace(plan, options={**plan.options, "compression.type": "lz4"})
     fits, noise = b"0" * 15_000, os.urandom(6_000)
     assert deliver(plan, 0, iter([_batch(small, b"a", fits, noise, b"b", fits, noise)]))[0] == 6
@@ -126,7 +124,7 @@ def test_only_the_broker_can_tell_what_is_too_large_when_the_client_compresses(
     assert _values(read(plan.dead_letter)) == [noise, noise]
 
 
-def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_and_is_not_lost(
+def test_a_message_too_large_for_the_dead_letter_topic_stops_the_delivery_and_is_not_lost(
     plan: DeliveryPlan, small: str, limit: Callable[[str, int], None], read: Read
 ) -> None:
     due = _batch(small, b"a", b"x" * 30_000, b"b")
@@ -140,11 +138,11 @@ def test_a_message_that_not_even_the_dead_letter_topic_takes_stops_the_delivery_
     assert (_values(read(small)), len(read(plan.dead_letter))) == ([b"a", b"b"], 1)
 
 
-def test_what_is_too_large_for_a_limit_that_may_not_be_seen_is_found_and_the_rest_goes_on_in_order(
+def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(
     plan: DeliveryPlan, small: str, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional_writer, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
-    # Together the small ones are too large as well, and none of them is to blame.
+    # Together the small messages are too large as well, but none of them is the cause.
     many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
     assert deliver(plan, 0, iter([_batch(small, *many, large, b"z")]))[0] == 10
     assert _values(read(small)) == [*many, b"z"]
@@ -163,7 +161,7 @@ def test_a_record_of_exactly_the_limit_is_delivered(plan: DeliveryPlan, small: s
     assert (len(read(small)), len(read(plan.dead_letter))) == (1 - over, over)
 
 
-def test_the_bound_of_a_column_is_never_below_a_records_bytes() -> None:
+def test_an_upper_bound_of_a_records_bytes_is_never_too_low() -> None:
     rows = [
         {"value": b"x" * size, "key": b"k" * size, "headers": headers(*[("ö" * size, b"v" * size)] * size)}
         for size in (0, 1, 63, 64, 200)

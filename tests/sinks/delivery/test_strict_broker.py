@@ -1,4 +1,4 @@
-"""A broker that grants little: what a login may not see, and transactions that are shorter than by default."""
+"""A strict broker: it grants few permissions, and allows only transactions shorter than the default."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.messages import messages
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _PROPERTIES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Who comes by the plain listener: the node itself, and what the tests prepare.
+    # The plain listener is for the node itself and for the tests' preparations.
     "super.users": "User:ANONYMOUS",
     "sasl.enabled.mechanisms": "PLAIN",
     "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} user_guest="guest";',
@@ -62,7 +62,7 @@ _ANY_OF_GUEST = AclBindingFilter(
 )
 Allow = Callable[..., None]
 _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
-# All that may be done to a topic but to see its configuration.
+# All permissions on a topic except to see its configuration.
 _USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
 
 
@@ -75,19 +75,19 @@ def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 
 @pytest.fixture
 def owner(strict: EmbeddedBroker) -> Settings:
-    """Those of an application with its topics, whose user may do anything."""
-    own = f"app-{uuid.uuid4().hex[:8]}"
-    topics = [f"topics.{role}={own}-{role}" for role in ("input", "output", "dead_letter")]
+    """Settings of an application with its topics, for a user with all permissions."""
+    application_id = f"app-{uuid.uuid4().hex[:8]}"
+    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
     short = ["delivery.transaction_timeout=15s", "lease.period=5s"]
     servers = f"kafka.bootstrap_servers={strict.bootstrap}"
-    settings = load_settings(None, [f"application_id={own}", servers, *topics, *short], environ={})
+    settings = load_settings(None, [f"application_id={application_id}", servers, *topics, *short], environ={})
     ensure_topics(settings)
     return settings
 
 
 @pytest.fixture
 def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
-    """Those of the same application, for a user who has to be allowed things."""
+    """Settings of the same application, for a user without permissions."""
     topics = [f"topics.{role}={owner.application_id}-{role}" for role in ("input", "output", "dead_letter")]
     servers = f"kafka.bootstrap_servers={strict.secured('SASL_PLAINTEXT')}"
     return load_settings(None, [f"application_id={owner.application_id}", servers, *topics, *_LOGIN], environ={})
@@ -95,25 +95,25 @@ def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
 
 @pytest.fixture
 def allow(strict: EmbeddedBroker) -> Allow:
-    """A function that lets the guest do things to topics, or others: `allow([topic], AclOperation.READ)`."""
+    """A function that gives the guest permissions on topics or other resources: `allow([topic], AclOperation.READ)`."""
     client = AdminClient({"bootstrap.servers": strict.bootstrap})
 
-    def let(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
-        who = (ResourcePatternType.LITERAL, "User:guest", "*")
+    def permit(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
+        pattern = (ResourcePatternType.LITERAL, "User:guest", "*")
         bindings = [
-            AclBinding(kind, name, *who, operation, AclPermissionType.ALLOW)
+            AclBinding(kind, name, *pattern, operation, AclPermissionType.ALLOW)
             for name in names
             for operation in operations
         ]
         for done in client.create_acls(bindings).values():
             done.result()
-        # The node's controller has them by now, and its broker in a moment.
+        # The node's controller has the permissions by now; its broker gets them in a moment.
         assert_eventually(lambda: set(bindings) <= set(client.describe_acls(_ANY_OF_GUEST).result()))
 
-    return let
+    return permit
 
 
-def test_topics_that_may_not_be_described_are_named_with_the_right_and_not_taken_for_missing(
+def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_reported_as_missing(
     guest: Settings, allow: Allow
 ) -> None:
     *others, lease = needed_topics(guest)
@@ -126,7 +126,7 @@ def test_topics_that_may_not_be_described_are_named_with_the_right_and_not_taken
     check_topics(guest)
 
 
-def test_a_configuration_that_may_not_be_described_is_named_with_the_right(guest: Settings, allow: Allow) -> None:
+def test_a_configuration_that_may_not_be_described_is_named_with_the_permission(guest: Settings, allow: Allow) -> None:
     allow(list(needed_topics(guest)), *_USE)
     for command in (check_topics, ensure_topics):
         with pytest.raises(TopicMismatch, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
@@ -138,7 +138,9 @@ def test_a_configuration_that_may_not_be_described_is_named_with_the_right(guest
         input_retentions(guest)
 
 
-def test_the_newest_record_is_read_without_a_right_to_any_group(owner: Settings, guest: Settings, allow: Allow) -> None:
+def test_the_newest_record_is_read_without_permission_on_a_group(
+    owner: Settings, guest: Settings, allow: Allow
+) -> None:
     topic = owner.progress_topic
     allow([topic], AclOperation.READ)
     producer = Producer(librdkafka_options(owner.kafka))
@@ -148,8 +150,8 @@ def test_the_newest_record_is_read_without_a_right_to_any_group(owner: Settings,
     assert newest_value(librdkafka_options(guest.kafka), topic, 0) == b"999"
 
 
-class _Told:
-    """A message of a consumer: a record's value, or an error."""
+class _Polled:
+    """What a consumer's `poll` returns: a record's value, or an error."""
 
     def __init__(self, value: bytes | None, code: int | None) -> None:
         self._value, self._error = value, None if code is None else KafkaError(code)
@@ -161,23 +163,23 @@ class _Told:
         return self._error
 
 
-def test_a_group_that_the_broker_refuses_in_between_does_no_harm() -> None:
-    # When it does is the broker's affair: mostly behind the records.
-    told = iter([_Told(b"1", None), _Told(None, KafkaError.GROUP_AUTHORIZATION_FAILED), _Told(b"2", None),
-                 _Told(None, KafkaError._PARTITION_EOF)])  # fmt: skip
+def test_a_refused_group_between_two_records_is_ignored() -> None:
+    # The broker may send this error at any time; mostly it follows the records.
+    polled = iter([_Polled(b"1", None), _Polled(None, KafkaError.GROUP_AUTHORIZATION_FAILED), _Polled(b"2", None),
+                 _Polled(None, KafkaError._PARTITION_EOF)])  # fmt: skip
 
     class Reader:
         def assign(self, partitions: list[TopicPartition]) -> None:
             assert partitions == [TopicPartition("t", 0, 7)]
 
-        def poll(self, timeout_s: float) -> _Told:
-            return next(told)
+        def poll(self, timeout_s: float) -> _Polled:
+            return next(polled)
 
     assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
 
 
 @pytest.mark.parametrize("barred", ["output", "dead_letter", "progress"])
-def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_comes_out_when_it_may_be(
+def test_a_topic_without_write_permission_is_named_and_messages_are_delivered_once_it_is_granted(
     owner: Settings, guest: Settings, allow: Allow, plan: DeliveryPlan, monkeypatch: pytest.MonkeyPatch, barred: str
 ) -> None:
     monkeypatch.setattr(shard_delivery, "_open_writers", {})
@@ -186,12 +188,12 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_com
     allow([*topics.values(), owner.lease_topic], *_SEE)
     allow([topic for role, topic in topics.items() if role != barred], AclOperation.WRITE)
     allow([transactional_id(owner.application_id, 0)], AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
-    own = {
+    application_id = {
         "progress_topic": owner.progress_topic,
         "lease_topic": owner.lease_topic,
         "dead_letter": topics["dead_letter"],
     }
-    plan = replace(plan, **own, application_id=owner.application_id, options=librdkafka_options(guest.kafka))
+    plan = replace(plan, **application_id, application_id=owner.application_id, options=librdkafka_options(guest.kafka))
     rows = [
         {"output_topic": topics["output"]},
         {"output_topic": topics["dead_letter"], "error_code": "bad", "offset": 1},
@@ -206,13 +208,15 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_named_and_what_waits_com
     assert deliver(plan, 0, iter([due]), attempt=2)[0] == 2
 
 
-def test_writers_are_fenced_and_a_birth_is_announced_where_only_short_transactions_are_allowed(owner: Settings) -> None:
+def test_writers_are_fenced_and_an_origin_is_announced_where_only_short_transactions_are_allowed(
+    owner: Settings,
+) -> None:
     origin = CheckpointOrigin("c", 1, owner.bucket.shards)
     fence_writers(owner, origin.shards)
     announce_origin(owner, origin)
     options = librdkafka_options(owner.kafka)
     for shard in range(origin.shards):
-        # What is committed can be read a moment later.
+        # A committed record can be read a moment later.
         marker = assert_eventually(partial(read_progress, options, owner.progress_topic, shard))
         assert marker is not None
         assert marker.batch.origin == origin

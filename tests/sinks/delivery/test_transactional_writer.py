@@ -1,4 +1,4 @@
-"""A shard's transactions against a real broker: when they open, and what the host's clock can do to them."""
+"""A shard's transactions against a real broker: when they open, and how the host's clock affects them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _real_ms() -> int:
 
 @dataclass
 class Host:
-    """The clock that the writer sees, and when by the real one it opened transactions. In ms."""
+    """The clock that the writer sees, and the real times, in ms, at which it opened transactions."""
 
     off_ms: int = 0
     step_ms_in_transaction: int = 0
@@ -51,15 +51,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host()
     begin = ShardWriter.begin
 
-    def begin_and_tell(writer: ShardWriter) -> None:
+    def begin_and_record(writer: ShardWriter) -> None:
         begin(writer)
         host.opened()
 
     monkeypatch.setattr(wall_clock, "now_ms", host.now_ms)
     monkeypatch.setattr(transactions, "now_ms", host.now_ms)
-    # Or its producers would live on, and look for the broker when that is gone.
+    # Otherwise its producers would outlive the broker and keep looking for it.
     monkeypatch.setattr(shard_delivery, "_open_writers", {})
-    monkeypatch.setattr(ShardWriter, "begin", begin_and_tell)
+    monkeypatch.setattr(ShardWriter, "begin", begin_and_record)
     return host
 
 
@@ -75,7 +75,7 @@ def _due(topic: str, *deliver_at_ms: int) -> pa.Table:
 
 
 def test_no_transaction_is_open_before_its_messages_are_nearly_due(plan: DeliveryPlan, topic: str, host: Host) -> None:
-    # The first transaction of a broker's life may take seconds.
+    # A broker's first transaction may take seconds.
     deliver(replace(plan, batch=replace(plan.batch, batch_id=6)), 0, iter([_due(topic, 0)]))
     host.opened_ms.clear()
     first, last = _real_ms() + 1_500, _real_ms() + 3_000
@@ -85,10 +85,10 @@ def test_no_transaction_is_open_before_its_messages_are_nearly_due(plan: Deliver
     assert host.opened_ms[-1] >= last - 1_000
 
 
-def test_a_marker_is_taken_whatever_the_hosts_clock_shows_and_however_old_its_messages_are(
+def test_a_marker_is_accepted_at_any_time_of_the_hosts_clock_and_for_messages_of_any_age(
     plan: DeliveryPlan, topic: str, host: Host, read: Read, make_topic: MakeTopic
 ) -> None:
-    # As a limit of the broker, for all topics without one of their own, would hold for this one.
+    # A broker-wide limit would have the same effect on this topic.
     narrow = {"cleanup.policy": "compact", "message.timestamp.before.max.ms": str(_HOUR_MS)}
     plan = replace(plan, progress_topic=make_topic(**narrow, **{"message.timestamp.after.max.ms": str(_HOUR_MS)}))
     host.off_ms = 2 * _HOUR_MS
@@ -99,7 +99,7 @@ def test_a_marker_is_taken_whatever_the_hosts_clock_shows_and_however_old_its_me
     assert len(read(plan.progress_topic)) == 2
 
 
-def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_delivers_once(
+def test_a_clock_set_back_in_an_open_transaction_aborts_it_and_the_next_attempt_delivers_once(
     plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     due = _due(topic, _real_ms() + 1_500, _real_ms() + 1_550)
@@ -112,7 +112,7 @@ def test_a_clock_set_back_in_an_open_transaction_ends_it_and_the_next_attempt_de
     assert len(read(topic)) == 2
 
 
-def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_may(
+def test_a_replay_that_lost_input_continues_after_the_committed_messages_if_input_loss_is_tolerated(
     plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     due = _due(topic, 1, 2, 3, 4)
@@ -124,7 +124,7 @@ def test_a_batch_that_lost_records_since_goes_on_behind_what_is_committed_if_it_
     assert [message.timestamp()[1] for message in read(topic)] == [1, 2, 3, 4]
 
 
-def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
+def test_a_transaction_waits_if_the_clock_is_set_back_by_less_than_half_its_timeout(
     plan: DeliveryPlan, topic: str, host: Host
 ) -> None:
     start = _real_ms()
@@ -134,7 +134,7 @@ def test_a_clock_set_back_by_less_than_half_a_transaction_is_waited_for_inside(
     assert len(host.opened_ms) == 1
 
 
-def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nobody_out(
+def test_a_writer_of_an_earlier_lease_holder_writes_nothing_and_fences_nobody(
     plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     successor = ShardWriter(plan, 0)
@@ -149,7 +149,7 @@ def test_a_writer_of_an_earlier_holder_of_the_lease_writes_nothing_and_shuts_nob
     successor.write(transaction, Progress(plan.batch, 1, transaction.last), 0, {})
 
 
-def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
+def test_a_burst_goes_out_in_order_at_the_configured_rate(
     plan: DeliveryPlan, topic: str, host: Host, read: Read
 ) -> None:
     slow = replace(plan, messages_per_second=5)
@@ -157,6 +157,6 @@ def test_a_burst_goes_out_in_order_at_the_rate_that_is_set(
     for batch_id in (7, 8):
         deliver(replace(slow, batch=replace(plan.batch, batch_id=batch_id)), 0, iter([_due(topic, *range(1, 13))]))
     seconds = time.monotonic() - begun
-    # 24 messages, five at once: the last of them waits for the turn of those before it.
+    # 24 messages, five at once: the last of them waits for those before it.
     assert seconds >= 4.0
     assert [message.timestamp()[1] for message in read(topic)] == [*range(1, 13)] * 2

@@ -1,4 +1,4 @@
-"""Where a shard's due messages are cut, and what a replay leaves out."""
+"""How a shard's due messages are cut into transactions, and which of them a replay skips."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _cut(*tables: pa.Table, most_messages: int = 100) -> list[Transaction]:
 
 
 @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 7))
-def test_all_messages_are_in_one_transaction_each_in_order_and_none_is_over_the_count(
+def test_each_message_is_in_exactly_one_transaction_in_order_and_no_transaction_exceeds_the_count(
     sizes: list[int], most_messages: int
 ) -> None:
     tables = [_due(*range(100 * n, 100 * n + size)) for n, size in enumerate(sizes)]
@@ -38,7 +38,7 @@ def test_all_messages_are_in_one_transaction_each_in_order_and_none_is_over_the_
     assert [each.start for each in cut] == [5, *(each.end for each in cut)][: len(cut)]
 
 
-def test_what_is_overdue_is_of_one_slice_however_far_apart_it_was_due() -> None:
+def test_overdue_messages_are_in_one_slice_however_far_apart_they_were_due() -> None:
     assert [_dues(each) for each in _cut(_due(1, 500), _due(9_000))] == [[1, 500, 9_000]]
 
 
@@ -50,7 +50,9 @@ def test_a_transaction_is_cut_by_bytes_and_takes_one_message_however_large(monke
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(2, 16))
-def test_the_pieces_of_a_transaction_are_all_of_it_in_order_and_smaller(sizes: list[int], most_pieces: int) -> None:
+def test_the_pieces_of_a_transaction_contain_all_its_messages_in_order_and_are_smaller(
+    sizes: list[int], most_pieces: int
+) -> None:
     (whole,) = _cut(*(_due(*range(100 * n, 100 * n + size)) for n, size in enumerate(sizes)), most_messages=200)
     pieces = whole.cut(most_pieces)
     assert [due for piece in pieces for due in _dues(piece)] == _dues(whole)
@@ -62,17 +64,15 @@ def test_the_pieces_of_a_transaction_are_all_of_it_in_order_and_smaller(sizes: l
     assert all(len(piece.parts) == len(piece.largest_bytes) for piece in pieces)
 
 
-def test_the_last_message_gives_the_place_to_go_on_from() -> None:
+def test_the_last_message_gives_the_position_to_continue_from() -> None:
     (cut,) = _cut(_due(1, 2), _due(7, 9))
     assert cut.last == (9, "delayline-in", 0, 1)
 
 
 @pytest.mark.parametrize(("last", "left"), [((2, 0), [2, 3]), ((2, 1), [3]), ((0, 9), [1, 2, 3]), ((9, 9), [])])
-def test_a_replay_leaves_out_what_comes_up_to_the_last_message_that_is_committed(
-    last: tuple[int, int], left: list[int]
-) -> None:
+def test_a_replay_skips_messages_up_to_the_last_committed_one(last: tuple[int, int], left: list[int]) -> None:
     key = OrderKey(last[0], "delayline-in", 0, last[1])
-    told: list[int] = []
-    rest = list(behind(iter([_due(1, 2), _due(), _due(3)]), key, told.append))
+    skipped: list[int] = []
+    rest = list(behind(iter([_due(1, 2), _due(), _due(3)]), key, skipped.append))
     assert [due for table in rest for due in table.column("deliver_at_ms").to_pylist()] == left
-    assert told == [3 - len(left)]
+    assert skipped == [3 - len(left)]

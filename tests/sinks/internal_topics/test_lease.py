@@ -28,34 +28,34 @@ _PERIOD_S = 4
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
-    """Those of an application with its topics, and a short lease."""
+    """Settings of an application with its topics and a short lease."""
     settings = make_settings(f"lease.period={_PERIOD_S}s")
     ensure_topics(settings)
     return settings
 
 
-def _hold(settings: Settings, told: multiprocessing.connection.Connection) -> None:
+def _hold_lease(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
     lease = HeldLease(settings, "run")
-    told.send(lease.fencing_token)
+    pipe.send(lease.fencing_token)
     while True:
-        told.recv()
+        pipe.recv()
         try:
             lease.check()
-            told.send("held")
-        except ApplicationHeld as problem:
-            told.send(str(problem))
+            pipe.send("held")
+        except ApplicationHeld as error:
+            pipe.send(str(error))
 
 
 class Holder:
-    """A process that holds the lease, and tells on demand whether it does."""
+    """A process that holds the lease, and answers on demand whether it still does."""
 
     def __init__(self, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_hold, args=(settings, other))
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_hold_lease, args=(settings, child_end))
         self._process.start()
-        # Or nobody would see that the other end is gone with its process.
-        other.close()
+        # Otherwise this end would not notice that the process has ended.
+        child_end.close()
         self.pid = self._process.pid or 0
         self.fencing_token = self._answer()
 
@@ -67,8 +67,8 @@ class Holder:
         assert self._pipe.poll(60), "no answer"
         return self._pipe.recv()
 
-    def signal(self, fencing_token: signal.Signals) -> None:
-        os.kill(self.pid, fencing_token)
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
 
     def end(self) -> None:
         self._process.kill()
@@ -95,7 +95,7 @@ def _newest(settings: Settings) -> Lease:
     return lease
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(
+def test_a_second_process_is_refused_and_the_error_names_the_holder(
     settings: Settings, start_holder: Callable[[], Holder]
 ) -> None:
     holder = start_holder()
@@ -104,7 +104,7 @@ def test_a_second_process_is_refused_and_told_who_holds_it(
     assert holder.ask() == "held"
 
 
-def test_one_that_is_released_is_taken_at_once_and_one_of_a_killed_process_after_its_period(
+def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_its_period(
     settings: Settings, start_holder: Callable[[], Holder]
 ) -> None:
     with closing(HeldLease(settings, "run")) as first:
@@ -119,7 +119,7 @@ def test_one_that_is_released_is_taken_at_once_and_one_of_a_killed_process_after
         assert "delayline rescale" in _newest(settings).holder
 
 
-def test_a_process_that_was_stopped_past_the_takeover_finds_out_before_it_does_anything(
+def test_a_process_paused_past_a_takeover_notices_it_before_it_does_anything(
     settings: Settings, start_holder: Callable[[], Holder]
 ) -> None:
     zombie = start_holder()
@@ -128,12 +128,12 @@ def test_a_process_that_was_stopped_past_the_takeover_finds_out_before_it_does_a
         zombie.signal(signal.SIGCONT)
         assert f"process {os.getpid()} on host" in zombie.ask()
         heartbeat = _newest(settings).heartbeat
-        # The zombie has shut nobody out.
+        # The zombie has fenced nobody.
         assert_eventually(lambda: _newest(settings).heartbeat > heartbeat + 1, 10)
         lease.check()
 
 
-def test_a_fenced_or_timed_out_producer_alone_does_not_take_the_lease_away(settings: Settings) -> None:
+def test_a_fenced_or_timed_out_producer_does_not_lose_the_lease(settings: Settings) -> None:
     with closing(HeldLease(settings, "run")) as lease:
         options = librdkafka_options(settings.kafka)
         Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
@@ -142,7 +142,7 @@ def test_a_fenced_or_timed_out_producer_alone_does_not_take_the_lease_away(setti
         lease.check()
 
 
-def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Settings) -> None:
+def test_heartbeats_continue_after_a_record_that_cannot_be_read_for_a_while(settings: Settings) -> None:
     options = librdkafka_options(settings.kafka)
 
     def write(value: bytes) -> None:
@@ -160,17 +160,17 @@ def test_what_cannot_be_read_for_a_while_ends_no_signs_of_life(settings: Setting
         lease.check_now()
 
 
-def test_a_holder_asks_before_what_does_harm_however_fresh_its_last_sign_of_life_is(
+def test_a_holder_asks_the_broker_before_irreversible_changes_even_after_a_fresh_heartbeat(
     make_settings: MakeSettings,
 ) -> None:
-    # So long that no sign of life comes between.
+    # So long that no heartbeat comes in between.
     settings = make_settings("lease.period=1m")
     ensure_topics(settings)
     with closing(HeldLease(settings, "run")) as lease:
         producer = Producer(options := librdkafka_options(settings.kafka))
-        taken = replace(_newest(settings), fencing_token=lease.fencing_token + 1, host="elsewhere")
+        newer = replace(_newest(settings), fencing_token=lease.fencing_token + 1, host="elsewhere")
         Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
-        producer.produce(settings.lease_topic, taken.to_bytes(), b"lease", 0)
+        producer.produce(settings.lease_topic, newer.to_bytes(), b"lease", 0)
         assert producer.flush(10) == 0
         with pytest.raises(ApplicationHeld, match="on host elsewhere"):
             lease.check_now()
@@ -186,7 +186,7 @@ def test_writers_of_an_earlier_holder_are_refused(settings: Settings) -> None:
         refuse_others(options, settings.lease_topic, 1)
 
 
-def test_a_missing_topic_and_a_strange_record_are_named(settings: Settings, make_settings: MakeSettings) -> None:
+def test_a_missing_topic_and_an_invalid_record_are_named(settings: Settings, make_settings: MakeSettings) -> None:
     with pytest.raises(TopicMissing, match="delayline topics create"):
         HeldLease(make_settings("topics.lease=never-made"), "run")
     producer = Producer(librdkafka_options(settings.kafka))

@@ -18,7 +18,7 @@ def test_a_claim_names_this_process_and_is_one_higher() -> None:
     assert f"process {os.getpid()} on host {socket.gethostname()} (delayline rescale, since 20" in second.holder
 
 
-def test_signs_of_life_are_of_one_claim_and_come_back_as_written() -> None:
+def test_heartbeats_belong_to_one_claim_and_are_read_back_as_written() -> None:
     lease = claim_after(None, "run", 10_000)
     last = lease.next_heartbeat().next_heartbeat(released=True)
     assert last.is_of_claim(lease)
@@ -38,6 +38,6 @@ def test_signs_of_life_are_of_one_claim_and_come_back_as_written() -> None:
         b'{"number": 1, "host": "h", "pid": 1, "command": "run", "since_ms": 0, "period_ms": 1, "more": 1}',
     ],
 )
-def test_what_is_no_lease_is_refused(value: bytes) -> None:
+def test_a_value_that_is_not_a_lease_is_refused(value: bytes) -> None:
     with pytest.raises(CheckpointMismatch, match="no lease"):
         Lease.from_bytes(value)

@@ -29,15 +29,15 @@ from tests.eventually import assert_eventually
 
 def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings) -> None:
     settings = make_settings("topics.allowed_outputs=orders,mail-*", "topics.input=a,b")
-    own = settings.application_id
+    application_id = settings.application_id
     assert needed_topics(settings) == {
         "a": "input",
         "b": "input",
-        f"{own}-output": "output",
+        f"{application_id}-output": "output",
         "orders": "output",
-        f"{own}-dead_letter": "dead letter",
-        f"{own}-progress": "progress",
-        f"{own}-lease": "lease",
+        f"{application_id}-dead_letter": "dead letter",
+        f"{application_id}-progress": "progress",
+        f"{application_id}-lease": "lease",
     }
 
 
@@ -52,28 +52,32 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("progress", 3, "created"),
         ("lease", 1, "created"),
     ]
-    # Others may ask for another number; what exists stays as it is.
+    # A later call may pass another number; existing topics stay as they are.
     again = ensure_topics(settings, partitions=7)
     assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3, 1)]
     assert show_topics(settings) == again
     assert check_topics(settings) == {report.name: report.partitions for report in again}
 
 
-def test_only_what_is_missing_is_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+def test_only_missing_topics_are_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.input={make_topic(5)}")
     assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 4]
 
 
-def test_each_missing_topic_is_named_with_the_way_out(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.output={make_topic()}")
     with pytest.raises(TopicMissing) as raised:
         check_topics(settings)
-    said = str(raised.value)
-    own = settings.application_id
-    for missing in (f"{own}-input (input)", f"{own}-dead_letter (dead letter)", f"{own}-progress (progress)"):
-        assert missing in said
-    assert settings.topics.output not in said
-    assert "delayline topics create" in said
+    message = str(raised.value)
+    application_id = settings.application_id
+    for missing in (
+        f"{application_id}-input (input)",
+        f"{application_id}-dead_letter (dead letter)",
+        f"{application_id}-progress (progress)",
+    ):
+        assert missing in message
+    assert settings.topics.output not in message
+    assert "delayline topics create" in message
 
 
 def test_a_progress_topic_for_another_number_of_shards_is_refused(
@@ -83,11 +87,11 @@ def test_a_progress_topic_for_another_number_of_shards_is_refused(
     settings = make_settings(f"topics.progress={progress}", "bucket.shards=4")
     with pytest.raises(TopicMismatch, match=r"has 2 partitions, but bucket.shards is 4"):
         ensure_topics(settings)
-    # It was refused before anything was made.
+    # It was refused before any topic was created.
     assert [report.state for report in show_topics(settings)] == ["missing"] * 3 + ["exists", "missing"]
 
 
-def test_the_progress_topic_grows_with_the_shards_and_keeps_what_it_has(settings: Settings) -> None:
+def test_the_progress_topic_grows_with_the_shards_and_never_shrinks(settings: Settings) -> None:
     ensure_topics(settings)
     for shards, partitions in ((5, 5), (3, 5)):
         ensure_shards(settings, shards)
@@ -99,7 +103,7 @@ def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None
         ensure_shards(settings, 3)
 
 
-def test_the_bounds_of_the_input_are_of_each_partition(settings: Settings) -> None:
+def test_the_input_bounds_are_given_for_each_partition(settings: Settings) -> None:
     ensure_topics(settings, partitions=2)
     (name,) = settings.topics.input
     with Publisher(settings, name, partition=1) as publisher:
@@ -107,7 +111,7 @@ def test_the_bounds_of_the_input_are_of_each_partition(settings: Settings) -> No
     assert input_bounds(settings) == {(name, 0): (0, 0), (name, 1): (0, 3)}
 
 
-def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that_does_not_is_warned_of(
+def test_the_dead_letter_topic_is_created_with_the_size_limit_of_the_input_and_a_smaller_limit_is_logged(
     make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     large = make_topic(**{"max.message.bytes": "3000000"})
@@ -124,7 +128,7 @@ def test_the_dead_letter_topic_is_made_to_take_what_the_input_takes_and_one_that
     assert "Set it to 3004096 or more" in caplog.text
 
 
-def test_a_dead_letter_topic_that_demands_keys_is_warned_of(
+def test_a_warning_names_a_dead_letter_topic_that_requires_keys(
     make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(f"topics.dead_letter={make_topic(**{'cleanup.policy': 'compact'})}")
@@ -134,7 +138,7 @@ def test_a_dead_letter_topic_that_demands_keys_is_warned_of(
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_progress_topic_that_forgets_is_refused(
+def test_a_progress_topic_that_deletes_old_records_is_refused(
     make_settings: MakeSettings, make_topic: MakeTopic, policy: str
 ) -> None:
     progress = make_topic(2, **{"cleanup.policy": policy})
@@ -143,12 +147,12 @@ def test_a_progress_topic_that_forgets_is_refused(
         ensure_topics(settings)
 
 
-def test_what_the_broker_refuses_to_create_is_said(settings: Settings) -> None:
+def test_an_error_has_the_brokers_reason_for_refusing_to_create_a_topic(settings: Settings) -> None:
     with pytest.raises(TopicMismatch, match=r"refused to create.*replication factor of 3"):
         ensure_topics(settings, 1, replication=3)
 
 
-def test_partition_counts_leave_missing_topics_out(
+def test_partition_counts_omit_missing_topics(
     settings: Settings, make_topic: MakeTopic, admin: KafkaAdminClient
 ) -> None:
     three = make_topic(3)
@@ -156,7 +160,7 @@ def test_partition_counts_leave_missing_topics_out(
     assert partition_counts(settings, []) == {}
 
 
-def test_a_job_may_write_what_its_allow_list_matches_but_never_its_own_input(
+def test_a_job_may_write_to_topics_that_its_allow_list_matches_but_never_to_its_input(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     source, other = make_topic(2), make_topic(4)
@@ -168,7 +172,7 @@ def test_a_job_may_write_what_its_allow_list_matches_but_never_its_own_input(
     assert not {source, settings.progress_topic} & set(counts)
 
 
-def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
+def test_retention_is_listed_for_topics_that_delete_records_by_the_publishers_timestamp(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     default, short = make_topic(), make_topic(**{"retention.ms": "5000"})
@@ -182,7 +186,7 @@ def test_retention_counts_where_records_are_deleted_by_their_publishers_time(
     assert input_retentions(settings) == {default: 7 * 86_400_000, short: 5_000}
 
 
-def test_an_option_that_a_later_client_would_refuse_is_told_before_a_broker_is_asked() -> None:
+def test_an_option_that_a_later_client_would_refuse_is_reported_before_contacting_a_broker() -> None:
     settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", "kafka.linger.ms=abc"], environ={})
     with pytest.raises(SettingError, match=r'"linger\.ms"'):
         show_topics(settings)
@@ -197,7 +201,9 @@ def test_an_unreachable_broker_is_named_in_time(monkeypatch: pytest.MonkeyPatch)
     assert time.monotonic() - begun_s < 10
 
 
-def test_a_named_topic_is_counted_though_its_name_begins_as_kafkas_own_do(make_settings: MakeSettings) -> None:
+def test_a_named_topic_is_counted_even_if_its_name_begins_like_kafkas_internal_topics(
+    make_settings: MakeSettings,
+) -> None:
     letters = f"__{uuid.uuid4().hex}"
     settings = make_settings(f"topics.dead_letter={letters}", f"topics.allowed_outputs={letters}-audit")
     ensure_topics(settings, partitions=2)
