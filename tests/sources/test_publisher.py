@@ -22,29 +22,31 @@ def read(broker: EmbeddedBroker, topic: str, partition: int, count: int) -> list
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
         messages: list[Message] = []
-        while len(messages) < count and (some := consumer.consume(count - len(messages), 10)):
-            messages += some
+        while len(messages) < count and (batch := consumer.consume(count - len(messages), 10)):
+            messages += batch
         return messages
     finally:
         consumer.close()
 
 
-def test_ids_come_in_the_order_of_the_values(settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
-    # More than may be on their way at once.
+def test_ids_are_in_the_order_of_the_values(settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
+    # More than may be in flight at once.
     values = [b"%d" % number for number in range(6_000)]
     topic = make_topic(3)
     with Publisher(settings, topic) as publisher:
         ids = list(publisher.publish(values))
     assert len(ids) == len(values)
-    found = {
+    value_by_id = {
         f"{topic}/{partition}/{message.offset()}": message.value()
         for partition in range(3)
         for message in read(broker, topic, partition, sum(id.startswith(f"{topic}/{partition}/") for id in ids))
     }
-    assert [found[id] for id in ids] == values
+    assert [value_by_id[id] for id in ids] == values
 
 
-def test_the_record_is_what_was_given(settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
+def test_the_record_has_the_given_key_value_and_headers(
+    settings: Settings, broker: EmbeddedBroker, make_topic: MakeTopic
+) -> None:
     topic = make_topic(2)
     headers = [("a", b"1"), ("a", b""), ("b", b"\x00\xff")]
     with Publisher(settings, topic, partition=1) as publisher:
@@ -70,23 +72,23 @@ def test_keys_go_where_kafkas_default_partitioner_sends_them(
     assert [int(id.split("/")[1]) for id in ids] == expected
 
 
-def test_an_id_comes_while_the_next_value_is_awaited(settings: Settings, topic: str) -> None:
-    told = threading.Event()
+def test_an_id_is_returned_before_the_next_value_is_available(settings: Settings, topic: str) -> None:
+    first_confirmed = threading.Event()
 
     def slow_pipe() -> Iterator[bytes]:
         yield b"first"
         # As an interactive user would: the second line is written once the first is confirmed.
-        assert told.wait(30)
+        assert first_confirmed.wait(30)
         yield b"second"
 
     with Publisher(settings, topic) as publisher:
         ids = publisher.publish(slow_pipe())
         assert next(ids) == f"{topic}/0/0"
-        told.set()
+        first_confirmed.set()
         assert list(ids) == [f"{topic}/0/1"]
 
 
-def test_what_is_on_its_way_is_bounded(settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_in_flight_are_bounded(settings: Settings, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sources.publisher.MAX_IN_FLIGHT_BYTES", 1_000_000)
     taken = 0
 
@@ -100,12 +102,12 @@ def test_what_is_on_its_way_is_bounded(settings: Settings, topic: str, monkeypat
         confirmed = 0
         for _ in publisher.publish(large()):
             confirmed += 1
-            # Two on their way, one that waits for room, one whose confirmation is being read.
+            # Two in flight, one that waits for space, one whose confirmation is being read.
             assert taken <= confirmed + 4
     assert confirmed == 8
 
 
-def test_a_record_that_the_broker_refuses_ends_it(settings: Settings, make_topic: MakeTopic) -> None:
+def test_a_record_that_the_broker_refuses_ends_publishing(settings: Settings, make_topic: MakeTopic) -> None:
     topic = make_topic(1, **{"max.message.bytes": "1000"})
     with Publisher(settings, topic) as publisher:
         ids = publisher.publish([b"small", bytes(2_000), b"small"])
@@ -114,7 +116,7 @@ def test_a_record_that_the_broker_refuses_ends_it(settings: Settings, make_topic
             list(ids)
 
 
-def test_an_error_of_the_values_is_not_taken_for_the_end(settings: Settings, topic: str) -> None:
+def test_an_error_from_the_values_is_raised_and_not_taken_for_their_end(settings: Settings, topic: str) -> None:
     def broken() -> Iterator[bytes]:
         yield b"first"
         raise OSError("the pipe broke")
@@ -123,7 +125,7 @@ def test_an_error_of_the_values_is_not_taken_for_the_end(settings: Settings, top
         list(publisher.publish(broken()))
 
 
-def test_a_topic_or_partition_that_is_not_there_is_named(settings: Settings, topic: str) -> None:
+def test_a_missing_topic_or_partition_is_named(settings: Settings, topic: str) -> None:
     with pytest.raises(TopicMissing, match=r"nowhere.*delayline topics create"):
         Publisher(settings, "nowhere")
     with pytest.raises(UsageError, match="no partition 1, only 0 to 0"):

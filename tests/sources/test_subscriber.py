@@ -28,7 +28,7 @@ def write(producer: Producer, topic: str, *values: bytes) -> None:
     producer.begin_transaction()
     for value in values:
         producer.produce(topic, value)
-    # On the broker before the transaction ends, so that what is aborted was really there.
+    # Flush before the transaction ends, so that aborted records were really on the broker.
     assert producer.flush(10) == 0
 
 
@@ -58,7 +58,7 @@ def test_only_committed_records_are_seen(settings: Settings, broker: EmbeddedBro
         assert [record.value for record in subscriber.records(1, PATIENCE_MS)] == [b"last"]
 
 
-def test_from_the_end_begins_before_a_transaction_that_is_open(
+def test_reading_from_the_end_begins_before_an_open_transaction(
     settings: Settings, broker: EmbeddedBroker, topic: str
 ) -> None:
     producer = transactional(broker, topic)
@@ -88,10 +88,10 @@ def test_all_partitions_are_read(settings: Settings, broker: EmbeddedBroker, mak
     assert set(values(settings, topic, 3)) == {b"0", b"1", b"2"}
 
 
-def test_a_record_comes_whole_and_with_its_lateness(settings: Settings, broker: EmbeddedBroker, topic: str) -> None:
+def test_a_record_has_all_its_fields_and_its_lateness(settings: Settings, broker: EmbeddedBroker, topic: str) -> None:
     due_ms = int(time.time() * 1000)
     headers = [
-        # A publisher may have forwarded what an earlier Delayline delivered: the last ones count.
+        # A publisher may have forwarded a message from another Delayline: the last headers count.
         ("delayline-id", b"other/0/1"),
         ("delayline-deliver-at", b"1"),
         ("a", None),
@@ -111,12 +111,12 @@ def test_a_record_comes_whole_and_with_its_lateness(settings: Settings, broker: 
     assert due_ms <= record.received_ms <= now_ms
 
 
-def test_a_record_of_others_has_no_lateness() -> None:
+def test_a_record_that_delayline_did_not_deliver_has_no_lateness() -> None:
     record = Received("t", 0, 0, 0, None, b"", [("delayline-deliver-at", b"soon")], 5)
     assert (record.id, record.deliver_at_ms, record.lateness_ms) == (None, None, None)
 
 
-def test_it_ends_when_the_time_is_up(settings: Settings, topic: str) -> None:
+def test_reading_ends_after_the_timeout(settings: Settings, topic: str) -> None:
     with Subscriber(settings, topic) as subscriber:
         begun_s = time.monotonic()
         assert list(subscriber.records(count=1, timeout_ms=300)) == []
@@ -129,6 +129,6 @@ def test_a_missing_topic_and_an_unreachable_broker_are_named(
     with pytest.raises(TopicMissing, match="nowhere"):
         Subscriber(settings, "nowhere")
     monkeypatch.setattr("sources.subscriber.CONNECT_TIMEOUT_S", 1.0)
-    away = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
+    unreachable = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1"], environ={})
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
-        Subscriber(away, "any")
+        Subscriber(unreachable, "any")

@@ -29,17 +29,22 @@ def record(headers: Headers) -> Received:
 
 
 def letter(*headers: tuple[str, bytes | None]) -> DeadLetter:
-    found = read_letter(record([*headers, *SERVICE]))
-    assert found is not None
-    return found
+    dead_letter = read_letter(record([*headers, *SERVICE]))
+    assert dead_letter is not None
+    return dead_letter
 
 
-def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() -> None:
+def test_a_letter_separates_the_original_record_from_the_headers_that_the_service_added() -> None:
     forwarded: Headers = [("delayline-id", b"other/0/1"), ("a", None), ("a", b"\xff")]
-    found = letter(*forwarded)
-    assert (found.topic, found.input_partition, found.input_offset, found.id) == ("in", 2, 7, "in/2/7")
-    assert (found.code, found.text, found.timestamp_ms) == ("two-delays", "why", 1000)
-    assert (found.key, found.value, found.headers) == (b"k", None, forwarded)
+    dead_letter = letter(*forwarded)
+    assert (dead_letter.topic, dead_letter.input_partition, dead_letter.input_offset, dead_letter.id) == (
+        "in",
+        2,
+        7,
+        "in/2/7",
+    )
+    assert (dead_letter.code, dead_letter.text, dead_letter.timestamp_ms) == ("two-delays", "why", 1000)
+    assert (dead_letter.key, dead_letter.value, dead_letter.headers) == (b"k", None, forwarded)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_a_letter_is_the_record_as_it_was_with_what_the_service_added_apart() ->
         [("delayline-id", None), *SERVICE[1:]],
     ],
 )
-def test_what_no_job_wrote_is_no_letter(headers: Headers) -> None:
+def test_a_record_that_no_job_wrote_is_not_a_letter(headers: Headers) -> None:
     assert read_letter(record(headers)) is None
 
 
@@ -78,7 +83,7 @@ def test_what_no_job_wrote_is_no_letter(headers: Headers) -> None:
         (Choice(until_ms=1000), False),
     ],
 )
-def test_a_choice_takes_what_fits_all_that_it_asks_for(choice: Choice, fits: bool) -> None:
+def test_a_choice_takes_letters_that_meet_all_its_conditions(choice: Choice, fits: bool) -> None:
     assert choice.fits(letter()) is fits
 
 
@@ -92,11 +97,11 @@ def test_a_choice_takes_what_fits_all_that_it_asks_for(choice: Choice, fits: boo
         ([], ["a", "b", "absent"], []),
     ],
 )
-def test_changed_headers_keep_the_place_of_the_others(to_set: Any, to_drop: list[str], after: Headers) -> None:
+def test_changed_headers_do_not_move_the_others(to_set: Any, to_drop: list[str], after: Headers) -> None:
     changed = HeaderChanges(to_set, frozenset(to_drop)).applied(letter(("a", b"1"), ("b", None), ("a", b"2")))
     assert changed == [*after, ("delayline-first-id", b"in/2/7")]
 
 
 def test_a_letter_that_comes_back_keeps_the_link_to_its_first_id() -> None:
-    once_more = letter(("delayline-first-id", b"in/0/1"), ("a", b"1"))
-    assert HeaderChanges().applied(once_more) == [("a", b"1"), ("delayline-first-id", b"in/0/1")]
+    returned = letter(("delayline-first-id", b"in/0/1"), ("a", b"1"))
+    assert HeaderChanges().applied(returned) == [("a", b"1"), ("delayline-first-id", b"in/0/1")]

@@ -25,7 +25,7 @@ def test_over_many_runs_a_letter_is_done_if_and_only_if_one_run_did_it(runs: lis
         assert {each for each in range(LETTERS) if position.is_done(each)} == done
 
 
-def test_a_position_without_gaps_is_an_offset_alone() -> None:
+def test_a_position_without_gaps_is_just_an_offset() -> None:
     position = ResendPosition(5, {7}).advanced({5}, set(), 9)
     assert (position.offset, position.to_text()) == (9, "")
 
@@ -36,7 +36,7 @@ def test_offsets_beyond_32_bits_are_kept() -> None:
     assert ResendPosition.from_text(far, position.to_text()) == position
 
 
-def test_what_kafka_would_not_keep_is_refused_with_a_way_out() -> None:
+def test_a_position_too_large_for_kafka_is_refused_with_the_remedy() -> None:
     chance = random.Random(1)
     scattered = {each for each in range(1, 60_000) if chance.random() < 0.5}
     with pytest.raises(PositionInvalid, match=r"too scattered behind offset 0 .*--skip-rest"):
@@ -46,6 +46,6 @@ def test_what_kafka_would_not_keep_is_refused_with_a_way_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "AAAA", "eJwDAAAAAAE=", "ü"])
-def test_what_no_resend_wrote_is_refused(text: str) -> None:
+def test_a_position_that_no_resend_wrote_is_refused(text: str) -> None:
     with pytest.raises(PositionInvalid, match="offset 5"):
         ResendPosition.from_text(5, text)

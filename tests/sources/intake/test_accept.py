@@ -16,12 +16,12 @@ from tests.messages import PARTITIONS, headers, records, some_batch_settings
 CLOCK_MS = 1_798_000_000_000
 WRITTEN_MS = CLOCK_MS - 1_000
 DAY_MS = 86_400_000
-RULES = some_batch_settings(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
+BATCH_SETTINGS = some_batch_settings(allowed_outputs=("orders", "new-*"), max_message_bytes=1_000)
 
 
 def accept_one(*pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
     table = records([{"timestamp_ms": WRITTEN_MS, "headers": headers(*pairs), **record}])
-    row: dict[str, Any] = accept(table, RULES, CLOCK_MS).to_pylist()[0]
+    row: dict[str, Any] = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()[0]
     return row
 
 
@@ -68,7 +68,7 @@ def test_each_header_sets_the_due_time(header: tuple[str, bytes], deliver_at_ms:
         ([("deliver-to", b"delayline-in")], errors.TopicNotAllowed),
         ([("deliver-to", b"new-orders")], errors.TopicUnknown),
         ([("x", bytes(1_000))], errors.MessageTooLarge),
-        # Of two errors the one about the delay is told.
+        # Of two errors, the one about the delay is reported.
         ([("deliver-to", b"secret"), ("deliver-after", b"soon")], errors.BadDeliverAfter),
         ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], errors.BadDeliverTo),
         ([("deliver-to", b"secret"), ("x", bytes(1_000))], errors.TopicNotAllowed),
@@ -89,14 +89,14 @@ def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
 
 def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
     marks = test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code.pytestmark  # type: ignore[attr-defined]
-    # What an output topic does not take shows when it is due.
+    # Whether an output topic refuses a record is known only when it is due.
     assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - {errors.RecordRefused}
 
 
-def test_one_bad_record_leaves_the_others_alone() -> None:
+def test_one_bad_record_does_not_affect_the_others() -> None:
     good = {"headers": headers(("deliver-after", b"10s")), "timestamp_ms": WRITTEN_MS}
     bad = {"headers": headers(("deliver-after", b"ten")), "timestamp_ms": WRITTEN_MS}
-    accepted = accept(records([good, bad, good]), RULES, CLOCK_MS)
+    accepted = accept(records([good, bad, good]), BATCH_SETTINGS, CLOCK_MS)
     assert accepted.column("error_code").to_pylist() == [None, "bad-deliver-after", None]
     assert accepted.column("deliver_at_ms").to_pylist() == [
         WRITTEN_MS + 10_000,
@@ -111,17 +111,17 @@ def test_one_bad_record_leaves_the_others_alone() -> None:
         (-1, CLOCK_MS, CLOCK_MS + 10_000),
         (0, 0, 10_000),
         (CLOCK_MS, CLOCK_MS, CLOCK_MS + 10_000),
-        # A plain message is due at once whatever its timestamp, from which a delay counts.
+        # A plain message is due at once, whatever its timestamp. A delay counts from the timestamp.
         (CLOCK_MS + 9000 * DAY_MS, CLOCK_MS, CLOCK_MS + 9000 * DAY_MS + 10_000),
     ],
 )
-def test_odd_timestamps_lose_nothing(timestamp_ms: int, plain_ms: int, after_10s_ms: int) -> None:
+def test_records_with_odd_timestamps_are_accepted(timestamp_ms: int, plain_ms: int, after_10s_ms: int) -> None:
     assert accept_one(timestamp_ms=timestamp_ms)["deliver_at_ms"] == plain_ms
     delayed = accept_one(("deliver-after", b"10s"), timestamp_ms=timestamp_ms)
     assert (delayed["deliver_at_ms"], delayed["error_code"]) == (after_10s_ms, None)
 
 
-def test_deliver_to_chooses_topic_and_partition_and_can_stand_beside_a_delay() -> None:
+def test_deliver_to_chooses_topic_and_partition_and_combines_with_a_delay() -> None:
     message = accept_one(("deliver-to", b"orders"), ("deliver-after", b"1s"), key=b"foobar")
     assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", WRITTEN_MS + 1000)
     assert message["output_partition"] == (-790332482 & 0x7FFFFFFF) % PARTITIONS["orders"]
@@ -134,10 +134,10 @@ def test_without_a_key_the_partition_follows_the_input(partition: int, output_pa
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x00", bytes(range(256))])
-def test_bytes_and_headers_come_through_as_they_are(content: bytes | None) -> None:
-    kept = [("a", content), ("", None), ("a", b""), ("ö", b"\xff"), ("deliver-after", b"1s")]
-    message = accept_one(*kept, key=content, value=content)
-    assert (message["key"], message["value"], message["headers"]) == (content, content, headers(*kept))
+def test_bytes_and_headers_are_unchanged(content: bytes | None) -> None:
+    pairs = [("a", content), ("", None), ("a", b""), ("ö", b"\xff"), ("deliver-after", b"1s")]
+    message = accept_one(*pairs, key=content, value=content)
+    assert (message["key"], message["value"], message["headers"]) == (content, content, headers(*pairs))
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_key_value_and_headers_count_together_against_the_size_limit(record: dic
     assert bytes_ <= 1_000 or f" {bytes_} bytes; limits.max_message_bytes is 1000:" in message["error_text"]
 
 
-def test_null_and_empty_headers_stay_what_they_are() -> None:
+def test_null_and_empty_headers_stay_distinct() -> None:
     assert [accept_one(headers=given)["headers"] for given in (None, list[Any]())] == [None, []]
 
 
-def test_the_names_of_the_headers_are_those_of_the_settings() -> None:
+def test_the_header_names_come_from_the_settings() -> None:
     batch_settings = some_batch_settings(headers=HeaderSettings(deliver_after="x-delay"))
     row = {"headers": headers(("deliver-after", b"1s"), ("x-delay", b"2s")), "timestamp_ms": WRITTEN_MS}
     assert accept(records([row]), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist() == [WRITTEN_MS + 2000]
 
 
-def test_no_records_are_no_messages() -> None:
-    assert accept(records([]), RULES, CLOCK_MS) == MESSAGE_SCHEMA.empty_table()
+def test_no_records_give_no_messages() -> None:
+    assert accept(records([]), BATCH_SETTINGS, CLOCK_MS) == MESSAGE_SCHEMA.empty_table()

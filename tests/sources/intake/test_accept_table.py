@@ -1,4 +1,4 @@
-"""Accepting a table at a time is accepting each record."""
+"""Accepting a table gives the same messages as accepting each record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from state.message import HEADERS
 from tests.messages import RECORD_SCHEMA, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
-RULES = some_batch_settings(allowed_outputs=("orders", "new-*"))
+BATCH_SETTINGS = some_batch_settings(allowed_outputs=("orders", "new-*"))
 DELAYS = (
     b"10s",
     b"0",
@@ -48,38 +48,38 @@ ROWS = st.lists(ROW, max_size=20)
 
 @given(ROWS)
 @settings(max_examples=100)
-def test_a_table_is_accepted_as_its_records_one_by_one(rows: list[dict[str, Any]]) -> None:
-    whole = accept(records(rows), RULES, CLOCK_MS)
-    assert whole.to_pylist() == [accept(records([row]), RULES, CLOCK_MS).to_pylist()[0] for row in rows]
+def test_a_table_gives_the_same_messages_as_its_records_one_by_one(rows: list[dict[str, Any]]) -> None:
+    whole = accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
+    assert whole.to_pylist() == [accept(records([row]), BATCH_SETTINGS, CLOCK_MS).to_pylist()[0] for row in rows]
 
 
 @given(ROWS)
 @settings(max_examples=50)
 def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[str, Any]]) -> None:
-    accepted = accept(records(rows), RULES, CLOCK_MS)
-    came_in = ["key", "value", "headers", "topic", "partition", "offset"]
-    assert accepted.select(came_in).to_pylist() == records(rows).select(came_in).to_pylist()
-    assert accepted == accept(records(rows), RULES, CLOCK_MS)
+    accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
+    input_columns = ["key", "value", "headers", "topic", "partition", "offset"]
+    assert accepted.select(input_columns).to_pylist() == records(rows).select(input_columns).to_pylist()
+    assert accepted == accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
 
 
 @given(ROWS, st.data())
 @settings(max_examples=100)
-def test_slices_and_chunks_of_a_table_are_accepted_as_what_they_show(
+def test_slices_and_chunked_tables_give_the_messages_of_their_rows(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     start, length, middle = (data.draw(st.integers(0, len(rows))) for _ in range(3))
     table = records(rows)
-    expected = accept(table, RULES, CLOCK_MS).to_pylist()
-    assert accept(table.slice(start, length), RULES, CLOCK_MS).to_pylist() == expected[start : start + length]
+    expected = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()
+    assert accept(table.slice(start, length), BATCH_SETTINGS, CLOCK_MS).to_pylist() == expected[start : start + length]
     chunked = pa.concat_tables([table.slice(0, middle), table.slice(middle)])
-    assert accept(chunked, RULES, CLOCK_MS).to_pylist() == expected
+    assert accept(chunked, BATCH_SETTINGS, CLOCK_MS).to_pylist() == expected
 
 
-def test_what_lies_under_a_null_list_of_headers_is_not_read() -> None:
+def test_values_under_a_null_list_of_headers_are_not_read() -> None:
     flat = pa.array([*headers(("deliver-after", b"1s"), ("deliver-after", b"9s"), ("x", b""))], HEADERS.value_type)
     hidden = pa.ListArray.from_arrays(
         pa.array([0, 1, 2, 3], pa.int32()), flat, type=HEADERS, mask=pa.array([False, True, False])
     )
     table = records([{"offset": offset, "timestamp_ms": 1000} for offset in range(3)])
     table = table.set_column(RECORD_SCHEMA.get_field_index("headers"), "headers", hidden)
-    assert accept(table, RULES, CLOCK_MS).column("deliver_at_ms").to_pylist() == [2000, 1000, 1000]
+    assert accept(table, BATCH_SETTINGS, CLOCK_MS).column("deliver_at_ms").to_pylist() == [2000, 1000, 1000]

@@ -35,13 +35,13 @@ def test_a_column_of_any_keys_is_hashed_as_the_client_hashes_each(keys: list[byt
 
 @given(KEYS, st.data())
 @settings(max_examples=50)
-def test_a_slice_is_hashed_as_what_it_shows(keys: list[bytes], data: st.DataObject) -> None:
+def test_a_slice_gives_the_hashes_of_its_own_keys(keys: list[bytes], data: st.DataObject) -> None:
     start, length = data.draw(st.integers(0, len(keys))), data.draw(st.integers(0, len(keys)))
-    shown = pa.array(keys, pa.binary()).slice(start, length)
-    assert murmur2(shown).tolist() == [kafka_murmur2(key) for key in keys[start : start + length]]
+    part = pa.array(keys, pa.binary()).slice(start, length)
+    assert murmur2(part).tolist() == [kafka_murmur2(key) for key in keys[start : start + length]]
 
 
-def test_keys_that_go_through_in_parts_are_hashed_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_hashed_in_parts_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = pa.array([b"%010d" % number for number in range(50)], pa.binary())
     whole = murmur2(keys).tolist()
     monkeypatch.setattr(partitioner, "_BYTES_AT_ONCE", 35)

@@ -107,7 +107,7 @@ def test_any_other_deliver_after_is_refused(value: bytes | None) -> None:
         (b"9" * 5000, 7_200_000),
     ],
 )
-def test_levels_are_rocketmqs_and_above_the_last_is_the_last(text: bytes, ms: int) -> None:
+def test_levels_are_rocketmqs_and_a_higher_level_is_the_last(text: bytes, ms: int) -> None:
     assert level_delay_ms(parse_delay_level(text), ROCKETMQ) == ms
 
 
@@ -123,14 +123,14 @@ def test_deliver_to_names_a_topic() -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"  ", b"a b", b"\xff", b"a\x00", b"..", b"t" * 250, "ö".encode()])
-def test_what_cannot_be_a_topic_is_refused(value: bytes | None) -> None:
+def test_a_value_that_cannot_be_a_topic_is_refused(value: bytes | None) -> None:
     with pytest.raises(BadDeliverTo, match="deliver-to names a topic"):
         parse_deliver_to(value)
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=30).map(lambda text: text.encode("utf-8"))))
 @settings(max_examples=200)
-def test_any_bytes_give_a_number_or_a_rejection_that_says_why(value: bytes) -> None:
+def test_any_bytes_give_a_number_or_a_rejection_with_its_code(value: bytes) -> None:
     for parse in (parse_deliver_at, parse_deliver_after, parse_delay_level):
         try:
             assert 0 <= parse(value) <= MAX_INSTANT_MS
