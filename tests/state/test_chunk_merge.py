@@ -1,4 +1,4 @@
-"""The merge against a sort of everything at once."""
+"""The merge against one sort of all messages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from state.chunk_merge import merge
 from state.order import OrderKey, in_order
 from tests.messages import messages
 
-PLACE = st.builds(OrderKey, st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
+KEY = st.builds(OrderKey, st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
 # Each chunk is in order, and no message is in two.
-CHUNKS = st.lists(PLACE, unique_by=lambda place: place[1:], max_size=60).flatmap(
-    lambda places: st.lists(st.integers(0, 5), min_size=len(places), max_size=len(places)).map(
-        lambda of: [sorted(p for p, c in zip(places, of, strict=True) if c == chunk) for chunk in range(6)]
+CHUNKS = st.lists(KEY, unique_by=lambda key: key[1:], max_size=60).flatmap(
+    lambda keys: st.lists(st.integers(0, 5), min_size=len(keys), max_size=len(keys)).map(
+        lambda chunk_numbers: [
+            sorted(p for p, c in zip(keys, chunk_numbers, strict=True) if c == chunk) for chunk in range(6)
+        ]
     )
 )
 
 
-def table(places: list[OrderKey]) -> pa.Table:
-    return in_order(messages(place._asdict() for place in places))
+def table(keys: list[OrderKey]) -> pa.Table:
+    return in_order(messages(key._asdict() for key in keys))
 
 
 def keyed(chunks: list[list[Any]], without_key: int) -> Iterator[tuple[OrderKey | None, pa.Table]]:
@@ -44,15 +46,15 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_pieces")
 @given(CHUNKS, st.integers(0, 3))
 @settings(max_examples=200)
-def test_all_comes_out_once_in_order_and_as_soon_as_it_can(chunks: list[list[Any]], without_key: int) -> None:
+def test_every_message_is_emitted_once_and_in_order(chunks: list[list[Any]], without_key: int) -> None:
     pieces = list(merge(keyed(chunks, without_key)))
     assert all(piece.num_rows for piece in pieces)
-    everything = table([place for chunk in chunks for place in chunk])
+    everything = table([key for chunk in chunks for key in chunk])
     assert [row for piece in pieces for row in piece.to_pylist()] == everything.to_pylist()
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_of_chunks_side_by_side_no_more_than_one_is_held() -> None:
+def test_of_adjacent_chunks_no_more_than_one_is_buffered() -> None:
     taken = 0
 
     def chunks() -> Iterator[tuple[OrderKey, pa.Table]]:
@@ -61,12 +63,12 @@ def test_of_chunks_side_by_side_no_more_than_one_is_held() -> None:
             taken += 1
             yield OrderKey(start, "a", 0, 0), table([OrderKey(start + at, "a", 0, 0) for at in range(10)])
 
-    # A piece is known to be whole when the chunk after the next is seen.
+    # A piece is known to be complete when the next chunk is seen.
     assert [(piece.num_rows, taken) for piece in merge(chunks())] == [*((10, n) for n in range(2, 11)), (10, 10)]
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_messages_of_one_millisecond_are_told_apart_by_their_ids() -> None:
+def test_messages_of_one_millisecond_are_ordered_by_their_ids() -> None:
     chunks = [
         (OrderKey(5, "a", 0, at), table([OrderKey(5, "a", 0, at), OrderKey(5, "a", 0, at + 1)]))
         for at in range(0, 40, 2)
@@ -74,6 +76,6 @@ def test_messages_of_one_millisecond_are_told_apart_by_their_ids() -> None:
     assert [piece.num_rows for piece in merge(chunks)] == [2] * 20
 
 
-def test_what_is_sliced_to_nothing_is_no_piece() -> None:
+def test_empty_chunks_give_no_piece() -> None:
     assert list(merge([(None, table([])), (OrderKey(1, "a", 0, 0), table([]))])) == []
     assert list(merge([])) == []

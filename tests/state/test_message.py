@@ -34,7 +34,7 @@ ROWS = st.lists(
 
 @given(ROWS, st.data())
 @settings(max_examples=60)
-def test_a_chunk_holds_exactly_what_was_put_into_it(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_a_chunk_is_decoded_as_it_was_encoded(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     start, length = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, len(rows)))
     table = messages(rows).slice(start, length)
     decoded = decode_chunk(encode_chunk(table))
@@ -42,7 +42,7 @@ def test_a_chunk_holds_exactly_what_was_put_into_it(rows: list[dict[str, Any]], 
     assert decoded.to_pylist() == table.to_pylist()
 
 
-def test_a_chunk_of_a_slice_holds_no_bytes_of_the_rest() -> None:
+def test_a_chunk_of_a_slice_contains_no_bytes_of_the_rest() -> None:
     large = messages({"value": bytes(100_000), "offset": offset} for offset in range(10))
     assert decode_chunk(encode_chunk(large.slice(0, 1))).nbytes < 110_000
 

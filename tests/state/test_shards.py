@@ -14,7 +14,7 @@ from tests.messages import MESSAGE, messages
     st.integers(1, 8),
 )
 @settings(max_examples=50)
-def test_an_output_partition_has_one_shard_whatever_travels_with_it(
+def test_an_output_partition_has_one_shard_whatever_else_is_in_the_table(
     outputs: list[tuple[str, int]], shards: int
 ) -> None:
     table = messages({**MESSAGE, "output_topic": topic, "output_partition": part} for topic, part in outputs)

@@ -24,7 +24,7 @@ def segment(bucket: int, number: int, start_ms: int, length_ms: int) -> Segment:
     )
 
 
-# What a segment spans follows from its identity, as in the tables; some come twice.
+# A segment's span follows from its identity, as in the table. Some segments occur twice.
 SEGMENTS = st.lists(
     st.builds(lambda bucket, number: segment(bucket, number, bucket * 7 % 40 + number * 5, bucket * 3 % 11),
               st.integers(0, 12), st.integers(0, 4)),
@@ -61,9 +61,9 @@ def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str
             model = [each for each in model if each.bucket not in buckets]
             model += dict.fromkeys(each for each in replacement if each not in model)
         elif action == "forget":
-            gone = [each for each in model if each.max_deliver_at_ms < subject]
-            assert in_start_order(catalog.forget_before(subject)) == in_start_order(gone)
-            model = [each for each in model if each not in gone]
+            dropped = [each for each in model if each.max_deliver_at_ms < subject]
+            assert in_start_order(catalog.forget_before(subject)) == in_start_order(dropped)
+            model = [each for each in model if each not in dropped]
         else:
             start_ms, end_ms = subject
             inside = [each for each in model if each.min_deliver_at_ms < end_ms and each.max_deliver_at_ms >= start_ms]
@@ -78,11 +78,11 @@ def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str
         assert starts == sorted(each.min_deliver_at_ms for each in model)
 
 
-def test_a_segment_ends_with_its_last_message_and_the_end_that_is_asked_for_is_outside() -> None:
+def test_a_segment_includes_its_last_message_and_the_end_of_a_range_is_exclusive() -> None:
     only = segment(bucket=1, number=0, start_ms=10, length_ms=5)
     catalog = SegmentCatalog([only])
-    asked = [(0, 10), (0, 11), (15, 20), (16, 20), (10, 10)]
-    assert [catalog.overlapping(*span) for span in asked] == [[], [only], [only], [], []]
+    ranges = [(0, 10), (0, 11), (15, 20), (16, 20), (10, 10)]
+    assert [catalog.overlapping(*span) for span in ranges] == [[], [only], [only], [], []]
     assert catalog.forget_before(15) == []
     assert catalog.forget_before(16) == [only]
 

@@ -1,4 +1,4 @@
-"""Which buckets are merged, and that a merge keeps every waiting message in its place."""
+"""Which buckets are merged, and that a merge keeps every waiting message in its time partition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from state.shards import shards_of
 from tests.messages import placed, some_batch_settings
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
-HELD = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=40)
+BUCKET = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=40)
 
 
 def segment(bucket: int, count: int, due_ms: int = 0, number: int = 0) -> Segment:
@@ -43,7 +43,7 @@ def test_four_adjacent_buckets_with_the_fewest_messages_are_merged() -> None:
     assert choose(buckets_of(1, 50, 50, 50, 50, 9, 9, 9, 1), limit=3) == [5, 6, 7, 8]
 
 
-def test_where_there_are_fewer_than_four_all_are_merged() -> None:
+def test_fewer_than_four_buckets_are_all_merged() -> None:
     assert choose(buckets_of(3, 1, 2), limit=2) == [0, 1, 2]
     assert choose(buckets_of(3, 1), limit=1) == [0, 1]
 
@@ -62,17 +62,17 @@ def test_all_segments_of_a_bucket_count() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 90_000)), min_size=1, max_size=60)
 )
-def test_slices_meet_and_cover_all_that_waits(spans: list[tuple[int, int, int]]) -> None:
+def test_slices_are_adjacent_and_cover_all_waiting_messages(spans: list[tuple[int, int, int]]) -> None:
     segments = [
         Segment(1, 0, at, "", first, first + length, count, 1) for at, (first, length, count) in enumerate(spans)
     ]
-    found = slices(segments, start_ms=0)
-    assert [within.number for within in found] == list(range(len(found)))
-    assert all(one.end_ms == other.start_ms for one, other in pairwise(found))
-    assert all(within.start_ms < within.end_ms for within in found)
-    assert found[0].start_ms == 0
-    assert found[-1].end_ms == max(each.max_deliver_at_ms for each in segments) + 1
-    assert len(found) <= 17
+    cut_slices = slices(segments, start_ms=0)
+    assert [each.number for each in cut_slices] == list(range(len(cut_slices)))
+    assert all(one.end_ms == other.start_ms for one, other in pairwise(cut_slices))
+    assert all(each.start_ms < each.end_ms for each in cut_slices)
+    assert cut_slices[0].start_ms == 0
+    assert cut_slices[-1].end_ms == max(each.max_deliver_at_ms for each in segments) + 1
+    assert len(cut_slices) <= 17
 
 
 def stored(buckets: list[pa.Table]) -> pa.Table:
@@ -94,16 +94,16 @@ def chunks_of(table: pa.Table) -> pa.Table:
 
 
 @given(
-    st.lists(HELD, min_size=1, max_size=4),
+    st.lists(BUCKET, min_size=1, max_size=4),
     st.integers(0, 60),
     st.lists(st.integers(1, 99), max_size=3),
     st.integers(1, 3),
 )
 @settings(max_examples=80)
-def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
-    held: list[Any], start_ms: int, cuts: list[int], shards: int
+def test_merged_rows_contain_each_waiting_message_once_in_its_time_partition(
+    buckets: list[Any], start_ms: int, cuts: list[int], shards: int
 ) -> None:
-    tables = placed(held)
+    tables = placed(buckets)
     before = chunks_of(stored(tables))
     bounds = [start_ms, *sorted({cut for cut in cuts if cut > start_ms}), 100]
     batch_settings = some_batch_settings(
@@ -122,26 +122,24 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
         for offset in decode_chunk(row["chunk"]).column("offset").to_pylist()
     }
     chunks = [row for row in given_rows if row["part"] != METADATA_PART]
-    found = {}
+    due_by_offset = {}
     for row in chunks:
         piece = decode_chunk(row["chunk"])
         assert piece == in_order(piece)
         assert row["bucket"] == 9
         assert [row[name] for name in KEY] == [piece.column(name)[0].as_py() for name in KEY]
         assert set(shards_of(piece, shards).tolist()) == {row["shard"]}
-        for offset_found, due in zip(
-            *(piece.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True
-        ):
-            assert offset_found not in found
-            assert label_of[offset_found] == row["part"]
-            found[offset_found] = due
+        for offset, due in zip(*(piece.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True):
+            assert offset not in due_by_offset
+            assert label_of[offset] == row["part"]
+            due_by_offset[offset] = due
     waiting = {
         offset: due
         for table in tables
         for offset, due in zip(*(table.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True)
         if due >= start_ms
     }
-    assert found == waiting
+    assert due_by_offset == waiting
 
     metadata = [row for row in given_rows if row["part"] == METADATA_PART]
     index = MessageIndex(3)
@@ -154,8 +152,8 @@ def test_merged_rows_hold_each_waiting_message_once_in_its_time_partition(
     assert len({(each.shard, each.segment) for each in described}) == len(described)
     assert sum(each.count for each in described) == len(waiting)
     for each in described:
-        own = [row for row in chunks if (row["shard"], row["segment"]) == (each.shard, each.segment)]
-        assert sum(row["count"] for row in own) == each.count
-        assert {row["part"] for row in own} == {each.time_partition}
-        assert min(row["deliver_at_ms"] for row in own) == each.min_deliver_at_ms
-        assert max(row["max_deliver_at_ms"] for row in own) == each.max_deliver_at_ms
+        segment_chunks = [row for row in chunks if (row["shard"], row["segment"]) == (each.shard, each.segment)]
+        assert sum(row["count"] for row in segment_chunks) == each.count
+        assert {row["part"] for row in segment_chunks} == {each.time_partition}
+        assert min(row["deliver_at_ms"] for row in segment_chunks) == each.min_deliver_at_ms
+        assert max(row["max_deliver_at_ms"] for row in segment_chunks) == each.max_deliver_at_ms

@@ -24,9 +24,9 @@ ARRIVAL = st.fixed_dictionaries(
         "value": st.integers(0, 1500).map(bytes),
     }
 )
-# Of each batch: how far its cutoff goes on, and the chunks that arrive.
+# For each batch: how far its cutoff advances, and the chunks that arrive.
 BATCHES = st.lists(st.tuples(st.integers(0, 40), st.lists(st.lists(ARRIVAL, max_size=6), max_size=3)), max_size=8)
-RULES = st.builds(
+BATCH_SETTINGS = st.builds(
     some_batch_settings,
     bucket_max_messages=st.integers(1, 12),
     bucket_max_bytes=st.integers(1024, 8000),
@@ -36,19 +36,19 @@ RULES = st.builds(
 
 @dataclass
 class Model:
-    """What waits, as a sorted list."""
+    """The waiting messages as a sorted list."""
 
     waiting: list[dict[str, Any]] = field(default_factory=list)
     offsets: Any = field(default_factory=count)
 
     def arrive(self, chunk: list[dict[str, Any]]) -> pa.Table:
-        """Number the messages of a chunk, take them in, and return them as the bucket gets them."""
+        """Number the messages of a chunk, add them, and return them as the bucket gets them."""
         rows = messages({**row, "offset": next(self.offsets)} for row in chunk)
         self.waiting = sorted(self.waiting + rows.to_pylist(), key=_position)
         return rows
 
     def due(self, cutoff_ms: int) -> list[dict[str, Any]]:
-        """Take out what is due."""
+        """Remove and return the due messages."""
         due = [row for row in self.waiting if row["deliver_at_ms"] < cutoff_ms or row["error_code"]]
         self.waiting = [row for row in self.waiting if row not in due]
         return due
@@ -58,15 +58,15 @@ def _position(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["deliver_at_ms"], row["topic"], row["partition"], row["offset"]
 
 
-@given(RULES, BATCHES)
+@given(BATCH_SETTINGS, BATCHES)
 @settings(max_examples=150)
-def test_over_any_batches_the_bucket_does_what_a_sorted_list_does(batch_settings: Any, batches: list[Any]) -> None:
+def test_over_any_batches_the_bucket_behaves_like_a_sorted_list(batch_settings: Any, batches: list[Any]) -> None:
     model, kept, cutoff_ms = Model(), empty_bucket(), 0
     for further_ms, chunks in batches:
         cutoff_ms += further_ms
         result = advance(kept, [model.arrive(chunk) for chunk in chunks], cutoff_ms, batch_settings)
         assert result.due.to_pylist() == model.due(cutoff_ms)
-        # Nothing else is lost, doubled or out of order, and what is sealed is the farthest.
+        # No other message is lost, duplicated or out of order, and those due last are sealed.
         assert result.kept.to_pylist() + result.sealed.to_pylist() == model.waiting
         assert all(due >= cutoff_ms for due in result.sealed.column("deliver_at_ms").to_pylist())
         assert result.kept.num_rows <= batch_settings.bucket_max_messages
@@ -76,28 +76,28 @@ def test_over_any_batches_the_bucket_does_what_a_sorted_list_does(batch_settings
         kept = decode_chunk(encode_chunk(result.kept))
 
 
-def full_step(**batch_settings: Any) -> BucketAdvance:
+def advance_full_bucket(**batch_settings: Any) -> BucketAdvance:
     arrivals = messages({"deliver_at_ms": 1000 + offset, "offset": offset} for offset in range(100))
     return advance(empty_bucket(), [arrivals], 1000, some_batch_settings(**batch_settings))
 
 
 def test_a_bucket_at_its_threshold_is_not_sealed_and_one_message_more_seals() -> None:
-    assert full_step(bucket_max_messages=100).sealed.num_rows == 0
-    assert full_step(bucket_max_messages=99).sealed.num_rows > 0
+    assert advance_full_bucket(bucket_max_messages=100).sealed.num_rows == 0
+    assert advance_full_bucket(bucket_max_messages=99).sealed.num_rows > 0
 
 
 @pytest.mark.parametrize(("near_ms", "kept"), [(10, 10), (49, 49), (90, 49)])
-def test_a_seal_keeps_what_is_near_up_to_half_a_threshold(near_ms: int, kept: int) -> None:
-    assert full_step(bucket_max_messages=99, near_ms=near_ms).kept.num_rows == kept
+def test_a_seal_keeps_near_messages_up_to_half_a_threshold(near_ms: int, kept: int) -> None:
+    assert advance_full_bucket(bucket_max_messages=99, near_ms=near_ms).kept.num_rows == kept
 
 
-def test_a_message_above_the_byte_threshold_is_sealed_though_it_is_near() -> None:
+def test_a_message_above_the_byte_threshold_is_sealed_even_if_it_is_near() -> None:
     large = messages([{"deliver_at_ms": 5, "value": bytes(5000)}])
     result = advance(empty_bucket(), [large], 0, some_batch_settings(bucket_max_bytes=1024))
     assert (result.kept.num_rows, result.sealed.num_rows, result.next_due_ms) == (0, 1, None)
 
 
-def test_near_messages_are_sealed_too_when_they_are_the_large_ones() -> None:
+def test_near_messages_are_sealed_too_if_they_are_the_large_ones() -> None:
     near = messages({"deliver_at_ms": 5, "value": bytes(3000), "offset": offset} for offset in range(4))
     far = messages({"deliver_at_ms": 10**9, "offset": offset} for offset in range(4, 200))
     result = advance(empty_bucket(), [near, far], 0, some_batch_settings(bucket_max_bytes=8000))
@@ -115,7 +115,7 @@ def test_headers_count_as_bytes() -> None:
     assert result.sealed.num_rows == 1
 
 
-def test_a_message_that_comes_after_its_due_time_is_due_at_once_and_in_its_place() -> None:
+def test_a_message_that_arrives_after_its_due_time_is_due_at_once_and_in_order() -> None:
     waiting = messages([{"deliver_at_ms": 5, "offset": 1}, {"deliver_at_ms": 20, "offset": 2}])
     late = messages([{"deliver_at_ms": 3, "offset": 3}, {"deliver_at_ms": 9, "offset": 4}])
     result = advance(waiting, [late], 10, some_batch_settings())
@@ -123,6 +123,6 @@ def test_a_message_that_comes_after_its_due_time_is_due_at_once_and_in_its_place
     assert result.next_due_ms == 20
 
 
-def test_an_empty_step_is_empty() -> None:
+def test_an_advance_without_messages_gives_none() -> None:
     result = advance(empty_bucket(), [], 10, some_batch_settings())
     assert [table.num_rows for table in (result.due, result.sealed, result.kept)] == [0, 0, 0]

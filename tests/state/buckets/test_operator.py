@@ -13,7 +13,7 @@ from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, updat
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
 
-RULES = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4, near_ms=1000)
+BATCH_SETTINGS = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4, near_ms=1000)
 
 
 def group_state(cutoff_ms: int, kept: bytes | None = None) -> GroupState:
@@ -39,26 +39,26 @@ def due_at(*instants_ms: int) -> pa.Table:
 
 def updated(state: GroupState, *chunks: pa.Table, key: int = 1) -> pd.DataFrame:
     frames = [pd.DataFrame({"chunk": [encode_chunk(chunk)]}) for chunk in chunks]
-    (frame,) = update_shard(lambda: (12, RULES))((key,), iter(frames), state)
+    (frame,) = update_shard(lambda: (12, BATCH_SETTINGS))((key,), iter(frames), state)
     assert list(frame.columns) == SHARD_OUTPUT_SCHEMA.names
     return frame
 
 
-def test_what_stays_is_in_the_state_and_wakes_the_shard_at_its_earliest() -> None:
+def test_kept_messages_are_in_the_state_and_wake_the_shard_at_the_earliest_due_time() -> None:
     state = group_state(cutoff_ms=100)
     updated(state, due_at(500, 50), due_at(300))
     assert decode_chunk(state.get[0]).column("deliver_at_ms").to_pylist() == [300, 500]
     assert state._timeout_timestamp == 300
 
 
-def test_the_state_is_gone_when_nothing_stays() -> None:
+def test_the_state_is_removed_when_no_message_is_kept() -> None:
     state = group_state(cutoff_ms=1000, kept=encode_chunk(due_at(500)))
     frame = updated(state)
     assert frame["kind"].tolist() == [DUE, KEPT]
     assert not state.exists
 
 
-def test_due_sealed_and_kept_rows_tell_what_they_hold() -> None:
+def test_due_sealed_and_kept_rows_have_the_count_and_due_times_of_their_messages() -> None:
     frame = updated(group_state(cutoff_ms=100), due_at(50, 60, 200, 300, 5000, 6000, 7000))
     assert frame["kind"].tolist() == [DUE, SEALED, KEPT]
     assert frame["count"].tolist() == [2, 3, 2]
@@ -71,16 +71,16 @@ def test_due_sealed_and_kept_rows_tell_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize(("key", "shard"), [(7, 0), (1, 1)])
-def test_rows_name_the_shard_that_the_key_stands_for(key: int, shard: int) -> None:
+def test_rows_name_the_shard_of_the_key(key: int, shard: int) -> None:
     assert updated(group_state(cutoff_ms=0), key=key)["shard"].tolist() == [shard]
 
 
-def test_an_idle_shard_still_tells_its_cutoff() -> None:
+def test_an_idle_shard_still_reports_its_cutoff() -> None:
     frame = updated(group_state(cutoff_ms=100))
     assert frame[["kind", "cutoff_ms", "count", "min_deliver_at_ms"]].to_numpy().tolist() == [[KEPT, 100, 0, -1]]
 
 
-def test_a_message_due_at_the_epoch_is_held_over_the_first_cutoff() -> None:
+def test_a_message_due_at_the_epoch_is_kept_at_the_first_cutoff() -> None:
     state = group_state(cutoff_ms=0)
     assert updated(state, due_at(0))["kind"].tolist() == [KEPT]
     assert state._timeout_timestamp == 1

@@ -1,4 +1,4 @@
-"""Segments made anew of what can be read of them."""
+"""Segments rebuilt from their readable chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BITS = 10
 
 
 def stored(*dues: int) -> list[dict[str, Any]]:
-    """The rows of one bucket with a message due at each of `dues`, two a segment, as a table has them."""
+    """Return the table rows of one bucket with a message due at each of `dues`, two to a segment."""
     sealed = messages([{"deliver_at_ms": due, "offset": due} for due in dues])
     rows = [
         row
@@ -29,9 +29,9 @@ def stored(*dues: int) -> list[dict[str, Any]]:
 
 def run(function: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = ("file", "part", "bucket", "shard", "segment", "count", "chunk")
-    given = [{name: row[name] for name in names} for row in rows]
-    # In batches that end in the middle of a segment's chunks.
-    batches = [pa.RecordBatch.from_pylist([row]) for row in given]
+    selected = [{name: row[name] for name in names} for row in rows]
+    # One row to a batch, so that batches end between the chunks of a segment.
+    batches = [pa.RecordBatch.from_pylist([row]) for row in selected]
     return [row for batch in function(iter(batches)) for row in batch.to_pylist()]
 
 
@@ -39,13 +39,13 @@ def chunks_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["part"] != METADATA_PART]
 
 
-def test_whole_segments_are_made_as_they_were() -> None:
+def test_whole_segments_are_rebuilt_unchanged() -> None:
     rows = stored(1, 2, 3)
-    made = run(salvaged(BITS), chunks_of(rows))
-    assert made == [{name: value for name, value in row.items() if name != "file"} for row in rows]
+    rebuilt = run(salvaged(BITS), chunks_of(rows))
+    assert rebuilt == [{name: value for name, value in row.items() if name != "file"} for row in rows]
 
 
-def test_of_a_segment_with_a_damaged_chunk_the_rest_is_kept_and_described() -> None:
+def test_a_segment_with_a_damaged_chunk_keeps_its_other_chunks_with_new_metadata() -> None:
     first, second = (
         encode_chunk(messages({"deliver_at_ms": due, "offset": due} for due in dues)) for dues in ((1, 2), (3,))
     )
@@ -57,11 +57,11 @@ def test_of_a_segment_with_a_damaged_chunk_the_rest_is_kept_and_described() -> N
     assert run(salvaged(BITS), rows[:1]) == []
 
 
-def test_rows_are_counted_by_what_their_chunks_give() -> None:
+def test_messages_are_counted_in_the_chunks_that_can_be_read() -> None:
     rows = stored(1, 2, 3)
     chunks_of(rows)[0]["chunk"] = b"\0" * 100
-    found = [(row["part"] == METADATA_PART, row["rows"], row["messages"]) for row in run(counted, rows)]
-    assert found == [(True, 1, 0), (False, 0, 0), (True, 1, 0), (False, 1, 1)]
+    counts = [(row["part"] == METADATA_PART, row["rows"], row["messages"]) for row in run(counted, rows)]
+    assert counts == [(True, 1, 0), (False, 0, 0), (True, 1, 0), (False, 1, 1)]
 
 
 def test_a_chunk_that_gives_another_number_of_messages_is_damaged() -> None:

@@ -26,7 +26,7 @@ ROW = st.fixed_dictionaries(
 SEALED = st.lists(ROW, max_size=40).map(
     lambda rows: in_order(messages({**row, "offset": offset} for offset, row in enumerate(rows)))
 )
-RULES = st.builds(
+BATCH_SETTINGS = st.builds(
     some_batch_settings,
     segment_max_ms=st.integers(1, 50),
     segment_max_messages=st.integers(1, 40),
@@ -39,7 +39,7 @@ def cut_all(sealed: pa.Table, batch_settings: Any) -> list[tuple[Segment, pa.Tab
     return list(cut(sealed, bucket=5, shard=1, cutoff_ms=CUTOFF_MS, batch_settings=batch_settings))
 
 
-@given(SEALED, RULES)
+@given(SEALED, BATCH_SETTINGS)
 @settings(max_examples=100)
 def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, batch_settings: Any) -> None:
     segments = cut_all(sealed, batch_settings)
@@ -49,9 +49,9 @@ def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, batch_
     ]
 
 
-@given(SEALED, RULES)
+@given(SEALED, BATCH_SETTINGS)
 @settings(max_examples=100)
-def test_no_segment_passes_a_limit(sealed: pa.Table, batch_settings: Any) -> None:
+def test_no_segment_exceeds_a_limit(sealed: pa.Table, batch_settings: Any) -> None:
     for segment, rows in cut_all(sealed, batch_settings):
         due = rows.column("deliver_at_ms").to_pylist()
         start_ms, end_ms = (int(part) for part in segment.time_partition.split("-"))
@@ -61,9 +61,9 @@ def test_no_segment_passes_a_limit(sealed: pa.Table, batch_settings: Any) -> Non
         assert len(due) == 1 or _content(rows) <= segment.bytes <= batch_settings.bucket_max_bytes
 
 
-@given(SEALED, RULES)
+@given(SEALED, BATCH_SETTINGS)
 @settings(max_examples=100)
-def test_metadata_is_what_the_messages_are(sealed: pa.Table, batch_settings: Any) -> None:
+def test_metadata_matches_the_messages(sealed: pa.Table, batch_settings: Any) -> None:
     for segment, rows in cut_all(sealed, batch_settings):
         due = rows.column("deliver_at_ms").to_pylist()
         assert (segment.min_deliver_at_ms, segment.max_deliver_at_ms, segment.count) == (
@@ -81,7 +81,7 @@ def _content(rows: pa.Table) -> int:
     return sum(len(part or b"") for pair in parts for part in pair)
 
 
-def test_a_cut_goes_on_where_a_table_has_chunks_and_an_offset() -> None:
+def test_a_cut_continues_across_the_chunks_and_offset_of_a_table() -> None:
     table = messages(
         {"deliver_at_ms": CUTOFF_MS + at, "offset": at, "headers": headers(("a", b"1"))} for at in range(9)
     )
@@ -93,13 +93,13 @@ def test_a_cut_goes_on_where_a_table_has_chunks_and_an_offset() -> None:
     ]
 
 
-def test_nothing_sealed_is_no_segment() -> None:
+def test_without_sealed_messages_there_is_no_segment() -> None:
     assert cut_all(messages([]), some_batch_settings()) == []
 
 
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.integers(60_000, 10**10))
 @settings(max_examples=200)
-def test_a_time_partition_holds_its_message_and_says_when_it_ends(
+def test_a_time_partition_contains_its_message_and_its_label_has_its_end(
     cutoff_ms: int, ahead_ms: int, length_ms: int
 ) -> None:
     deliver_at_ms = cutoff_ms + ahead_ms
@@ -115,7 +115,7 @@ def test_a_time_partition_holds_its_message_and_says_when_it_ends(
     ("hours_ahead", "span_hours"),
     [(0, 1), (47, 1), (48, 24), (48 * 31 - 1, 24), (48 * 31, 672), (24 * 366, 672)],
 )
-def test_what_is_due_later_lies_in_longer_partitions(hours_ahead: int, span_hours: int) -> None:
+def test_messages_due_later_are_in_longer_partitions(hours_ahead: int, span_hours: int) -> None:
     label, end_ms = time_partition(CUTOFF_MS + hours_ahead * HOUR_MS, CUTOFF_MS, HOUR_MS)
     assert end_ms - int(label.split("-")[0]) == span_hours * HOUR_MS
 

@@ -33,19 +33,21 @@ def sealed() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def stored(sealed: pa.Table) -> pa.Table:
-    """The rows of a bucket of six segments, whose held rows come in two batches."""
+    """The stored rows of a bucket of six segments, whose sealed rows arrive in two batches."""
     batch_settings = some_batch_settings(segment_max_messages=5, bucket_max_bytes=10**8)
-    held = [
+    sealed_rows = [
         {**asdict(segment), "kind": "sealed", "chunk": encode_chunk(rows)}
         for segment, rows in cut(sealed, 4, 1, 0, batch_settings)
     ]
-    batches = [pa.RecordBatch.from_pylist(part, schema=SHARD_OUTPUT_SCHEMA) for part in (held[:4], held[4:])]
+    batches = [
+        pa.RecordBatch.from_pylist(part, schema=SHARD_OUTPUT_SCHEMA) for part in (sealed_rows[:4], sealed_rows[4:])
+    ]
     return pa.Table.from_batches(stored_rows(BITS)(iter(batches)), schema=STORED_SCHEMA)
 
 
 def in_chunk(row: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = decode_chunk(row["chunk"]).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = decode_chunk(row["chunk"]).to_pylist()
+    return rows
 
 
 def test_every_message_is_stored_as_it_was_in_order_and_once(stored: pa.Table, sealed: pa.Table) -> None:
@@ -53,7 +55,7 @@ def test_every_message_is_stored_as_it_was_in_order_and_once(stored: pa.Table, s
     assert [message for row in chunks for message in in_chunk(row)] == sealed.to_pylist()
 
 
-def test_a_chunk_says_where_it_begins_and_ends(stored: pa.Table) -> None:
+def test_a_chunk_has_the_key_of_its_first_message_and_the_due_time_of_its_last(stored: pa.Table) -> None:
     for row in stored.to_pylist():
         if row["part"] != METADATA_PART:
             first, *_, last = [in_chunk(row)[0], *in_chunk(row)]
@@ -67,35 +69,35 @@ def test_each_segment_has_one_metadata_row_that_describes_its_messages(stored: p
     metadata = [row for row in rows if row["part"] == METADATA_PART]
     assert [row["segment"] for row in metadata] == list(range(6))
     for described in metadata:
-        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
-        assert {row["part"] for row in own} == {described["time_partition"]}
+        chunks = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        assert {row["part"] for row in chunks} == {described["time_partition"]}
         for name in ("bucket", "shard"):
-            assert {row[name] for row in own} == {described[name]}
-        messages_of = [message for row in own for message in in_chunk(row)]
+            assert {row[name] for row in chunks} == {described[name]}
+        messages_of = [message for row in chunks for message in in_chunk(row)]
         assert described["deliver_at_ms"] == messages_of[0]["deliver_at_ms"]
         assert described["max_deliver_at_ms"] == messages_of[-1]["deliver_at_ms"]
         assert described["count"] == len(messages_of)
 
 
-def test_the_metadata_tells_every_id_of_its_segment_and_the_tick_in_which_it_is_due(stored: pa.Table) -> None:
+def test_the_metadata_lists_every_id_of_its_segment_with_its_time_slot(stored: pa.Table) -> None:
     rows = stored.to_pylist()
     for described in (row for row in rows if row["part"] == METADATA_PART):
-        own = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
-        told = [
+        chunks = [row for row in rows if row["part"] != METADATA_PART and row["segment"] == described["segment"]]
+        entries = [
             (each["topic"], each["partition"], offset, each["tick_ms"])
             for each in described["index_entries"]
             for offset in BitMap64.deserialize(each["offsets"])
         ]
-        assert sorted(told) == sorted(
+        assert sorted(entries) == sorted(
             (each["topic"], each["partition"], each["offset"], each["deliver_at_ms"] >> BITS << BITS)
-            for row in own
+            for row in chunks
             for each in in_chunk(row)
         )
         assert sum(each["count"] for each in described["index_entries"]) == described["count"]
         assert described["precision_bits"] == BITS
 
 
-def test_chunks_carry_no_index(stored: pa.Table) -> None:
+def test_chunks_have_no_index_entries(stored: pa.Table) -> None:
     chunks = [row for row in stored.to_pylist() if row["part"] != METADATA_PART]
     assert {(row["precision_bits"], row["index_entries"]) for row in chunks} == {(None, None)}
 
@@ -105,8 +107,8 @@ def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> No
         many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
         row: dict[str, Any] = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"kind": "sealed", "time_partition": ""}
         row["chunk"] = encode_chunk(many)
-        given = pa.RecordBatch.from_pylist([row], schema=SHARD_OUTPUT_SCHEMA)
-        batches = list(stored_rows(BITS)(iter([given])))
+        sealed_batch = pa.RecordBatch.from_pylist([row], schema=SHARD_OUTPUT_SCHEMA)
+        batches = list(stored_rows(BITS)(iter([sealed_batch])))
         assert all(batch.schema == STORED_SCHEMA for batch in batches)
         return [batch.column("count")[0].as_py() for batch in batches[1:]]
 

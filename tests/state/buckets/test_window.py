@@ -19,7 +19,7 @@ BUCKET = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, 
 
 
 def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
-    """The stored chunks of several buckets, in order of their keys, three to a batch."""
+    """Return the stored chunks of several buckets in order of their keys, three to a batch."""
     batch_settings = some_batch_settings(segment_max_ms=20)
     rows = [
         batch
@@ -35,7 +35,7 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
 
 @given(st.lists(BUCKET, min_size=1, max_size=5), st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))
 @settings(max_examples=60)
-def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
+def test_the_window_has_each_message_of_its_range_once_under_its_current_shard(
     buckets: list[Any], one: int, other: int, shards: int
 ) -> None:
     start_ms, end_ms = sorted((one, other))
@@ -48,10 +48,10 @@ def test_the_window_has_each_message_of_its_range_once_under_the_shard_of_now(
     wanted = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
     for shard in range(shards):
         rows = [row for row in given_rows if row["shard"] == shard]
-        found = pa.concat_tables([messages([]), *(decode_chunk(row["chunk"]) for row in rows)])
-        assert shards_of(found, shards).tolist() == [shard] * found.num_rows
-        assert found.to_pylist() == [row for row in wanted if shards_of(messages([row]), shards)[0] == shard]
+        loaded = pa.concat_tables([messages([]), *(decode_chunk(row["chunk"]) for row in rows)])
+        assert shards_of(loaded, shards).tolist() == [shard] * loaded.num_rows
+        assert loaded.to_pylist() == [row for row in wanted if shards_of(messages([row]), shards)[0] == shard]
         for row in rows:
-            own = decode_chunk(row["chunk"]).to_pylist()
-            assert [row[name] for name in KEY] == [own[0][name] for name in KEY]
-            assert (row["max_deliver_at_ms"], row["count"]) == (own[-1]["deliver_at_ms"], len(own))
+            chunk = decode_chunk(row["chunk"]).to_pylist()
+            assert [row[name] for name in KEY] == [chunk[0][name] for name in KEY]
+            assert (row["max_deliver_at_ms"], row["count"]) == (chunk[-1]["deliver_at_ms"], len(chunk))

@@ -1,4 +1,4 @@
-"""What the markers say is delivered, against a small model of the whole service."""
+"""Which messages are delivered according to the markers, against a small model of the whole service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.messages import messages
 Row = dict[str, Any]
 
 
-def place(row: Row) -> OrderKey:
+def order_key(row: Row) -> OrderKey:
     return OrderKey(*(row[name] for name in ORDER))
 
 
@@ -35,12 +35,12 @@ class Model:
     batch_id: int = -1
     cutoff_ms: int = 0
     read: dict[str, dict[str, int]] = field(default_factory=lambda: {"in": {"0": 0, "1": 0}})
-    held: list[Row] = field(default_factory=list)
+    mutable: list[Row] = field(default_factory=list)
     sealed: dict[int, list[Row]] = field(default_factory=dict)
     accepted: list[Row] = field(default_factory=list)
     delivered: set[tuple[int, int]] = field(default_factory=set)
     markers: dict[int, Progress] = field(default_factory=dict)
-    # Records that the first batch of a checkpoint finds: it begins to read where its origin says.
+    # Records for the first batch of a checkpoint, which begins to read at the offsets of its origin.
     unread: int = 0
 
     def __post_init__(self) -> None:
@@ -58,53 +58,53 @@ class Model:
             offset = self.read["in"][str(partition)]
             self.read["in"][str(partition)] += 1
             bad = self.chance.random() < 0.1
-            # As `accept` does: what is bad, or plain, is due now.
+            # As `accept` does: a bad record is due now.
             due = self.clock_ms if bad else max(0, self.clock_ms + self.chance.randrange(-30, 60))
             row = {
                 "deliver_at_ms": due, "topic": "in", "partition": partition, "offset": offset,
                 "output_partition": self.chance.randrange(5), "error_code": "bad" if bad else None,
             }  # fmt: skip
             self.accepted.append(row)
-            self.held.append(row)
+            self.mutable.append(row)
 
     def batch(self, finished: bool = True) -> None:
-        """Run a batch; one that is not `finished` is cut off after some of each shard's messages."""
+        """Run a batch. If it is not `finished`, it ends after some of each shard's messages."""
         self.batch_id += 1
         starts = self.read_so_far()
         previous_ms = self.cutoff_ms if self.batch_id else 0
-        # The watermark of a batch is the clock of the batch before.
+        # The watermark of a batch is the clock of the previous batch.
         self.cutoff_ms = self.origin.cutoff_ms if not self.batch_id else max(self.cutoff_ms, self.clock_ms + 5)
         self.clock_ms += self.chance.randrange(1, 20)
         self.accept(self.unread + self.chance.randrange(6))
         self.unread = 0
         batch = BatchSpan(self.origin, self.batch_id, previous_ms, self.cutoff_ms, starts, self.read_so_far())
-        due = [row for row in self.held if row["deliver_at_ms"] < self.cutoff_ms or row["error_code"]]
-        self.held = [row for row in self.held if row not in due]
+        due = [row for row in self.mutable if row["deliver_at_ms"] < self.cutoff_ms or row["error_code"]]
+        self.mutable = [row for row in self.mutable if row not in due]
         for bucket, rows in self.sealed.items():
             overdue_only = bucket == self.origin.overdue_bucket and not self.batch_id
             first_ms = 0 if overdue_only else max(previous_ms, self.origin.cutoff_ms)
             due += [row for row in rows if first_ms <= row["deliver_at_ms"] < self.cutoff_ms]
         if self.chance.random() < 0.4:
-            far = [row for row in self.held if self.chance.random() < 0.5]
-            self.held = [row for row in self.held if row not in far]
+            far = [row for row in self.mutable if self.chance.random() < 0.5]
+            self.mutable = [row for row in self.mutable if row not in far]
             self.sealed[self.origin.first_bucket + self.batch_id] = far
         for shard in range(self.origin.shards):
-            own = sorted((row for row in due if self.shard_of(row) == shard), key=place)
+            shard_rows = sorted((row for row in due if self.shard_of(row) == shard), key=order_key)
             if not finished:
-                own = own[: self.chance.randrange(len(own) + 1)]
-            if own:
-                twice = {(row["partition"], row["offset"]) for row in own} & self.delivered
-                assert not twice, "the model itself delivers twice"
-                self.delivered |= {(row["partition"], row["offset"]) for row in own}
-                self.markers[shard] = Progress(batch, len(own), place(own[-1]))
+                shard_rows = shard_rows[: self.chance.randrange(len(shard_rows) + 1)]
+            if shard_rows:
+                duplicates = {(row["partition"], row["offset"]) for row in shard_rows} & self.delivered
+                assert not duplicates, "the model itself delivers twice"
+                self.delivered |= {(row["partition"], row["offset"]) for row in shard_rows}
+                self.markers[shard] = Progress(batch, len(shard_rows), order_key(shard_rows[-1]))
 
     def shard_of(self, row: Row) -> int:
         return int(shards_of(messages([row]), self.origin.shards)[0])
 
     def rescale(self, shards: int) -> None:
-        """Seal what is held, and begin a checkpoint with `shards`."""
+        """Seal the mutable buckets, and begin a checkpoint with `shards`."""
         bucket = self.origin.first_bucket + self.batch_id + 1
-        self.sealed[bucket], self.held = self.held, []
+        self.sealed[bucket], self.mutable = self.mutable, []
         self.origin = replace(
             self.origin, checkpoint=f"c-{self.origin.generation + 1}", generation=self.origin.generation + 1,
             shards=shards, first_bucket=bucket + 1, cutoff_ms=self.cutoff_ms, offsets=self.read_so_far(),
@@ -114,34 +114,34 @@ class Model:
 
     def rebuild(self, shards: int) -> None:
         """Lose the checkpoint, and make another as `streaming.operations.rebuild` does."""
-        told = newest_checkpoint([self.markers.get(shard) for shard in range(max(self.markers) + 1)])
-        assert told is not None
+        newest = newest_checkpoint([self.markers.get(shard) for shard in range(max(self.markers) + 1)])
+        assert newest is not None
         in_bucket = {(row["partition"], row["offset"]) for rows in self.sealed.values() for row in rows}
-        ends = told.ends.get("in", {})
+        ends = newest.ends.get("in", {})
         for partition, offset in in_bucket:
             ends[str(partition)] = max(ends.get(str(partition), 0), offset + 1)
         rest = [
             row for row in self.accepted
             if row["offset"] < ends.get(str(row["partition"]), 0)
             and (row["partition"], row["offset"]) not in in_bucket
-            and not told.of_input(messages([row]))[0]
+            and not newest.of_input(messages([row]))[0]
         ]  # fmt: skip
         rest += [
             row for bucket, rows in self.sealed.items() for row in rows
-            if row["deliver_at_ms"] < told.cutoff_ms and not told.of_bucket(messages([row]), bucket)[0]
+            if row["deliver_at_ms"] < newest.cutoff_ms and not newest.of_bucket(messages([row]), bucket)[0]
         ]  # fmt: skip
-        bucket = max([told.origin.first_bucket + told.last_batch, *self.sealed]) + 1
+        bucket = max([newest.origin.first_bucket + newest.last_batch, *self.sealed]) + 1
         self.sealed[bucket] = rest
         self.origin = CheckpointOrigin(
-            f"c-{told.origin.generation + 1}", told.origin.generation + 1, shards, bucket + 1, told.cutoff_ms,
+            f"c-{newest.origin.generation + 1}", newest.origin.generation + 1, shards, bucket + 1, newest.cutoff_ms,
             {"in": {number: ends.get(number, 0) for number in ("0", "1")}},
         )  # fmt: skip
-        self.batch_id, self.cutoff_ms, self.held = -1, told.cutoff_ms, []
-        # What lies beyond the ends was never heard of, and is read as new.
-        again = [row for row in self.accepted if row["offset"] >= self.origin.offsets["in"][str(row["partition"])]]
-        self.accepted = [row for row in self.accepted if row not in again]
+        self.batch_id, self.cutoff_ms, self.mutable = -1, newest.cutoff_ms, []
+        # Records beyond the ends are unknown to the rebuilt checkpoint, and are read as new.
+        read_again = [row for row in self.accepted if row["offset"] >= self.origin.offsets["in"][str(row["partition"])]]
+        self.accepted = [row for row in self.accepted if row not in read_again]
         self.read = {"in": dict(self.origin.offsets["in"])}
-        self.unread = len(again)
+        self.unread = len(read_again)
         self.announce()
 
 
@@ -150,7 +150,7 @@ SEEDS = st.integers(0, 10**9)
 
 @given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
 @settings(max_examples=150)
-def test_the_markers_tell_exactly_what_is_delivered(
+def test_the_markers_determine_exactly_which_messages_are_delivered(
     seed: int, before: int, after: int, shards: int, finished: bool
 ) -> None:
     model = Model(random.Random(seed))
@@ -161,27 +161,27 @@ def test_the_markers_tell_exactly_what_is_delivered(
     for _ in range(after):
         model.batch()
     model.batch(finished)
-    told = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
-    assert told is not None
+    newest = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
+    assert newest is not None
     for row in model.accepted:
-        out = (row["partition"], row["offset"]) in model.delivered
+        is_delivered = (row["partition"], row["offset"]) in model.delivered
         buckets = [bucket for bucket, rows in model.sealed.items() if row in rows]
         if buckets:
-            assert told.of_bucket(messages([row]), buckets[0])[0] == out
-            assert out or row["deliver_at_ms"] >= told.whole_before_ms
+            assert newest.of_bucket(messages([row]), buckets[0])[0] == is_delivered
+            assert is_delivered or row["deliver_at_ms"] >= newest.whole_before_ms
         else:
-            assert told.of_input(messages([row]))[0] == out
-        if out and not row["error_code"]:
-            assert row["deliver_at_ms"] < told.cutoff_ms
+            assert newest.of_input(messages([row]))[0] == is_delivered
+        if is_delivered and not row["error_code"]:
+            assert row["deliver_at_ms"] < newest.cutoff_ms
 
 
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
 @settings(max_examples=150)
-def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
-    seed: int, lives: list[tuple[int, int, bool]]
+def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message(
+    seed: int, checkpoints: list[tuple[int, int, bool]]
 ) -> None:
     model = Model(random.Random(seed))
-    for batches, shards, finished in lives:
+    for batches, shards, finished in checkpoints:
         for _ in range(batches):
             model.batch()
         model.batch(finished)
@@ -196,7 +196,7 @@ def test_checkpoints_lost_again_and_again_lose_and_double_nothing(
     assert {(row["partition"], row["offset"]) for row in due} <= model.delivered
 
 
-def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
+def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> None:
     origin = CheckpointOrigin("c", 2, 2)
     mine, old = Progress(BatchSpan(origin)), Progress(BatchSpan(CheckpointOrigin("b", 2, 3)))
     assert newest_checkpoint([mine, None]) is None
@@ -206,16 +206,16 @@ def test_a_shard_without_a_marker_leaves_it_unknown() -> None:
 
 
 @pytest.mark.parametrize(("offset", "delivered"), [(4, True), (5, False)])
-def test_before_the_birth_all_of_the_input_is_settled(offset: int, delivered: bool) -> None:
-    told = Delivered((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
-    assert told.of_input(messages([{"offset": offset}])).tolist() == [delivered]
-    assert told.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
-    assert np.array_equal(told.of_input(messages([])), [])
+def test_input_before_the_offsets_of_the_origin_is_delivered(offset: int, delivered: bool) -> None:
+    newest = Delivered((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
+    assert newest.of_input(messages([{"offset": offset}])).tolist() == [delivered]
+    assert newest.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
+    assert np.array_equal(newest.of_input(messages([])), [])
 
 
-def test_a_sealed_dead_letter_is_delivered_when_its_time_comes_and_not_before() -> None:
+def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:
     origin = CheckpointOrigin("c", 2, 1, first_bucket=5, cutoff_ms=60)
-    # The shard's last message was a dead letter: it went out in the first batch, whose cutoff is far below its time.
+    # The shard's last message was a dead letter: the first batch delivered it, with a cutoff far below its due time.
     marker = Progress(BatchSpan(origin, 0, 0, 61), 1, OrderKey(90, "delayline-in", 0, 9))
     sealed = messages([{"deliver_at_ms": 76, "offset": 7, "error_code": "bad-deliver-at", "error_text": "bad"}])
     assert Delivered((marker,)).of_bucket(sealed, 4).tolist() == [False]

@@ -1,4 +1,4 @@
-"""The marker and the birth as values. Reading a marker back from a broker belongs to the writer's tests."""
+"""Markers and checkpoint origins as values. The tests of the writer read markers back from a broker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from state.order import OrderKey
 NUMBER = st.integers(0, 2**62)
 TEXT = st.text(max_size=20)
 OFFSETS = st.dictionaries(TEXT, st.dictionaries(st.integers(0, 99).map(str), NUMBER, max_size=3), max_size=2)
-BIRTHS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
+ORIGINS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
 KEYS = st.none() | st.tuples(NUMBER, TEXT, st.integers(0, 99), NUMBER)
 MARKERS = st.builds(
-    Progress, st.builds(BatchSpan, BIRTHS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS), NUMBER, KEYS
+    Progress, st.builds(BatchSpan, ORIGINS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS), NUMBER, KEYS
 )
 
-BIRTH = CheckpointOrigin("c", 3, 2, offsets={"in": {"0": 5}})
-MARKER = Progress(BatchSpan(BIRTH, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, OrderKey(11, "in", 0, 6))
+ORIGIN = CheckpointOrigin("c", 3, 2, offsets={"in": {"0": 5}})
+MARKER = Progress(BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, OrderKey(11, "in", 0, 6))
 
 
 @given(MARKERS)
@@ -33,21 +33,21 @@ def test_a_marker_is_read_as_it_was_written(marker: Progress) -> None:
     assert Progress.from_bytes(marker.to_bytes()) == marker
 
 
-@given(BIRTHS)
+@given(ORIGINS)
 @settings(max_examples=50)
-def test_a_birth_is_read_as_it_was_written(origin: CheckpointOrigin) -> None:
+def test_an_origin_is_read_as_it_was_written(origin: CheckpointOrigin) -> None:
     assert CheckpointOrigin.from_json(origin.to_json()) == origin
 
 
 def changed(path: str, value: Any) -> bytes:
-    """The marker with one of its fields set to `value`."""
-    facts = json.loads(MARKER.to_bytes())
+    """Return `MARKER` as bytes, with the field at `path` set to `value`."""
+    fields = json.loads(MARKER.to_bytes())
     *outer, name = path.split(".")
-    inside = facts
+    parent = fields
     for step in outer:
-        inside = inside[step]
-    inside[name] = value
-    return json.dumps(facts).encode()
+        parent = parent[step]
+    parent[name] = value
+    return json.dumps(fields).encode()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def changed(path: str, value: Any) -> bytes:
         changed("last", [1, 2, 0, 0]),
     ],
 )  # fmt: skip
-def test_what_is_no_marker_is_refused(value: bytes) -> None:
+def test_a_value_that_is_not_a_marker_is_refused(value: bytes) -> None:
     with pytest.raises(CheckpointMismatch, match="no marker of this version"):
         Progress.from_bytes(value)
 
@@ -79,26 +79,28 @@ def marker(checkpoint: str, generation: int, batch_id: int, messages: int) -> Pr
         (marker("c", 2, 7, 40), 40),
         (marker("c", 2, 7, 0), 0),
         (marker("c", 2, -1, 0), 0),
-        # An earlier checkpoint's batches are other batches.
+        # Batches of an earlier checkpoint are other batches.
         (marker("other", 1, 7, 40), 0),
         (marker("other", 1, 99, 40), 0),
     ],
 )
-def test_a_replay_skips_what_its_own_batch_committed_and_nothing_else(last: Progress | None, skipped: int) -> None:
+def test_a_replay_skips_messages_that_its_own_batch_committed_and_no_others(
+    last: Progress | None, skipped: int
+) -> None:
     assert committed_messages(last, BatchSpan(CheckpointOrigin("c", 2, 1), 7)) == skipped
 
 
-def test_a_checkpoint_older_than_what_is_delivered_is_refused() -> None:
+def test_a_checkpoint_older_than_a_delivered_batch_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="batch 8 has been delivered, but the checkpoint is at batch 7"):
         committed_messages(marker("c", 2, 8, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
 
 
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
-def test_a_batch_that_was_planned_anew_after_some_of_it_was_delivered_is_refused(change: dict[str, Any]) -> None:
+def test_a_partly_delivered_batch_with_another_plan_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointMismatch, match=r"batch 7 has been delivered up to cutoff 0.*delayline rebuild"):
         committed_messages(marker("c", 2, 7, 40), BatchSpan(CheckpointOrigin("c", 2, 1), 7, **change))
 
 
-def test_a_checkpoint_that_another_has_taken_over_from_is_refused() -> None:
+def test_a_checkpoint_that_another_one_replaced_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
         committed_messages(marker("d", 3, -1, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))

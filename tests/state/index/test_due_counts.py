@@ -1,4 +1,4 @@
-"""Counts by tick against a plain list of due times."""
+"""Counts per time slot against a plain list of due times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from state.index import due_counts
 from state.index.due_counts import Bounds, DueCounts, TimeSlot
 
 BITS = 4
-TICK_MS = 1 << BITS
-# About the borders of a few ticks, and far from them.
-INSTANT = st.one_of(st.integers(0, 5 * TICK_MS), st.integers(-TICK_MS, 100 * TICK_MS))
+SLOT_MS = 1 << BITS
+# Near the borders of a few time slots, and far from them.
+INSTANT = st.one_of(st.integers(0, 5 * SLOT_MS), st.integers(-SLOT_MS, 100 * SLOT_MS))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.tuples(st.integers(0, 6), st.integers(1, 9))),
@@ -42,38 +42,38 @@ def test_counts_and_bounds_are_those_of_the_due_times(
         patched.setattr(due_counts, "_MOST_UNORDERED", most_unordered)
         for action, subject in steps:
             if action == "add":
-                slot_ms, count = subject[0] * TICK_MS, subject[1]
+                slot_ms, count = subject[0] * SLOT_MS, subject[1]
                 counts.add(slot_ms, count)
                 model += [slot_ms] * count
             elif action == "instants":
                 counts.add_instants(instants(subject))
                 model += subject
             else:
-                gone = [due_ms for due_ms in model if due_ms >> BITS < subject >> BITS]
-                assert counts.forget_before(subject) == len(gone)
+                dropped = [due_ms for due_ms in model if due_ms >> BITS < subject >> BITS]
+                assert counts.forget_before(subject) == len(dropped)
                 model = [due_ms for due_ms in model if due_ms >> BITS >= subject >> BITS]
     assert len(counts) == len(model)
-    inside = sum(start_ms <= slot_ms and slot_ms + TICK_MS <= end_ms for slot_ms in map(slot_of, model))
-    touched = sum(start_ms < slot_ms + TICK_MS and slot_ms < end_ms for slot_ms in map(slot_of, model))
-    assert counts.between(start_ms, end_ms) == (Bounds(inside, touched) if start_ms < end_ms else Bounds(0, 0))
+    inside = sum(start_ms <= slot_ms and slot_ms + SLOT_MS <= end_ms for slot_ms in map(slot_of, model))
+    overlapping = sum(start_ms < slot_ms + SLOT_MS and slot_ms < end_ms for slot_ms in map(slot_of, model))
+    assert counts.between(start_ms, end_ms) == (Bounds(inside, overlapping) if start_ms < end_ms else Bounds(0, 0))
     low, high = counts.before(end_ms)
     assert low <= sum(due_ms < end_ms for due_ms in model) <= high
     first_ms = min(map(slot_of, model), default=None)
-    assert counts.next_due() == (None if first_ms is None else TimeSlot(first_ms, first_ms + TICK_MS))
+    assert counts.next_due() == (None if first_ms is None else TimeSlot(first_ms, first_ms + SLOT_MS))
 
 
 def slot_of(due_ms: int) -> int:
     return due_ms >> BITS << BITS
 
 
-def test_a_range_between_borders_of_ticks_is_exact() -> None:
+def test_a_range_between_borders_of_slots_is_exact() -> None:
     counts = DueCounts(10)
     counts.add_instants(instants([1023, 1024, 2047, 2048]))
     assert counts.between(1024, 2048) == Bounds(2, 2)
     assert counts.between(1024, 2048).exact
 
 
-def test_a_range_that_cuts_a_tick_counts_it_in_the_upper_bound_only() -> None:
+def test_a_range_that_ends_inside_a_slot_counts_it_in_the_upper_bound_only() -> None:
     counts = DueCounts(10)
     counts.add_instants(instants([1023, 1024, 2047, 2048]))
     assert counts.between(1025, 2048) == Bounds(0, 2)
@@ -82,7 +82,7 @@ def test_a_range_that_cuts_a_tick_counts_it_in_the_upper_bound_only() -> None:
     assert not counts.between(1, 2049).exact
 
 
-def test_a_cut_through_an_empty_tick_is_exact() -> None:
+def test_a_range_that_ends_inside_an_empty_slot_is_exact() -> None:
     counts = DueCounts(10)
     counts.add(1024, 3)
     assert counts.before(5000) == Bounds(3, 3)
@@ -104,25 +104,25 @@ def test_without_precision_bits_every_answer_is_exact() -> None:
     assert counts.next_due() == TimeSlot(5, 6)
 
 
-def test_nothing_counted_is_nothing_due() -> None:
+def test_without_counts_nothing_is_due() -> None:
     counts = DueCounts(10)
     assert (len(counts), counts.next_due(), counts.forget_before(9999)) == (0, None, 0)
     assert counts.before(9999) == counts.between(0, 9999) == Bounds(0, 0)
 
 
-def test_the_tick_that_a_cutoff_cuts_is_not_forgotten() -> None:
+def test_a_slot_that_a_cutoff_falls_inside_is_not_forgotten() -> None:
     counts = DueCounts(10)
     counts.add(1024, 3)
     assert counts.forget_before(2047) == 0
     assert counts.forget_before(2048) == 3
 
 
-def test_a_tick_of_another_precision_is_refused() -> None:
+def test_a_slot_of_another_precision_is_refused() -> None:
     with pytest.raises(BucketUnreadable, match="no tick of 1024 ms begins at 1536 ms"):
         DueCounts(10).add(1536, 1)
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_a_tick_without_messages_is_refused(count: int) -> None:
+def test_a_slot_without_messages_is_refused(count: int) -> None:
     with pytest.raises(BucketUnreadable, match=f"a count of {count}"):
         DueCounts(10).add(1024, count)

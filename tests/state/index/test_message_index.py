@@ -19,19 +19,19 @@ from state.index.message_index import MessageIndex, index_entries, offsets_by_so
 from tests.messages import messages
 
 BITS = 4
-TICK_MS = 1 << BITS
+SLOT_MS = 1 << BITS
 LAST_OFFSET = 2**63 - 1
 Id = tuple[str, int, int]
 
-# Close together, so that ids meet; across the limits of 16 and 32 bits, at which bitmaps are cut; and to the last.
+# Close together, so that ids collide; across 16 and 32 bits, where bitmaps are cut; and up to the last offset.
 OFFSET = st.one_of(
     st.integers(0, 12),
     st.sampled_from([0, 2**16, 2**32, 2**40, LAST_OFFSET - 9]).flatmap(lambda base: st.integers(base, base + 9)),
 )
-DUE = st.one_of(st.integers(0, 3 * TICK_MS), st.integers(0, 1000), st.sampled_from([10**6, 2**41]))
+DUE = st.one_of(st.integers(0, 3 * SLOT_MS), st.integers(0, 1000), st.sampled_from([10**6, 2**41]))
 ROW = st.tuples(st.sampled_from(["in-a", "in-b"]), st.integers(0, 1), OFFSET, DUE)
 ROWS = st.lists(ROW, max_size=25)
-# A number: to take rows in as entries of that precision, the index's own or a finer one.
+# A step with a number adds rows as entries of that precision, which is the index's own or finer.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), ROWS),
@@ -41,7 +41,7 @@ STEPS = st.lists(
     ),
     max_size=8,
 )
-# The most ids of a page, staged, and beside the pages: small, so that pages split and join, and as they are.
+# The most ids in a page, staged, and outside pages: small values, so that pages split and join, and the defaults.
 LIMITS = st.tuples(
     st.sampled_from([1, 3, source_pages.PAGE_IDS]),
     st.sampled_from([0, 4, message_index._MOST_STAGED]),
@@ -84,15 +84,20 @@ def test_over_any_steps_the_index_answers_as_a_dict_does(
     with limits(*most):
         for action, subject in steps:
             if action == "add" or isinstance(action, int):
-                # Of one id with two due times the first that waits counts; entries are not in the order of rows.
+                # If an id has two due times, the first that waits counts. Entries do not keep the order of rows.
                 rows = distinct(subject) if isinstance(action, int) else subject
                 seen |= {row[:3] for row in rows}
                 if isinstance(action, int):
                     index.add_entries(entries_of(rows, action), action)
                 else:
                     for source in {row[:2] for row in rows}:
-                        own = [row for row in rows if row[:2] == source]
-                        index.add(source[0], source[1], int64(row[2] for row in own), int64(row[3] for row in own))
+                        source_rows = [row for row in rows if row[:2] == source]
+                        index.add(
+                            source[0],
+                            source[1],
+                            int64(row[2] for row in source_rows),
+                            int64(row[3] for row in source_rows),
+                        )
                 for *message_id, due_ms in rows:
                     if due_ms >> BITS >= floor:
                         model.setdefault(tuple(message_id), due_ms)
@@ -118,14 +123,14 @@ def assert_same(index: MessageIndex, model: dict[Id, int], seen: set[Id]) -> Non
         waiting = [offset for *source, offset in model if source == [topic, partition]]
         assert index.offsets_of(topic, partition) == BitMap64(waiting)
     assert index.next_due() == min(map(slot_of, model.values()), default=None)
-    for border_ms in range(0, 5 * TICK_MS, TICK_MS):
+    for border_ms in range(0, 5 * SLOT_MS, SLOT_MS):
         count = sum(due_ms < border_ms for due_ms in model.values())
         assert index.before(border_ms) == Bounds(count, count)
 
 
 @given(ROWS)
 @settings(max_examples=200)
-def test_entries_name_every_id_once_by_tick_and_source(rows: list[tuple[str, int, int, int]]) -> None:
+def test_entries_name_every_id_once_by_slot_and_source(rows: list[tuple[str, int, int, int]]) -> None:
     rows = distinct(rows)
     entries: list[Any] = entries_of(rows)
     keys = [(each["tick_ms"], each["topic"], each["partition"]) for each in entries]
@@ -169,19 +174,19 @@ def test_full_pages_answer_for_each_id(shuffled: bool) -> None:
     assert index.offsets_of("in", 0) == BitMap64(np.flatnonzero(due_ms >= half_ms).tolist())
 
 
-def test_ids_due_one_after_the_other_take_hardly_more_than_their_ticks() -> None:
+def test_ids_due_one_after_the_other_take_little_more_memory_than_their_slots() -> None:
     index = MessageIndex(10)
     index.add("in", 0, np.arange(1_000_000), np.arange(1_000_000))
     assert index.nbytes < 8 * 1000
 
 
-def test_due_times_in_any_order_take_the_bits_of_their_tick() -> None:
+def test_due_times_in_any_order_take_the_bits_of_their_slot() -> None:
     index = MessageIndex(10)
     index.add("in", 0, np.arange(1_000_000), np.random.default_rng(1).permutation(1_000_000))
     assert index.nbytes < 1_000_000 * 10 / 8 * 1.05
 
 
-def test_an_id_added_twice_counts_once_and_keeps_its_first_tick() -> None:
+def test_an_id_added_twice_counts_once_and_keeps_its_first_slot() -> None:
     index = MessageIndex(10)
     index.add("in", 0, int64([7, 7]), int64([2000, 9000]))
     assert len(index) == 1
@@ -191,7 +196,7 @@ def test_an_id_added_twice_counts_once_and_keeps_its_first_tick() -> None:
     assert index.before(10**6) == Bounds(1, 1)
 
 
-def test_what_is_due_before_the_cutoff_is_not_taken_in_again() -> None:
+def test_ids_due_before_the_cutoff_are_not_added_again() -> None:
     index = MessageIndex(10)
     assert index.forget_before(2048) == 0
     index.add("in", 0, int64([1, 2]), int64([2047, 2048]))
@@ -206,7 +211,7 @@ def test_a_cutoff_that_goes_back_forgets_nothing_and_restores_nothing() -> None:
     assert len(index) == 1
 
 
-def test_what_is_forgotten_leaves_memory() -> None:
+def test_forgotten_ids_free_their_memory() -> None:
     index = MessageIndex(BITS)
     due_ms = np.random.default_rng(1).integers(0, 10_000, 100_000)
     index.add("in", 0, np.arange(100_000), due_ms)
@@ -228,7 +233,7 @@ def test_an_empty_index_answers() -> None:
     assert index.offsets_of("in", 0) == BitMap64()
 
 
-def test_the_offsets_handed_out_are_the_callers_own() -> None:
+def test_the_returned_offsets_are_a_copy() -> None:
     index = MessageIndex(10)
     index.add("in", 0, int64([1]), int64([5]))
     index.offsets_of("in", 0).add(2)
@@ -260,12 +265,12 @@ def test_an_entry_of_another_precision_is_refused() -> None:
         MessageIndex(10).add_entries([an_entry()], 10)
 
 
-def test_entries_of_a_coarser_precision_are_refused_though_their_ticks_would_fit() -> None:
+def test_entries_of_a_coarser_precision_are_refused_even_if_their_slots_would_fit() -> None:
     with pytest.raises(ValueError, match="entries of 10 bits do not fit an index of 4"):
         MessageIndex(BITS).add_entries(entries_of([("in", 3, 8, 1040)], 10), 10)
 
 
-def test_entries_of_several_precisions_are_told_apart_as_far_as_the_coarsest() -> None:
+def test_entries_of_several_precisions_get_the_precision_of_the_index() -> None:
     index = MessageIndex(10)
     for bits, offset in ((0, 1), (4, 2), (10, 3)):
         index.add_entries(entries_of([("in", 3, offset, 1040 + offset)], bits), bits)
@@ -273,21 +278,21 @@ def test_entries_of_several_precisions_are_told_apart_as_far_as_the_coarsest() -
     assert index.offsets_of("in", 3) == BitMap64([1, 2, 3])
 
 
-def test_of_entries_with_a_bad_one_nothing_is_taken_in() -> None:
+def test_if_one_entry_is_bad_none_is_added() -> None:
     index = MessageIndex(BITS)
     with pytest.raises(BucketUnreadable):
         index.add_entries([an_entry(), an_entry(count=5)], BITS)
     assert len(index) == 0
 
 
-def test_entries_as_spark_gives_them_are_read() -> None:
+def test_entries_in_sparks_types_are_read() -> None:
     index = MessageIndex(BITS)
     entry = an_entry()
     index.add_entries([{**entry, "offsets": bytearray(entry["offsets"])}], BITS)
     assert index.slot_of("in", 3, 8) == TimeSlot(1040, 1056)
 
 
-def test_offsets_are_given_by_source_but_for_ticks_that_are_over() -> None:
+def test_offsets_are_listed_by_source_without_slots_that_are_over() -> None:
     entries = entries_of([("in", 0, 1, 5), ("in", 0, 2, 40), ("in", 1, 3, 50), ("x", 0, 4, 6)], BITS)
     assert offsets_by_source(entries, BITS, 16) == {("in", 0): BitMap64([2]), ("in", 1): BitMap64([3])}
     assert offsets_by_source(entries, BITS, 15)["x", 0] == BitMap64([4])
