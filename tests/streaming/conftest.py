@@ -1,4 +1,4 @@
-"""What several tests of this folder share: a table of sealed buckets of the test's own."""
+"""A fixture that several test folders share: a new table of sealed buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.buckets.table_rows import STORED_SCHEMA
 
 @pytest.fixture
 def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
-    """An empty table."""
-    made = BucketTable(spark, str(tmp_path / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
-    return made
+    """An empty table of sealed buckets."""
+    bucket_table = BucketTable(spark, str(tmp_path / "buckets"))
+    bucket_table.create(from_arrow_schema(STORED_SCHEMA))
+    return bucket_table

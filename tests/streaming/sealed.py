@@ -31,10 +31,10 @@ def seal_messages(
 def sealed_rows(
     spark: SparkSession, number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
 ) -> DataFrame:
-    """Return what the table holds of bucket `number` with the messages `rows`."""
-    held = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, batch_settings)]
-    made = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(held).to_batches()))
-    frame = spark.createDataFrame(pa.Table.from_batches(made).to_pylist(), from_arrow_schema(STORED_SCHEMA))
+    """Return the table's rows for bucket `number` with the messages `rows`."""
+    sealed = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, batch_settings)]
+    batches = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(sealed).to_batches()))
+    frame = spark.createDataFrame(pa.Table.from_batches(batches).to_pylist(), from_arrow_schema(STORED_SCHEMA))
     return frame.coalesce(1)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint with a file that is missing, damaged or of another version: the error names it, and what can be done."""
+"""A checkpoint with a file that is missing, damaged or of another version: the error names the file and the remedy."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from tests.messages import some_batch_settings
 
-BIRTH = CheckpointOrigin("c", 1, 2, cutoff_ms=5)
-RULES = SettingsHistory(((0, some_batch_settings()),))
-ABOUT = {"batchTimestampMs": 20, "batchWatermarkMs": 10}
+ORIGIN = CheckpointOrigin("c", 1, 2, cutoff_ms=5)
+HISTORY = SettingsHistory(((0, some_batch_settings()),))
+BATCH_METADATA = {"batchTimestampMs": 20, "batchWatermarkMs": 10}
 
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, tmp_path: Path) -> Checkpoint:
     """A checkpoint whose newest batch, 4, is planned and not committed."""
-    made = Checkpoint(spark, str(tmp_path))
-    made.initialize(BIRTH)
-    made.write_settings_history(RULES)
+    new_checkpoint = Checkpoint(spark, str(tmp_path))
+    new_checkpoint.initialize(ORIGIN)
+    new_checkpoint.write_settings_history(HISTORY)
     for log, newest in (("offsets", 4), ("commits", 3)):
         (tmp_path / log).mkdir()
         for number in range(newest + 1):
-            about = ABOUT if log == "offsets" else {"nextBatchWatermarkMs": 10}
+            metadata = BATCH_METADATA if log == "offsets" else {"nextBatchWatermarkMs": 10}
             offsets = '\n{"in":{"0":7}}\n{"offset":3}' if log == "offsets" else ""
-            (tmp_path / log / str(number)).write_text(f"v1\n{json.dumps(about)}{offsets}")
-    return made
+            (tmp_path / log / str(number)).write_text(f"v1\n{json.dumps(metadata)}{offsets}")
+    return new_checkpoint
 
 
 def read_all(spark: SparkSession, path: Path) -> None:
-    """What a start reads."""
+    """Read everything that a start reads."""
     checkpoint = Checkpoint(spark, str(path))
     checkpoint.check_logs()
-    assert (checkpoint.origin, checkpoint.settings_history()) == (BIRTH, RULES)
+    assert (checkpoint.origin, checkpoint.settings_history()) == (ORIGIN, HISTORY)
 
 
 def overwrite(file: Path, text: str) -> None:
     file.write_text(text)
-    # Hadoop's checksum: a file system in the cloud has none.
+    # Delete Hadoop's checksum file. An object store has none.
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
@@ -55,7 +55,7 @@ def test_a_whole_checkpoint_is_read(spark: SparkSession, checkpoint: Checkpoint,
 
 @pytest.mark.parametrize("text", ["", "\0" * 64, "v1", 'v1\n{"batchTimestamp', "v1\n{}", "v1\n[]"])
 @pytest.mark.parametrize("name", ["offsets/4", "offsets/3", "commits/3"])
-def test_a_damaged_entry_of_a_log_is_named(
+def test_a_damaged_log_entry_is_named(
     spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str, text: str
 ) -> None:
     overwrite(tmp_path / name, text)
@@ -63,16 +63,14 @@ def test_a_damaged_entry_of_a_log_is_named(
         read_all(spark, tmp_path)
 
 
-def test_a_missing_entry_of_the_offset_log_is_named(
-    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_missing_offset_log_entry_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "offsets/3").unlink()
     with pytest.raises(CheckpointUnreadable, match=r"offsets/3 is missing.*delayline rebuild"):
         read_all(spark, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["delayline-birth.json", "delayline-rules.json"])
-def test_a_damaged_file_of_delaylines_own_is_named(
+def test_a_damaged_file_of_delayline_is_named(
     spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str
 ) -> None:
     for text in ("", '{"format": 1, "rules": 3}', '{"format": 1}'):
@@ -81,14 +79,14 @@ def test_a_damaged_file_of_delaylines_own_is_named(
             read_all(spark, tmp_path)
 
 
-def test_a_checkpoint_without_its_birth_says_so(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "delayline-birth.json").unlink()
     with pytest.raises(CheckpointUnreadable, match=r"delayline-birth.json is missing.*delayline rebuild"):
         read_all(spark, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "mismatch"),
     [
         ("delayline-birth.json", '{"format": 2, "id": "c"}', "of format 2, and this Delayline reads format 1"),
         ("delayline-rules.json", '{"format": 2, "book": []}', "of format 2, and this Delayline reads format 1"),
@@ -96,9 +94,9 @@ def test_a_checkpoint_without_its_birth_says_so(spark: SparkSession, checkpoint:
         ("commits/3", "v9\n{}", "of version v9, and the Spark of this Delayline reads v1"),
     ],
 )
-def test_another_version_is_told_apart_from_damage(
-    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str, text: str, told: str
+def test_another_version_is_not_reported_as_damage(
+    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str, text: str, mismatch: str
 ) -> None:
     overwrite(tmp_path / name, text)
-    with pytest.raises(CheckpointVersion, match=rf"{name} is {told}.*delayline rebuild"):
+    with pytest.raises(CheckpointVersion, match=rf"{name} is {mismatch}.*delayline rebuild"):
         read_all(spark, tmp_path)

@@ -1,6 +1,6 @@
-"""What Spark itself says when a checkpoint's disk is full or its state damaged, and what is made of it.
+"""Spark's errors if a checkpoint's disk is full or its state is damaged, and the errors that Delayline makes of them.
 
-A small query stands for the job: what fails is below both.
+A small query stands in for the job: the failing code is below both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start(spark: SparkSession, storage: Path) -> StreamingQuery:
     )
 
 
-def told(query: StreamingQuery, storage: Path) -> DelaylineError | None:
+def failure_of(query: StreamingQuery, storage: Path) -> DelaylineError | None:
     assert_eventually(lambda: not query.isActive, 60, "the end of the query")
     return storage_failure(text_of_query(query), str(storage))
 
@@ -44,30 +44,30 @@ def run_a_batch(query: StreamingQuery, storage: Path) -> None:
     assert query.isActive
 
 
-def test_a_full_disk_is_told_by_what_was_written_and_a_start_after_it_goes_on(
+def test_a_full_disk_is_reported_with_the_data_being_written_and_a_later_start_continues(
     spark: SparkSession, tmp_path: Path, make_disk: MakeDisk
 ) -> None:
-    places = {
+    data_by_folder = {
         "offsets": "the offset log",
         "commits": "the commit log",
         "state": "the state of the mutable buckets",
     }
-    disks = {place: make_disk(tmp_path / "checkpoint" / place) for place in places}
-    for place, what in places.items():
+    disks = {folder: make_disk(tmp_path / "checkpoint" / folder) for folder in data_by_folder}
+    for folder, data in data_by_folder.items():
         query = start(spark, tmp_path)
         run_a_batch(query, tmp_path)
-        disks[place].fill()
-        failure = told(query, tmp_path)
+        disks[folder].fill()
+        failure = failure_of(query, tmp_path)
         assert isinstance(failure, StorageFailed)
-        assert f"no space left: {what} could not be written in {disks[place].path}, of whose" in str(failure)
-        disks[place].free()
+        assert f"no space left: {data} could not be written in {disks[folder].path}, of whose" in str(failure)
+        disks[folder].free()
     query = start(spark, tmp_path)
     run_a_batch(query, tmp_path)
     query.stop()
 
 
-@pytest.mark.parametrize("how", ["missing", "cut short"])
-def test_a_damaged_state_is_told_with_its_place(spark: SparkSession, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_damaged_state_is_reported_with_its_path(spark: SparkSession, tmp_path: Path, damage: str) -> None:
     query = start(spark, tmp_path)
     run_a_batch(query, tmp_path)
     query.stop()
@@ -75,14 +75,14 @@ def test_a_damaged_state_is_told_with_its_place(spark: SparkSession, tmp_path: P
     for file in (tmp_path / "checkpoint" / "state").rglob(f"{committed + 1}.changelog"):
         whole = file.read_bytes()
         file.unlink()
-        if how == "cut short":
+        if damage == "cut short":
             file.write_bytes(whole[: len(whole) // 2])
-        # Hadoop's checksum: a file system in the cloud has none.
+        # Delete Hadoop's checksum file. An object store has none.
         file.with_name(f".{file.name}.crc").unlink()
-    # Else the state would be taken from memory.
+    # Otherwise Spark would use the state in memory.
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
-    failure = told(start(spark, tmp_path), tmp_path)
+    failure = failure_of(start(spark, tmp_path), tmp_path)
     assert isinstance(failure, CheckpointUnreadable)
     assert f"{tmp_path}/checkpoint/state" in str(failure)
     assert "delayline rebuild --discard-checkpoint" in str(failure)

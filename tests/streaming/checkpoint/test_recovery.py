@@ -1,4 +1,4 @@
-"""A start that finds less in the checkpoint than in the table."""
+"""A start whose checkpoint is behind the markers or the table."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tests.streaming.sealed import sealed_rows
 
 
 def plan(checkpoint: Path, batch_id: int) -> None:
-    """Let the offset log have a batch, as Spark writes it."""
+    """Add a batch to the offset log, as Spark writes it."""
     (checkpoint / "offsets").mkdir(exist_ok=True)
-    about = json.dumps({"batchTimestampMs": 20, "batchWatermarkMs": 10})
-    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{about}\n{{"in":{{"0":7}}}}')
+    metadata = json.dumps({"batchTimestampMs": 20, "batchWatermarkMs": 10})
+    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{metadata}\n{{"in":{{"0":7}}}}')
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Those of an application whose topics are there."""
+    """Settings of an application whose topics exist."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings
@@ -45,12 +45,12 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def lease(settings: Settings) -> Iterator[HeldLease]:
-    """What a start must hold."""
+    """The lease that a start needs."""
     with closing(HeldLease(settings, "run")) as lease:
         yield lease
 
 
-def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
+def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
     origin = recover(spark, settings, False, lease).checkpoint.origin
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_older_than_a_marker_of_any_shard_is_refused(
         recover(spark, settings, False, lease)
 
 
-def test_a_checkpoint_whose_rest_is_sealed_is_refused(
+def test_a_checkpoint_whose_remaining_messages_were_sealed_is_refused(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
     recovered = recover(spark, settings, False, lease)
@@ -87,7 +87,7 @@ def test_a_checkpoint_whose_rest_is_sealed_is_refused(
         recover(spark, settings, False, lease)
 
 
-def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
+def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
     origin = recover(spark, settings, False, lease).checkpoint.origin
@@ -97,8 +97,8 @@ def test_a_batch_that_has_sealed_and_whose_plan_is_lost_is_not_planned_anew(
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
     assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
-    lost = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
-    with pytest.raises(CheckpointMismatch, match=lost):
+    pattern = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
+    with pytest.raises(CheckpointMismatch, match=pattern):
         recover(spark, settings, False, lease)
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
     with pytest.raises(CheckpointMismatch, match="ends with batch None"):

@@ -33,7 +33,7 @@ def run(settings: Settings, *args: str, stdin: str = "") -> Result:
 
 
 def options(settings: Settings) -> list[str]:
-    """What points a command at the test's broker and topics."""
+    """Return the options that select the test's broker and topics."""
     sets = [
         f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}",
         f"application_id={settings.application_id}",
@@ -56,7 +56,7 @@ def start(*args: str) -> subprocess.Popen[str]:
     )
 
 
-def shown(result: Result) -> list[dict[str, Any]]:
+def json_lines(result: Result) -> list[dict[str, Any]]:
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -69,7 +69,7 @@ def prepared(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.mark.parametrize("command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"], ["resend"]])
-def test_help_names_what_every_command_takes(command: list[str]) -> None:
+def test_the_help_of_every_command_names_the_common_options(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert not command or ("--config" in result.stdout and "--set" in result.stdout)
@@ -81,15 +81,15 @@ def test_help_of_publish_loads_neither_spark_nor_a_kafka_client() -> None:
         "assert CliRunner().invoke(app, ['publish', '--help']).exit_code == 0\n"
         "print(sorted({'pyspark', 'kafka', 'confluent_kafka', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"
 
 
 def test_topics_are_created_and_shown(settings: Settings) -> None:
     missing = run(settings, "topics", "show")
     assert missing.exit_code == 1
     assert "error: topic-missing: " in missing.stderr
-    first = shown(run(settings, "topics", "create", "--partitions", "3", "--format", "json"))
+    first = json_lines(run(settings, "topics", "create", "--partitions", "3", "--format", "json"))
     assert [(topic["role"], topic["partitions"], topic["state"]) for topic in first] == [
         ("input", 3, "created"),
         ("output", 3, "created"),
@@ -102,19 +102,19 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
     assert run(settings, "topics", "show").exit_code == 0
 
 
-def test_a_progress_topic_of_another_form_is_an_error(settings: Settings, make_topic: MakeTopic) -> None:
+def test_a_progress_topic_with_another_configuration_is_an_error(settings: Settings, make_topic: MakeTopic) -> None:
     progress = f"topics.progress={make_topic(5)}"
     result = run(settings, "topics", "create", "--set", progress)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: topic-mismatch: ")
 
 
-def test_what_is_published_is_seen_by_a_subscriber(prepared: Settings) -> None:
-    asked = ["--after", "10s", "--to", "orders", "--key", "k", "--header", "a=1", "--header", "a=x=y"]
-    published = run(prepared, "publish", "hello", *asked)
+def test_a_published_message_reaches_a_subscriber(prepared: Settings) -> None:
+    schedule = ["--after", "10s", "--to", "orders", "--key", "k", "--header", "a=1", "--header", "a=x=y"]
+    published = run(prepared, "publish", "hello", *schedule)
     source = prepared.topics.input[0]
     assert (published.exit_code, published.stdout) == (0, f"{source}/0/0\n")
-    (record,) = shown(
+    (record,) = json_lines(
         run(
             prepared,
             "subscribe",
@@ -148,7 +148,7 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
     source = prepared.topics.input[0]
     assert published.stdout.splitlines() == [f"{source}/0/{offset}" for offset in range(3)]
     args = ["subscribe", "--from", "beginning", "--count", "3", "--topic", source, "--format", "json"]
-    assert [record["value"] for record in shown(run(prepared, *args))] == ["one", "", "three"]
+    assert [record["value"] for record in json_lines(run(prepared, *args))] == ["one", "", "three"]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,7 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--set", "bucket.shards=0"], "bad-setting"),
     ],
 )
-def test_what_cannot_be_published_is_refused_before_anything_is_sent(
-    prepared: Settings, args: list[str], code: str
-) -> None:
+def test_an_invalid_message_is_refused_before_anything_is_sent(prepared: Settings, args: list[str], code: str) -> None:
     refused = run(prepared, "publish", "x", *args)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"error: {code}: ")
@@ -178,12 +176,12 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(
 
 
 def test_a_bad_schedule_can_be_sent_on_purpose(prepared: Settings) -> None:
-    # As Python reads an argument that is not UTF-8.
+    # Python reads a byte that is not UTF-8 in an argument as such a surrogate.
     sent = run(prepared, "publish", "x", "--after", "\udcff", "--level", "1", "--unchecked")
     assert (sent.exit_code, sent.stdout.count("\n")) == (0, 1)
 
 
-def test_delivered_bytes_are_shown_as_they_are(prepared: Settings, broker: EmbeddedBroker) -> None:
+def test_delivered_bytes_are_shown_exactly(prepared: Settings, broker: EmbeddedBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     headers = [
         ("delayline-id", b"in/0/7"),
@@ -193,7 +191,7 @@ def test_delivered_bytes_are_shown_as_they_are(prepared: Settings, broker: Embed
     ]
     producer.produce(prepared.topics.output, b"\xff", "\N{SNOWMAN}\x00", headers=list(headers))
     producer.flush()
-    (record,) = shown(run(prepared, "subscribe", "--from", "beginning", "--count", "1", "--format", "json"))
+    (record,) = json_lines(run(prepared, "subscribe", "--from", "beginning", "--count", "1", "--format", "json"))
     assert (record["id"], record["deliver_at_ms"]) == ("in/0/7", 1000)
     assert record["lateness_ms"] == record["received_ms"] - 1000
     assert (record["key"], record["value"]) == ("\N{SNOWMAN}\x00", {"base64": "/w=="})
@@ -202,11 +200,11 @@ def test_delivered_bytes_are_shown_as_they_are(prepared: Settings, broker: Embed
     heading, row = table.stdout.splitlines()
     assert heading.split() == ["received", "lateness", "topic/partition/offset", "id", "key", "value"]
     assert "in/0/7" in row
-    # A control character would be obeyed by a terminal.
+    # A terminal would execute a control character.
     assert "\x00" not in row
 
 
-def test_a_count_that_is_not_reached_is_exit_code_1(prepared: Settings) -> None:
+def test_a_count_that_is_not_reached_gives_exit_code_1(prepared: Settings) -> None:
     short = run(prepared, "subscribe", "--count", "1", "--timeout", "100ms")
     assert (short.exit_code, short.stderr.splitlines()) == (1, ["subscribed", "0 of 1 messages after 100ms"])
     assert run(prepared, "subscribe", "--timeout", "100ms").exit_code == 0
@@ -214,26 +212,26 @@ def test_a_count_that_is_not_reached_is_exit_code_1(prepared: Settings) -> None:
     assert run(prepared, "subscribe", "--topic", "\udcff").exit_code == 2
 
 
-def test_a_subscriber_misses_nothing_after_it_said_subscribed(prepared: Settings) -> None:
-    watching = start("subscribe", "--count", "1", "--timeout", "30s", "--format", "json", *options(prepared))
-    assert watching.stderr is not None
-    assert watching.stderr.readline() == "subscribed\n"
+def test_a_subscriber_misses_nothing_after_it_has_printed_subscribed(prepared: Settings) -> None:
+    subscriber = start("subscribe", "--count", "1", "--timeout", "30s", "--format", "json", *options(prepared))
+    assert subscriber.stderr is not None
+    assert subscriber.stderr.readline() == "subscribed\n"
     sent = run(prepared, "publish", "at once", "--topic", prepared.topics.output)
-    out, _ = watching.communicate(timeout=60)
-    assert (sent.exit_code, watching.returncode) == (0, 0)
-    assert json.loads(out)["value"] == "at once"
+    stdout, _ = subscriber.communicate(timeout=60)
+    assert (sent.exit_code, subscriber.returncode) == (0, 0)
+    assert json.loads(stdout)["value"] == "at once"
 
 
-def test_ctrl_c_is_exit_code_130_without_a_trace(prepared: Settings) -> None:
-    watching = start("subscribe", *options(prepared))
-    assert watching.stderr is not None
-    assert watching.stderr.readline() == "subscribed\n"
-    watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=60)
-    assert (watching.returncode, err) == (130, "")
+def test_ctrl_c_gives_exit_code_130_without_a_traceback(prepared: Settings) -> None:
+    subscriber = start("subscribe", *options(prepared))
+    assert subscriber.stderr is not None
+    assert subscriber.stderr.readline() == "subscribed\n"
+    subscriber.send_signal(signal.SIGINT)
+    _, stderr = subscriber.communicate(timeout=60)
+    assert (subscriber.returncode, stderr) == (130, "")
 
 
-def test_an_unreachable_broker_is_exit_code_1_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_gives_exit_code_1_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sinks.topics.admin_client", "sources.publisher"):
         monkeypatch.setattr(f"{module}.CONNECT_TIMEOUT_MS", 500)
     monkeypatch.setattr("sources.subscriber.CONNECT_TIMEOUT_S", 0.5)
@@ -252,11 +250,11 @@ def test_the_broker_command_serves_until_sigterm(tmp_path: Path) -> None:
         line = node.stdout.readline()
         assert line.startswith("listening on 127.0.0.1:")
         servers = f"kafka.bootstrap_servers={line.split()[-1]}"
-        asked = CliRunner().invoke(app, ["topics", "show", "--set", servers])
-        assert asked.stderr.startswith("error: topic-missing: ")
+        shown = CliRunner().invoke(app, ["topics", "show", "--set", servers])
+        assert shown.stderr.startswith("error: topic-missing: ")
         node.send_signal(signal.SIGTERM)
-        _, err = node.communicate(timeout=60)
-        assert (node.returncode, err.splitlines()) == (0, [f"starting in {tmp_path}"])
+        _, stderr = node.communicate(timeout=60)
+        assert (node.returncode, stderr.splitlines()) == (0, [f"starting in {tmp_path}"])
         assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
     finally:
         node.kill()
@@ -270,16 +268,16 @@ def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         assert node.stdout.readline().startswith("listening on ")
         (java,) = assert_eventually(lambda: _children(node.pid), what="the broker's process")
         os.kill(java, signal.SIGKILL)
-        _, err = node.communicate(timeout=60)
+        _, stderr = node.communicate(timeout=60)
         assert node.returncode == 1
-        assert "error: broker-failed: " in err
+        assert "error: broker-failed: " in stderr
     finally:
         node.kill()
 
 
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "quoted"),
     [
         ("--dir", "a-file", "a-file"),
         ("--dir", "a-file/below", "a-file"),
@@ -289,55 +287,55 @@ def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         ("--host", "two..dots", "two..dots"),
     ],
 )
-def test_a_broker_that_cannot_be_as_asked_is_an_error_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, said: str
+def test_a_broker_that_cannot_use_its_options_is_an_error_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, quoted: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # The handlers would stay behind, with the test's process.
+    # Handlers would remain installed in the test's process.
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "a-file").touch()
-    _in_a_sentence(CliRunner().invoke(app, ["broker", option, value]), 1, "broker-failed", said)
+    _assert_error_sentence(CliRunner().invoke(app, ["broker", option, value]), 1, "broker-failed", quoted)
 
 
-def test_a_host_that_is_not_utf_8_is_called_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_not_utf_8_is_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    _in_a_sentence(CliRunner().invoke(app, ["broker", "--host", "\udcff"]), 2, "bad-usage", "--host")
+    _assert_error_sentence(CliRunner().invoke(app, ["broker", "--host", "\udcff"]), 2, "bad-usage", "--host")
 
 
 @pytest.mark.parametrize("keep", ["a-file", "a-file/below", "full"])
-def test_a_demo_wants_a_folder_that_is_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
+def test_a_demo_needs_a_folder_that_is_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").touch()
     (tmp_path / "full/of").mkdir(parents=True)
-    _in_a_sentence(CliRunner().invoke(app, ["demo", "--keep", keep]), 2, "bad-usage", keep)
+    _assert_error_sentence(CliRunner().invoke(app, ["demo", "--keep", keep]), 2, "bad-usage", keep)
 
 
-def _in_a_sentence(result: Result, exit_code: int, error: str, said: str) -> None:
+def _assert_error_sentence(result: Result, exit_code: int, error: str, quoted: str) -> None:
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == exit_code
     sentence = result.stderr.splitlines()[-1]
     assert sentence.startswith(f"error: {error}: ")
-    assert said in sentence
+    assert quoted in sentence
 
 
 def _children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children()]
 
 
-def test_jars_that_are_there_are_left_alone(settings: Settings) -> None:
+def test_existing_jars_are_kept(settings: Settings) -> None:
     result = CliRunner().invoke(app, ["jars"])
     assert result.exit_code == 0
     assert result.stdout.count("complete") == 2
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "quoted"),
     [
         (["topics", "create"], ["the progress topic", "the lease topic", "one partition"]),
         (["topics", "show"], ["cleanup.policy=compact"]),
         (["publish"], ["1, 2, ...; 0 is at once"]),
     ],
 )
-def test_help_says_what_is_checked_and_made(command: list[str], said: list[str]) -> None:
-    told = " ".join(CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout.split())
-    assert not [words for words in said if words not in told]
+def test_help_describes_the_checks_and_the_created_topics(command: list[str], quoted: list[str]) -> None:
+    help_text = " ".join(CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert not [words for words in quoted if words not in help_text]

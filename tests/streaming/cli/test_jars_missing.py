@@ -1,4 +1,4 @@
-"""Commands that start Java, in an environment without the jars: one sentence, and nothing is left behind."""
+"""Commands that start Java, in an environment without the jars: they print one sentence and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from streaming.cli.app import app
 
 @pytest.fixture(autouse=True)
 def no_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment without them."""
+    """An environment without the jars."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
 
 
 def _error(*arguments: str) -> str:
-    ended = CliRunner().invoke(app, [*arguments], env={"DELAYLINE_CONFIG": None})
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    (line,) = ended.stderr.splitlines()
+    result = CliRunner().invoke(app, [*arguments], env={"DELAYLINE_CONFIG": None})
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
     return line
 
 
@@ -41,10 +41,10 @@ def test_submit_files_names_sparks_jars(tmp_path: Path) -> None:
     assert _error("submit-files", str(tmp_path / "files")) == _missing("spark", tmp_path)
 
 
-def test_the_job_names_sparks_jars_and_gives_its_lease_up(settings: Settings, tmp_path: Path) -> None:
+def test_the_job_names_sparks_jars_and_releases_its_lease(settings: Settings, tmp_path: Path) -> None:
     ensure_topics(settings, 1)
     topics = settings.topics
-    given = [
+    overrides = [
         f"application_id={settings.application_id}",
         f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}",
         f"topics.input={topics.input[0]}",
@@ -52,7 +52,7 @@ def test_the_job_names_sparks_jars_and_gives_its_lease_up(settings: Settings, tm
         f"topics.dead_letter={topics.dead_letter}",
         f"storage.path={tmp_path / 'storage'}",
     ]
-    assert _error("run", *(part for one in given for part in ("--set", one))) == _missing("spark", tmp_path)
+    assert _error("run", *(part for one in overrides for part in ("--set", one))) == _missing("spark", tmp_path)
     lease = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
     assert lease is not None
     assert lease.released

@@ -1,4 +1,4 @@
-"""What `delayline repair` says and writes of what it found."""
+"""What `delayline repair` prints and writes about the corruption that it found."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CORRUPTION = Corruption(
 LOST = [Lost("in", 0, BitMap64([1, 2, 3, 7]), BitMap64([3, 7])), Lost("in", 1, BitMap64([9, 10]), BitMap64())]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, found: Repair, *arguments: str) -> Result:
-    monkeypatch.setattr(repairs, "repair", lambda settings, skip, report: found)
+def run(monkeypatch: pytest.MonkeyPatch, outcome: Repair, *arguments: str) -> Result:
+    monkeypatch.setattr(repairs, "repair", lambda settings, skip, report: outcome)
     return CliRunner().invoke(app, ["repair", *arguments])
 
 
-def test_damage_is_listed_and_left_and_the_exit_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=False))
-    assert told.exit_code == 1
-    assert told.stdout.splitlines() == [
+def test_corruption_is_listed_and_kept_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=False))
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
         "/t/part=p/part-0.parquet: 1 of 3 rows can be read",
         "bucket 7, shard 1, segment 2, due from 1970-01-01T00:01:00Z to 1970-01-01T00:01:30Z: 4 of 10 messages can be "
         "read",
@@ -40,18 +40,18 @@ def test_damage_is_listed_and_left_and_the_exit_code_says_so(monkeypatch: pytest
     ]
 
 
-def test_what_was_taken_out_is_told_with_the_report_and_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=True), "--skip", "--report", "r.json")
-    assert told.exit_code == 0
-    assert "the ids are in r.json" in told.stdout
-    assert "delayline rebuild --discard-checkpoint" in told.stdout
-    nothing = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST[1:], taken_out=True), "--skip")
-    assert "--discard-checkpoint" not in nothing.stdout
+def test_after_a_removal_the_report_and_the_next_command_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=True), "--skip", "--report", "r.json")
+    assert result.exit_code == 0
+    assert "the ids are in r.json" in result.stdout
+    assert "delayline rebuild --discard-checkpoint" in result.stdout
+    without_rebuild = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST[1:], taken_out=True), "--skip")
+    assert "--discard-checkpoint" not in without_rebuild.stdout
 
 
-def test_a_whole_table_is_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = run(monkeypatch, Repair("/t", 5, Corruption([], []), [], taken_out=False))
-    assert (told.exit_code, told.stdout) == (0, "all of /t can be read\n")
+def test_a_table_without_corruption_gives_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, Repair("/t", 5, Corruption([], []), [], taken_out=False))
+    assert (result.exit_code, result.stdout) == (0, "all of /t can be read\n")
 
 
 def test_the_report_has_the_ids_as_ranges() -> None:
@@ -67,24 +67,24 @@ def test_the_report_has_the_ids_as_ranges() -> None:
 @pytest.mark.parametrize(
     ("offsets", "expected"), [([], []), ([5], [[5, 5]]), ([0, 1, 2], [[0, 2]]), ([1, 3, 4], [[1, 1], [3, 4]])]
 )
-def test_ranges(offsets: list[int], expected: list[list[int]]) -> None:
+def test_consecutive_offsets_are_one_range(offsets: list[int], expected: list[list[int]]) -> None:
     assert ranges(BitMap64(offsets)) == expected
 
 
-def test_a_report_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_report_is_not_overwritten(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text("of an earlier repair")
-    assert "name a new file" in _refused(tmp_path, report)
+    assert "name a new file" in _refusal(tmp_path, report)
     assert report.read_text() == "of an earlier repair"
 
 
 @pytest.mark.parametrize("name", ["no/such/dir/r.json", "report.json/r.json"])
-def test_a_report_that_has_no_place_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+def test_a_report_in_a_folder_that_does_not_exist_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "report.json").touch()
-    assert "is no folder that can be written to" in _refused(tmp_path, tmp_path / name)
+    assert "is no folder that can be written to" in _refusal(tmp_path, tmp_path / name)
 
 
-def _refused(tmp_path: Path, report: Path) -> str:
+def _refusal(tmp_path: Path, report: Path) -> str:
     storage = f"storage.path={tmp_path}/storage"
     refused = CliRunner().invoke(app, ["repair", "--skip", "--report", str(report), "--set", storage])
     assert (refused.exit_code, (tmp_path / "storage").exists()) == (2, False)

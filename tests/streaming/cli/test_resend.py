@@ -1,4 +1,4 @@
-"""What `delayline resend` says of a position that is not one of its own."""
+"""What `delayline resend` prints for a position that it did not write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sources.dead_letters.reader import resend_group
 from streaming.cli.app import app
 
 
-def test_a_position_that_no_resend_wrote_is_an_error_that_shows_it_and_is_left_as_it_was(settings: Settings) -> None:
+def test_a_position_that_no_resend_wrote_is_shown_in_the_error_and_not_changed(settings: Settings) -> None:
     ensure_topics(settings, 2)
     topics = settings.topics
     consumer = Consumer(
@@ -21,18 +21,18 @@ def test_a_position_that_no_resend_wrote_is_an_error_that_shows_it_and_is_left_a
             "enable.auto.commit": False,
         }
     )
-    place = TopicPartition(topics.dead_letter, 1, 3, metadata="of another program")
-    consumer.commit(offsets=[place], asynchronous=False)
-    given = [
+    position = TopicPartition(topics.dead_letter, 1, 3, metadata="of another program")
+    consumer.commit(offsets=[position], asynchronous=False)
+    overrides = [
         f"application_id={settings.application_id}",
         f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}",
         f"topics.input={topics.input[0]}",
         f"topics.dead_letter={topics.dead_letter}",
     ]
-    sets = [part for one in given for part in ("--set", one)]
-    ended = CliRunner().invoke(app, ["resend", *sets], env={"DELAYLINE_CONFIG": None})
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert ended.stderr.splitlines()[-1] == (
+    sets = [part for one in overrides for part in ("--set", one)]
+    result = CliRunner().invoke(app, ["resend", *sets], env={"DELAYLINE_CONFIG": None})
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == (
         "error: position-invalid: offset 3 has 'of another program' beside it, which no resend wrote"
     )
     (kept,) = consumer.committed([TopicPartition(topics.dead_letter, 1)], 30)

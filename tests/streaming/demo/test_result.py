@@ -1,4 +1,4 @@
-"""How late the demo's messages were, and whether its result holds."""
+"""The lateness of the demo's messages, and whether its result holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _message(number: int, due_ms: int | None) -> Published:
 
 
 def _result(late_ms: dict[Published, int]) -> Result:
-    """Let each message be received so late."""
+    """Return the result for messages that were received so many ms after their due times."""
     records = [replace(record_of(m, 0), received_ms=m.due_ms + late) for m, late in late_ms.items()]
     return _result_of([*late_ms], numbered(records))
 
@@ -32,7 +32,7 @@ def _result_of(messages: list[Published], records: list[Received]) -> Result:
     return result_of(verdict, published, records, _DOWN)
 
 
-def test_delayed_and_plain_messages_count_apart_and_so_do_those_of_the_outage() -> None:
+def test_delayed_and_plain_messages_and_those_of_the_outage_are_counted_separately() -> None:
     result = _result(
         {
             _message(0, None): 700,
@@ -50,13 +50,13 @@ def test_delayed_and_plain_messages_count_apart_and_so_do_those_of_the_outage() 
     assert (result.without_outage.count, result.without_outage.p50) == (3, 200)
 
 
-def test_of_no_messages_there_is_no_lateness() -> None:
+def test_without_messages_there_is_no_lateness() -> None:
     result = _result({})
     assert result.overall.count == 0
     assert isnan(result.overall.p99)
 
 
-def test_a_result_with_a_fault_or_with_too_little_order_does_not_hold() -> None:
+def test_a_result_with_a_fault_or_too_few_ordered_messages_does_not_hold() -> None:
     message = _message(0, 2_000)
     assert not _result_of([message], []).holds
     unknown = replace(message, id="in/0/100")

@@ -1,4 +1,4 @@
-"""What a batch holds against the state stage before it delivers or seals anything (invariants 2 and 3)."""
+"""What a batch checks in the state stage's output before it delivers or seals anything (invariants 2 and 3)."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ CUTOFF_MS = 50_000
 
 @pytest.fixture
 def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> Iterator[BatchRunner]:
-    """What runs the batches of a new checkpoint, whose first one is planned."""
+    """A runner for the batches of a new checkpoint, whose first batch is planned."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
     with closing(HeldLease(settings, "run")) as lease:
         state = recover(spark, settings, fresh=False, lease=lease)
         (tmp_path / "checkpoint" / "offsets").mkdir()
-        about = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
-        (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{about}\n-")
-        with closing(BatchRunner(state, settings, lease)) as made:
-            yield made
+        metadata = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
+        (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{metadata}\n-")
+        with closing(BatchRunner(state, settings, lease)) as batch_runner:
+            yield batch_runner
 
 
 def _output(kind: str, cutoff_ms: int, first_due_ms: int) -> tuple[Any, ...]:
     return (kind, 1, cutoff_ms, 0, 0, "p", first_due_ms, first_due_ms + 10, 3, 300, b"")
 
 
-def test_a_batch_is_refused_whose_state_stage_ran_at_another_cutoff_or_held_back_what_is_due(
+def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due_messages(
     spark: SparkSession, runner: BatchRunner
 ) -> None:
     def refusal(*rows: tuple[Any, ...]) -> str:
-        with pytest.raises(CutoffMismatch) as refused:
+        with pytest.raises(CutoffMismatch) as raised:
             runner.run(spark.createDataFrame(rows, SHARD_OUTPUT_SCHEMA), 0)
-        return str(refused.value)
+        return str(raised.value)
 
     fine = _output(KEPT, CUTOFF_MS, CUTOFF_MS)
-    other = _output(DUE, CUTOFF_MS + 1, 0)
-    assert refusal(fine, other) == f"cutoff-mismatch: shard 1 ran at {CUTOFF_MS + 1}, its batch at {CUTOFF_MS}"
+    at_another_cutoff = _output(DUE, CUTOFF_MS + 1, 0)
+    assert (
+        refusal(fine, at_another_cutoff) == f"cutoff-mismatch: shard 1 ran at {CUTOFF_MS + 1}, its batch at {CUTOFF_MS}"
+    )
     for kind in (KEPT, SEALED):
         overdue = _output(kind, CUTOFF_MS, CUTOFF_MS - 1)
         assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
-    # Neither left anything behind: the batch itself runs.
+    # No refusal left anything behind: the batch still runs.
     runner.run(spark.createDataFrame([fine], SHARD_OUTPUT_SCHEMA), 0)

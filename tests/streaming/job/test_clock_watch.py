@@ -12,12 +12,12 @@ from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch
 
 _LOOKAHEAD_MS = 2_000
 _SHOWN_MS = 1_795_264_674_131
-# Begun 500 ms after the batch before, whose clock and lookahead made its cutoff.
+# Begun 500 ms after the previous batch, whose clock and lookahead made its cutoff.
 _BATCH = PlannedBatch(7, _SHOWN_MS, _SHOWN_MS - 500 + _LOOKAHEAD_MS, {})
 
 
 class Host:
-    """A clock to be set."""
+    """A clock that a test sets."""
 
     now_ms = _SHOWN_MS
 
@@ -36,7 +36,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> int:
     return sum(record.levelno == logging.WARNING for record in caplog.records)
 
 
-def test_a_clock_that_goes_on_or_forward_is_nothing_to_speak_of(
+def test_a_clock_that_runs_on_or_is_set_forward_gives_no_warning(
     watch: ClockWatch, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.check(None)
@@ -46,7 +46,7 @@ def test_a_clock_that_goes_on_or_forward_is_nothing_to_speak_of(
     assert not _warnings(caplog)
 
 
-def test_up_to_a_minute_is_waited_for_with_one_warning_each_time(
+def test_up_to_a_minute_behind_is_tolerated_with_one_warning_each_time(
     watch: ClockWatch, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     for behind_ms in (TOLERANCE_MS, 30_000, 1_001):
@@ -61,7 +61,7 @@ def test_up_to_a_minute_is_waited_for_with_one_warning_each_time(
     assert _warnings(caplog) == 2
 
 
-def test_more_than_a_minute_is_refused_with_both_times_and_what_to_do(watch: ClockWatch, host: Host) -> None:
+def test_more_than_a_minute_behind_is_an_error_with_both_times_and_the_remedy(watch: ClockWatch, host: Host) -> None:
     host.now_ms = _SHOWN_MS - 3_600_000
     with pytest.raises(ClockBehind, match=r"T11:37:54\.131Z, 1:00:00 less than the .*T12:37:54\.131Z.* Set it right"):
         watch.check(_BATCH)
@@ -69,10 +69,10 @@ def test_more_than_a_minute_is_refused_with_both_times_and_what_to_do(watch: Clo
 
 def test_a_batch_that_began_after_the_clock_was_set_back_does_not_hide_it(watch: ClockWatch, host: Host) -> None:
     host.now_ms = _SHOWN_MS - TOLERANCE_MS - 2
-    begun_since = PlannedBatch(8, host.now_ms - 1, _SHOWN_MS + _LOOKAHEAD_MS, {})
+    later_batch = PlannedBatch(8, host.now_ms - 1, _SHOWN_MS + _LOOKAHEAD_MS, {})
     with pytest.raises(ClockBehind):
-        watch.check(begun_since)
+        watch.check(later_batch)
 
 
-def test_a_lookahead_that_was_a_minute_at_the_start_before_is_no_error(host: Host) -> None:
+def test_a_lookahead_of_a_minute_in_the_previous_run_is_no_error(host: Host) -> None:
     ClockWatch(0, lambda: host.now_ms).check(PlannedBatch(7, _SHOWN_MS, _SHOWN_MS + 60_000, {}))

@@ -1,4 +1,4 @@
-"""The gate between Spark's batches and the job's: a batch that it stops is planned, not committed, and comes again."""
+"""The gate between Spark's batches and the job's: a batch that it stops is planned, not committed, and runs again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StartQuery = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
 
 @pytest.fixture
 def start(spark: SparkSession, tmp_path: Path) -> Iterator[StartQuery]:
-    """A function that starts a query whose batches go to the function given; each start goes on from the one before."""
+    """A function that starts a query whose batches go to a given function. Each start continues the previous one."""
     started: list[StreamingQuery] = []
 
     def start_query(run_batch: Callable[[DataFrame, int], None]) -> StreamingQuery:
@@ -33,27 +33,27 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[StartQuery]:
 
 
 def _end(query: StreamingQuery) -> str:
-    with pytest.raises(StreamingQueryException) as ended:
+    with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination(60)
-    return str(ended.value)
+    return str(raised.value)
 
 
-def test_a_batch_behind_a_closed_gate_is_left_undone_and_is_the_first_of_the_next_start(start: StartQuery) -> None:
+def test_a_closed_gate_stops_the_next_batch_which_is_the_first_of_the_next_start(start: StartQuery) -> None:
     ran: list[int] = []
     gate = Gate()
     query = start(gate.guard(lambda _, batch_id: ran.append(batch_id)))
     assert_eventually(lambda: len(ran) >= 2, 60)
     gate.close()
-    told = _end(query)
-    left = len(ran)
-    assert f"service-stopping: batch {left} is left to the next start" in told
+    message = _end(query)
+    next_batch = len(ran)
+    assert f"service-stopping: batch {next_batch} is left to the next start" in message
 
-    told = _end(start(Gate(last_batch=left).guard(lambda _, batch_id: ran.append(batch_id))))
-    assert f"service-stopping: batch {left + 1} is left to the next start" in told
-    assert ran == list(range(left + 1))
+    message = _end(start(Gate(last_batch=next_batch).guard(lambda _, batch_id: ran.append(batch_id))))
+    assert f"service-stopping: batch {next_batch + 1} is left to the next start" in message
+    assert ran == list(range(next_batch + 1))
 
 
-def test_a_batch_that_fails_since_it_was_cut_off_is_told_as_that_and_not_as_what_it_failed_by(
+def test_a_batch_that_fails_because_it_was_cut_off_is_reported_as_cut_off(
     start: StartQuery,
 ) -> None:
     gate = Gate()
@@ -62,6 +62,6 @@ def test_a_batch_that_fails_since_it_was_cut_off_is_told_as_that_and_not_as_what
         gate.close(cut_off=True)
         raise ZeroDivisionError("as a cancelled task may")
 
-    told = _end(start(gate.guard(fail)))
-    assert "service-stopping: batch 0 was cut off, and is left to the next start" in told
-    assert "ZeroDivisionError" not in told
+    message = _end(start(gate.guard(fail)))
+    assert "service-stopping: batch 0 was cut off, and is left to the next start" in message
+    assert "ZeroDivisionError" not in message

@@ -8,16 +8,16 @@ from streaming.job.input_loss import DeletedRange, check_replay, deleted_ranges,
 BOUNDS = {("in", 0): (250, 300), ("in", 1): (0, 10), ("in", 2): (7, 7)}
 
 
-def test_gone_is_what_lies_between_the_next_offset_and_the_first_that_is_left() -> None:
+def test_the_deleted_range_is_from_the_next_offset_to_the_first_that_is_left() -> None:
     assert deleted_ranges(BOUNDS, {"in": {"0": 100, "1": 0, "2": 7}}) == [DeletedRange("in", 0, 100, 250)]
     assert deleted_ranges(BOUNDS, {"in": {"0": 250, "1": 10, "2": 7}}) == []
 
 
-def test_of_a_partition_that_was_added_all_is_unread() -> None:
+def test_an_added_partition_is_unread_from_offset_0() -> None:
     assert deleted_ranges(BOUNDS, {"in": {"0": 250, "1": 0}}) == [DeletedRange("in", 2, 0, 7)]
 
 
-def test_a_topic_that_was_made_anew_ends_before_what_was_read_of_it() -> None:
+def test_a_recreated_topic_ends_before_the_offsets_that_were_read() -> None:
     assert truncated(BOUNDS, {"in": {"0": 300, "1": 10, "2": 7}}) == []
     assert truncated(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
         "in/0 ends at offset 300, and records up to offset 301 were read",
@@ -36,12 +36,12 @@ def test_a_batch_misses_no_more_than_its_own_range() -> None:
     assert deleted_ranges(BOUNDS, starts, ends) == [DeletedRange("in", 0, 100, 120), DeletedRange("in", 2, 0, 3)]
 
 
-def test_the_error_names_each_range_and_the_way_on() -> None:
-    said = str(input_loss_error([DeletedRange("in", 0, 100, 250), DeletedRange("in", 2, 0, 7)]))
-    assert said.startswith(
+def test_the_error_names_each_range_and_the_remedy() -> None:
+    message = str(input_loss_error([DeletedRange("in", 0, 100, 250), DeletedRange("in", 2, 0, 7)]))
+    assert message.startswith(
         "records-expired: in/0: offsets 100 to 249 (150 in all); in/2: offsets 0 to 6 (7 in all) were deleted"
     )
-    assert "topics.skip_expired=true" in said
+    assert "topics.skip_expired=true" in message
 
 
 def test_a_batch_that_has_sealed_is_not_replayed_without_its_records() -> None:

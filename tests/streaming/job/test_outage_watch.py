@@ -7,7 +7,7 @@ from streaming.job.outage_watch import OutageWatch
 
 
 class Query:
-    """A query that is at something, and a clock."""
+    """What a query is doing, and a clock."""
 
     doing = "Processing new data"
     now_s = 100.0
@@ -16,7 +16,7 @@ class Query:
         return OutageWatch(lambda: self.doing, lambda: self.now_s)
 
 
-def test_it_warns_every_five_seconds_while_offsets_are_asked_for_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_every_five_seconds_while_kafka_returns_no_offsets(caplog: pytest.LogCaptureFixture) -> None:
     query = Query()
     watch = query.watch()
     assert not watch.check(_batch(7))
@@ -30,7 +30,7 @@ def test_it_warns_every_five_seconds_while_offsets_are_asked_for_in_vain(caplog:
     assert not watch.check(_batch(8))
 
 
-def test_a_long_batch_and_batches_that_follow_each_other_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_batch_and_successive_batches_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
     query = Query()
     watch = query.watch()
     for batch_id in (7, 7, 8, 9):

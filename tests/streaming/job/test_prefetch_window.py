@@ -1,4 +1,4 @@
-"""The due window over many buckets, and beside a merge, on a real Delta table."""
+"""The prefetch window over many buckets, and during a merge, on a real Delta table."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import merge_buckets
 from tests.messages import messages, some_batch_settings
 
-RULES = some_batch_settings()
+BATCH_SETTINGS = some_batch_settings()
 Dues = dict[int, list[int]]
 
 
-def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSettings = RULES) -> None:
-    """Store buckets in one commit, each with messages due at its `dues`; offsets count through all of them."""
+def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSettings = BATCH_SETTINGS) -> None:
+    """Store buckets in one commit, each with messages due at its `dues`. Offsets are numbered through all buckets."""
     offsets, rows = iter(range(10**9)), list[pa.RecordBatch]()
-    for number, of_bucket in dues.items():
-        sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(of_bucket)])
+    for number, bucket_dues in dues.items():
+        sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(bucket_dues)])
         for segment, part in cut(sealed, number, 0, 0, batch_settings):
             rows += segment_rows(segment, part, batch_settings.index_precision_bits)
-    given = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
-    store.append(given.coalesce(1), "checkpoint", batch_id)
+    frame = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
+    store.append(frame.coalesce(1), "checkpoint", batch_id)
 
 
 def window_of(
@@ -41,15 +41,15 @@ def window_of(
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
-    """What a batch takes: (due, offset) of each message."""
-    found: list[tuple[int, int]] = []
+    """Return (due, offset) of each message that a batch takes."""
+    taken_messages: list[tuple[int, int]] = []
     for piece in window.take(start_ms, end_ms):
         for row in piece.collect():
             chunk = decode_chunk(bytes(row["chunk"]))
-            places = zip(*(chunk.column(name).to_pylist() for name in ("deliver_at_ms", "offset")), strict=True)
-            found += [(due, offset) for due, offset in places if start_ms <= due < end_ms]
+            pairs = zip(*(chunk.column(name).to_pylist() for name in ("deliver_at_ms", "offset")), strict=True)
+            taken_messages += [(due, offset) for due, offset in pairs if start_ms <= due < end_ms]
     window.advance(end_ms)
-    return found
+    return taken_messages
 
 
 def in_batches(window: PrefetchWindow, cutoffs: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
@@ -64,38 +64,40 @@ def test_ten_thousand_buckets_give_each_message_once(store: BucketTable) -> None
     seal(store, buckets, 1)
     window, catalog = window_of(store)
     assert len(catalog.buckets) == 10_000
-    found = [message for batch in in_batches(window, range(300, 2_101, 300)) for message in batch]
+    taken_messages = [message for batch in in_batches(window, range(300, 2_101, 300)) for message in batch]
     window.close()
-    assert len(found) == len(set(found)) == 20_000
-    assert sorted(due for due, _ in found) == sorted(due for dues in buckets.values() for due in dues)
+    assert len(taken_messages) == len(set(taken_messages)) == 20_000
+    assert sorted(due for due, _ in taken_messages) == sorted(due for dues in buckets.values() for due in dues)
     assert len(catalog) == 0
 
 
 @pytest.mark.parametrize("dues", [list(range(0, 3_000, 3)), [1_500] * 1_000], ids=["spread", "one millisecond"])
-def test_a_segment_larger_than_the_window_comes_once(store: BucketTable, dues: list[int]) -> None:
+def test_a_segment_larger_than_the_window_gives_each_message_once(store: BucketTable, dues: list[int]) -> None:
     seal(store, {1: dues}, 1)
     window, _ = window_of(store, ahead_ms=100, max_messages=50)
     batches = list(in_batches(window, range(400, 3_201, 400)))
     window.close()
-    found = [message for batch in batches for message in batch]
-    assert sorted(due for due, _ in found) == dues
-    assert len(set(found)) == len(dues)
+    taken_messages = [message for batch in batches for message in batch]
+    assert sorted(due for due, _ in taken_messages) == dues
+    assert len(set(taken_messages)) == len(dues)
 
 
-def test_a_merge_beside_the_window_of_what_is_about_to_be_due_changes_nothing(store: BucketTable) -> None:
+def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: BucketTable) -> None:
     dues: Dues = {1: [100, 500, 900], 2: [150, 500, 950], 3: [120, 520, 980]}
     seal(store, dues, 1)
     window, catalog = window_of(store, ahead_ms=200)
-    found = taken(window, 0, 200)
+    taken_messages = taken(window, 0, 200)
     known = {number: list(segments) for number, segments in catalog.buckets.items()}
-    # The next messages are loaded or loading by now; the commit comes between them and those after.
-    merged = merge_buckets(store, {number: known[number] for number in (1, 2)}, 200, RULES)
-    found += taken(window, 200, 510)
+    # The next messages are loaded or loading by now. The merge commits between them and those after.
+    merged = merge_buckets(store, {number: known[number] for number in (1, 2)}, 200, BATCH_SETTINGS)
+    taken_messages += taken(window, 200, 510)
     catalog.replace(merged.buckets, merged.segments)
-    found += taken(window, 510, 1_000)
+    taken_messages += taken(window, 510, 1_000)
     window.close()
-    assert sorted(due for due, _ in found) == sorted(due for of_bucket in dues.values() for due in of_bucket)
-    assert len(set(found)) == 9
+    assert sorted(due for due, _ in taken_messages) == sorted(
+        due for bucket_dues in dues.values() for due in bucket_dues
+    )
+    assert len(set(taken_messages)) == 9
 
 
 def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable) -> None:

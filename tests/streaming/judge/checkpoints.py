@@ -1,4 +1,4 @@
-"""Checkpoints as Spark and the service write them to a local disk, as far as the judge reads them."""
+"""The files of a checkpoint that the judge reads, as Spark and the service write them to a local disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def begin(folder: Path, name: str, cutoff_ms: int = 0, offsets: dict[str, dict[str, int]] | None = None) -> None:
-    """Write how the checkpoint began."""
+    """Write the checkpoint's origin."""
     (folder / "commits").mkdir(parents=True)
     (folder / "offsets").mkdir()
     origin = {"format": 1, "checkpoint": name, "generation": 1, "cutoff_ms": cutoff_ms, "offsets": offsets or {}}
@@ -16,8 +16,8 @@ def begin(folder: Path, name: str, cutoff_ms: int = 0, offsets: dict[str, dict[s
 
 def plan(folder: Path, batch_id: int, cutoff_ms: int, ends: dict[str, dict[str, int]]) -> None:
     """Write a batch into the offset log."""
-    about = {"batchWatermarkMs": cutoff_ms, "batchTimestampMs": 7, "conf": {}}
-    lines = ["v1", json.dumps(about), json.dumps(ends) if ends else "-", json.dumps({"offset": 3, "timestamp": 9})]
+    metadata = {"batchWatermarkMs": cutoff_ms, "batchTimestampMs": 7, "conf": {}}
+    lines = ["v1", json.dumps(metadata), json.dumps(ends) if ends else "-", json.dumps({"offset": 3, "timestamp": 9})]
     (folder / "offsets" / str(batch_id)).write_text("\n".join(lines))
 
 

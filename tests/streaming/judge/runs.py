@@ -14,58 +14,61 @@ from streaming.judge.verdict import Verdict, judge
 
 PARTITIONS = {"out": 2, "other": 3, "dead": 2}
 _LONG_MS = 1_000
-# Some of those in the tests of Kafka's own murmur2.
+# Some of the hashes in the tests of Kafka's murmur2.
 _HASHES = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was published, what came out in the order of receiving, and what the job committed."""
+    """The published messages, the received records in order of receipt, and the batches that the job committed."""
 
     published: dict[str, Published]
     received: list[Received]
     log: CheckpointLog
 
     def judged(self, received: list[Received] | None = None, complete: bool = True) -> Verdict:
-        """Judge this run, or the same with other records received."""
+        """Judge this run, or the same run with other received records."""
         surroundings = Surroundings({topic: {count} for topic, count in PARTITIONS.items()})
         records = self.received if received is None else received
         return judge(self.published, records, Acceptance([self.log]), surroundings, complete)
 
-    def is_held(self, record: Received) -> bool:
-        """Say whether the record's message must be in order."""
+    def must_be_in_order(self, record: Received) -> bool:
+        """Return whether the record's message must be in order."""
         message = self.published[record.id]
         return message.error is None and Acceptance([self.log]).holds_to_order(message)
 
 
 def record_of(message: Published, partition: int, offset: int = 0) -> Received:
     """Return the record that the contract makes of a message."""
-    own: list[Header] = [("delayline-id", message.id.encode())]
+    added_headers: list[Header] = [("delayline-id", message.id.encode())]
     if message.error is None:
-        own.append(("delayline-deliver-at", b"%d" % message.due_ms))
+        added_headers.append(("delayline-deliver-at", b"%d" % message.due_ms))
     else:
-        own += [("delayline-error", message.error.encode()), ("delayline-error-text", f"{message.error}: x".encode())]
-        own.append(("delayline-timestamp", b"%d" % message.timestamp_ms))
-    headers = (*message.headers, *own)
+        added_headers += [
+            ("delayline-error", message.error.encode()),
+            ("delayline-error-text", f"{message.error}: x".encode()),
+        ]
+        added_headers.append(("delayline-timestamp", b"%d" % message.timestamp_ms))
+    headers = (*message.headers, *added_headers)
     return Received(
         message.output, partition, offset, message.due_ms, message.key, message.value, headers, message.due_ms
     )
 
 
 def numbered(records: list[Received]) -> list[Received]:
-    """Give the records of each partition the offsets of their order in the list."""
+    """Return the records with offsets that number each partition's records in list order."""
     counts: Counter[tuple[str, int]] = Counter()
     result = []
     for record in records:
-        place = record.topic, record.partition
-        result.append(replace(record, offset=counts[place]))
-        counts[place] += 1
+        partition = record.topic, record.partition
+        result.append(replace(record, offset=counts[partition]))
+        counts[partition] += 1
     return result
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """Batches with cutoffs that never go back; each takes in messages that are due in the past or in the future."""
+    """Draw batches with cutoffs that never go back. Each accepts messages due in the past or in the future."""
     log = CheckpointLog()
     published: dict[str, Published] = {}
     received: list[Received] = []
@@ -80,7 +83,7 @@ def runs(draw: st.DrawFn) -> Run:
             waiting.append(message)
         log.batches[number] = CommittedBatch(cutoff_ms, dict(ends))
         received += _delivered(waiting, cutoff_ms)
-    # Until all are out.
+    # Deliver the rest.
     received += _delivered(waiting, 10**9)
     return Run(published, numbered(received), log)
 
@@ -101,7 +104,7 @@ def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], cutoff_ms: int) 
 
 
 def _delivered(waiting: list[Published], cutoff_ms: int) -> list[Received]:
-    """Take what is due, and all dead letters, out of `waiting`, in the contract's order."""
+    """Remove the due messages and all dead letters from `waiting`; return their records in the contract's order."""
     due = sorted((m for m in waiting if m.due_ms < cutoff_ms or m.error), key=lambda message: message.place)
     waiting[:] = [message for message in waiting if message not in due]
     return [record_of(message, right_partition(message)) for message in due]
@@ -109,5 +112,5 @@ def _delivered(waiting: list[Published], cutoff_ms: int) -> list[Received]:
 
 def right_partition(message: Published) -> int:
     """Return the partition that the message belongs in."""
-    by = message.source[1] if message.key is None else _HASHES[message.key] & 0x7FFFFFFF
-    return by % PARTITIONS[message.output]
+    number = message.source[1] if message.key is None else _HASHES[message.key] & 0x7FFFFFFF
+    return number % PARTITIONS[message.output]

@@ -1,4 +1,4 @@
-"""Which messages are held to order, by the batches that a job committed, through kills and new checkpoints."""
+"""Which messages must be in order, given the batches that a job committed, through kills and new checkpoints."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def _from_ms(acceptance: Acceptance, *offsets: int) -> list[int | None]:
 
 
 def _log(*batches: tuple[int, int, int], cutoff_ms: int = 0, start: int = 0) -> CheckpointLog:
-    """Make a log of batches, each given by its number, its cutoff and its end."""
+    """Return a log of batches, each given by its number, its cutoff and its end offset."""
     committed = {number: CommittedBatch(cutoff, {_SOURCE: end}) for number, cutoff, end in batches}
     return CheckpointLog(cutoff_ms, {_SOURCE: start} if start else {}, committed)
 
 
-def test_order_holds_from_the_cutoff_of_the_batch_before() -> None:
+def test_order_holds_from_the_cutoff_of_the_previous_batch() -> None:
     acceptance = Acceptance([_log((0, 100, 5), (1, 200, 5), (2, 300, 9), (3, 400, 12))])
     assert _from_ms(acceptance, 0, 4, 5, 8, 9, 11, 12) == [0, 0, 200, 200, 300, 300, None]
     assert acceptance.holds_to_order(_message(5, 200))
     assert not acceptance.holds_to_order(_message(5, 199))
 
 
-def test_what_no_batch_has_committed_is_not_held() -> None:
+def test_messages_that_no_batch_has_committed_need_no_order() -> None:
     assert not Acceptance([]).holds_to_order(_message(0, 10**12))
     acceptance = Acceptance([_log((0, 100, 5))])
     assert not acceptance.holds_to_order(_message(5, 10**12))
@@ -37,17 +37,17 @@ def test_what_no_batch_has_committed_is_not_held() -> None:
     assert acceptance.in_order_from_ms(_message(0, 0, partition=1)) is None
 
 
-def test_behind_a_batch_that_was_not_seen_its_own_cutoff_is_the_bound() -> None:
+def test_if_the_previous_batch_was_not_seen_the_bound_is_the_batchs_own_cutoff() -> None:
     acceptance = Acceptance([_log((4, 500, 5), (7, 700, 9), (8, 800, 12))])
     assert _from_ms(acceptance, 0, 5, 9) == [500, 700, 700]
 
 
-def test_a_checkpoint_that_takes_over_goes_on_where_the_one_before_ended() -> None:
-    # The last batch of the first one was cut off: what it had read was accepted again when the second one was made.
+def test_a_later_checkpoint_continues_where_the_previous_one_ended() -> None:
+    # The last batch of the first checkpoint was cut off. Its records were accepted again when the second was made.
     acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), (1, 450, 30), cutoff_ms=300, start=12)])
     assert _from_ms(acceptance, 4, 5, 7, 8, 11, 12, 19, 20) == [0, 100, 100, 300, 300, 300, 300, 350]
 
 
-def test_what_is_read_again_was_accepted_when_it_was_read_first() -> None:
+def test_records_that_are_read_again_were_accepted_when_they_were_first_read() -> None:
     acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), cutoff_ms=150, start=5)])
     assert _from_ms(acceptance, 7, 8) == [100, 150]

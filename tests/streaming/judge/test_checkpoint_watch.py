@@ -1,4 +1,4 @@
-"""The watch keeps what the job committed, though Spark deletes it, and through changes of the checkpoint."""
+"""The watch keeps the committed batches after Spark has deleted them, and through changes of the checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _from_ms(watch: CheckpointWatch, *offsets: int) -> list[int | None]:
     return [acceptance.in_order_from_ms(Published(f"in/0/{offset}", 0, None, b"", (), "out")) for offset in offsets]
 
 
-def test_a_batch_counts_once_it_is_committed_and_what_has_read_nothing_does_no_harm(
+def test_a_batch_counts_once_it_is_committed_even_after_one_that_read_nothing(
     watch: CheckpointWatch, folder: Path
 ) -> None:
     assert _from_ms(watch, 0) == [None]
@@ -45,21 +45,19 @@ def test_a_batch_counts_once_it_is_committed_and_what_has_read_nothing_does_no_h
     assert _from_ms(watch, 0, 3, 4, 8, 9) == [50, 50, 100, 100, None]
 
 
-def test_what_spark_has_deleted_was_seen_in_time(watch: CheckpointWatch, folder: Path) -> None:
+def test_batches_are_seen_before_spark_deletes_them(watch: CheckpointWatch, folder: Path) -> None:
     begin(folder, "a")
     for batch_id in range(3):
         plan(folder, batch_id, 100 * batch_id, {"in": {"0": batch_id + 1}})
         commit(folder, batch_id)
-        # By the thread alone: nobody asks the watch meanwhile.
+        # Only the watch's thread reads the files: the test does not ask for the acceptance meanwhile.
         assert_eventually(lambda: watch.seen == batch_id + 1)  # noqa: B023
         (folder / "offsets" / str(batch_id)).unlink()
         (folder / "commits" / str(batch_id)).unlink()
     assert _from_ms(watch, 0, 1, 2) == [0, 0, 100]
 
 
-def test_another_checkpoint_in_its_place_goes_on_and_the_first_is_remembered(
-    watch: CheckpointWatch, folder: Path
-) -> None:
+def test_a_replacing_checkpoint_continues_and_the_first_is_remembered(watch: CheckpointWatch, folder: Path) -> None:
     begin(folder, "a")
     plan(folder, 0, 100, {"in": {"0": 5}})
     commit(folder, 0)
@@ -67,7 +65,7 @@ def test_another_checkpoint_in_its_place_goes_on_and_the_first_is_remembered(
     folder.rename(folder.with_name("aside"))
     assert _from_ms(watch, 4, 5) == [0, None]
     begin(folder, "b", cutoff_ms=300, offsets={"in": {"0": 7}})
-    # The watermark of a new checkpoint begins at 0, its cutoff where the one before was.
+    # The watermark of a new checkpoint begins at 0, its cutoff at that of the previous checkpoint.
     plan(folder, 0, 0, {"in": {"0": 8}})
     commit(folder, 0)
     plan(folder, 1, 400, {"in": {"0": 9}})
@@ -75,7 +73,7 @@ def test_another_checkpoint_in_its_place_goes_on_and_the_first_is_remembered(
     assert _from_ms(watch, 4, 5, 6, 7, 8) == [0, 300, 300, 300, 300]
 
 
-def test_a_log_that_cannot_be_read_is_told_to_who_asks(watch: CheckpointWatch, folder: Path) -> None:
+def test_a_log_that_cannot_be_read_is_an_error_for_the_caller(watch: CheckpointWatch, folder: Path) -> None:
     begin(folder, "a")
     (folder / "offsets" / "0").write_text("v1\nnonsense\n")
     commit(folder, 0)

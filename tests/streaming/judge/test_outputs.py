@@ -1,4 +1,4 @@
-"""Planted faults on the way through a real broker: written to the topics, read by the judge's own subscriber."""
+"""Faults planted in the topics of a real broker, and read by the judge's own subscriber."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY, _KEY_PARTITION = b"foobar", (-790332482 & 0x7FFFFFFF) % 2
 
 
 class Stage:
-    """Two output topics, what was published to come out there, and what a job is to have committed."""
+    """Two output topics, the messages published for them, and a checkpoint that has committed these."""
 
     def __init__(self, broker: EmbeddedBroker, make_topic: MakeTopic, checkpoint: Path) -> None:
         self.output, self.other = make_topic(2), make_topic(2)
@@ -46,7 +46,7 @@ class Stage:
         self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append)
 
     def writer(self) -> Producer:
-        """Return a transactional producer, which ends the transactions of those before."""
+        """Return a transactional producer. It ends the open transaction of an earlier one."""
         writer = Producer({"bootstrap.servers": self._broker.bootstrap, "transactional.id": self.output})
         writer.init_transactions(30)
         return writer
@@ -68,7 +68,7 @@ class Stage:
         assert producer.flush(30) == 0
 
     def verdict(self) -> Verdict:
-        """Judge all that is committed."""
+        """Judge all committed records."""
         self.outputs.drain()
         surroundings = Surroundings({topic: {count} for topic, count in self.outputs.partitions.items()})
         published = {message.id: message for message in self.messages}
@@ -87,30 +87,30 @@ def stage(broker: EmbeddedBroker, make_topic: MakeTopic, tmp_path: Path) -> Iter
 
 
 @pytest.fixture
-def right(stage: Stage) -> list[Received]:
-    """What the contract makes of the messages."""
+def expected(stage: Stage) -> list[Received]:
+    """The records that the contract requires for the messages."""
     return [record_of(message, _KEY_PARTITION) for message in stage.messages]
 
 
-def _found(verdict: Verdict) -> dict[Fault, list[str]]:
-    """Return the ids by fault, in order: partitions come in any."""
-    found: dict[Fault, list[str]] = {}
+def _ids_by_fault(verdict: Verdict) -> dict[Fault, list[str]]:
+    """Return the ids by fault. They are sorted, since partitions are read in any order."""
+    ids: dict[Fault, list[str]] = {}
     for finding in sorted(verdict.findings, key=lambda finding: finding.id):
-        found.setdefault(finding.fault, []).append(finding.id)
-    return found
+        ids.setdefault(finding.fault, []).append(finding.id)
+    return ids
 
 
-def test_what_keeps_the_contract_is_found_to_keep_it(stage: Stage, right: list[Received]) -> None:
-    stage.write(right[: _COUNT // 2])
-    stage.write(right, abort=True)
-    stage.write(right[_COUNT // 2 :])
+def test_records_that_keep_the_contract_have_no_faults(stage: Stage, expected: list[Received]) -> None:
+    stage.write(expected[: _COUNT // 2])
+    stage.write(expected, abort=True)
+    stage.write(expected[_COUNT // 2 :])
     verdict = stage.verdict()
     assert verdict.problems(least_held=1) == []
     assert (verdict.delivered, verdict.held) == (_COUNT, _COUNT)
 
 
-def test_each_planted_fault_is_found_and_none_beside_it(stage: Stage, right: list[Received]) -> None:
-    lost, first, second, altered, header, keyed, topic, partition, doubled, *rest = right
+def test_each_planted_fault_is_found_and_no_other(stage: Stage, expected: list[Received]) -> None:
+    lost, first, second, altered, header, keyed, topic, partition, doubled, *rest = expected
     planted = [
         second,
         first,
@@ -124,7 +124,7 @@ def test_each_planted_fault_is_found_and_none_beside_it(stage: Stage, right: lis
     ]
     stage.write(planted)
     stage.write([doubled])
-    assert _found(stage.verdict()) == {
+    assert _ids_by_fault(stage.verdict()) == {
         Fault.LOST: [lost.id],
         Fault.DOUBLED: [doubled.id],
         Fault.OUT_OF_ORDER: [first.id],
@@ -133,37 +133,37 @@ def test_each_planted_fault_is_found_and_none_beside_it(stage: Stage, right: lis
     }
 
 
-def test_a_record_that_is_seen_a_few_milliseconds_before_it_is_due_is_early_and_one_that_comes_with_it_late_is_not(
+def test_a_record_received_before_it_is_due_is_early_and_late_ones_received_with_it_are_not(
     stage: Stage,
 ) -> None:
     *late, early = stage.messages
-    # As near as a test can come to it on a busy machine: written at once, and due when it will have been read.
+    # Written now, and due after it will have been read: as near as a test can come to it on a busy machine.
     due_ms = time.time_ns() // 1_000_000 + 3_000
     stage.messages[-1] = replace(early, deliver_at_ms=due_ms)
     stage.write([record_of(message, _KEY_PARTITION) for message in (*late, stage.messages[-1])])
     verdict = stage.verdict()
     (seen_ms,) = (record.received_ms for record in stage.received if record.id == early.id)
-    assert _found(verdict) == {Fault.EARLY: [early.id]}
+    assert _ids_by_fault(verdict) == {Fault.EARLY: [early.id]}
     (finding,) = verdict.findings
     assert finding.text == f"came {due_ms - seen_ms} ms early"
 
 
-def test_each_record_has_the_time_at_which_it_came_itself(stage: Stage, right: list[Received]) -> None:
-    for number, record in enumerate(right):
+def test_each_record_has_its_own_time_of_receipt(stage: Stage, expected: list[Received]) -> None:
+    for number, record in enumerate(expected):
         before_ms = time.time_ns() // 1_000_000
         stage.write([record])
         assert_eventually(lambda: len(stage.received) > number)  # noqa: B023
         assert before_ms <= stage.received[number].received_ms <= time.time_ns() // 1_000_000
 
 
-def test_a_double_that_comes_after_all_was_there_is_seen_at_the_end(stage: Stage, right: list[Received]) -> None:
-    stage.write(right)
+def test_a_duplicate_after_all_other_records_is_found(stage: Stage, expected: list[Received]) -> None:
+    stage.write(expected)
     assert stage.verdict().problems() == []
-    stage.write([right[0]])
-    assert _found(stage.verdict()) == {Fault.DOUBLED: [right[0].id]}
+    stage.write([expected[0]])
+    assert _ids_by_fault(stage.verdict()) == {Fault.DOUBLED: [expected[0].id]}
 
 
-def test_a_topic_that_is_missing_and_an_end_that_is_not_reached_are_told(broker: EmbeddedBroker, stage: Stage) -> None:
+def test_a_missing_topic_and_an_end_that_is_not_reached_are_errors(broker: EmbeddedBroker, stage: Stage) -> None:
     with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PART"):
         Outputs(broker.bootstrap, ["no-such-topic"], lambda record: None)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
@@ -174,15 +174,15 @@ def test_a_topic_that_is_missing_and_an_end_that_is_not_reached_are_told(broker:
         stage.outputs.drain(0.2, undecided_s=0.2)
 
 
-def test_an_open_transaction_is_waited_for_but_not_for_ever(stage: Stage, right: list[Received]) -> None:
-    stage.write(right[:1])
+def test_drain_waits_for_an_open_transaction_but_not_forever(stage: Stage, expected: list[Received]) -> None:
+    stage.write(expected[:1])
     writer = stage.writer()
     writer.begin_transaction()
-    stage.produce(writer, right[1:])
+    stage.produce(writer, expected[1:])
     stage.outputs.drain(undecided_s=0.2)
     assert len(stage.received) == 1
-    decided = threading.Timer(1, writer.commit_transaction, [30])
-    decided.start()
+    commit_timer = threading.Timer(1, writer.commit_transaction, [30])
+    commit_timer.start()
     stage.outputs.drain()
     assert len(stage.received) == _COUNT
-    decided.join()
+    commit_timer.join()

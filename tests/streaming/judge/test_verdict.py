@@ -1,4 +1,4 @@
-"""The judge takes nothing that the contract allows for a fault, and finds each fault that is planted, as that alone."""
+"""The judge finds no fault in a run that keeps the contract, and finds each planted fault as exactly that fault."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.streaming.judge.runs import PARTITIONS, Run, numbered, record_of, run
 Plant = Callable[[Run, int], list[Received]]
 
 
-def _found(verdict: Verdict) -> dict[str, int]:
+def _faults(verdict: Verdict) -> dict[str, int]:
     return {fault.name: count for fault, count in verdict.faults.items() if count}
 
 
 @given(runs())
 def test_a_run_that_keeps_the_contract_has_no_fault(run: Run) -> None:
     verdict = run.judged()
-    assert _found(verdict) == {}
+    assert _faults(verdict) == {}
     assert verdict.problems(least_held=0) == []
     assert (verdict.delivered, verdict.dead_lettered) == (verdict.deliverable, verdict.bad)
     assert verdict.published == verdict.deliverable + verdict.bad == len(run.published)
-    assert verdict.held == sum(map(run.is_held, run.received))
+    assert verdict.held == sum(map(run.must_be_in_order, run.received))
 
 
 def _changed(run: Run, at: int, record: Received) -> list[Received]:
@@ -38,7 +38,7 @@ def _changed(run: Run, at: int, record: Received) -> list[Received]:
 
 
 def _moved(run: Run, at: int, record: Received) -> list[Received]:
-    """Put the record where no other has been, so that it is behind none that belongs behind it."""
+    """Append the record to its partition, at an offset that no other record has had."""
     kept = [*run.received[:at], *run.received[at + 1 :]]
     last = max((r.offset for r in kept if (r.topic, r.partition) == (record.topic, record.partition)), default=-1)
     return [*kept, replace(record, offset=last + 1)]
@@ -49,13 +49,13 @@ def _other_headers(run: Run, at: int) -> list[Received]:
     return _changed(run, at, replace(record, headers=(("a", b"2"), *record.headers[1:])))
 
 
-def _own_header(run: Run, at: int) -> list[Received]:
+def _other_delayline_header(run: Run, at: int) -> list[Received]:
     record = run.received[at]
     name, value = record.headers[-1]
     return _changed(run, at, replace(record, headers=(*record.headers[:-1], (name, b"0" + (value or b"")))))
 
 
-def _header_more(run: Run, at: int) -> list[Received]:
+def _extra_header(run: Run, at: int) -> list[Received]:
     record = run.received[at]
     return _changed(run, at, replace(record, headers=(*record.headers, ("delayline-x", b""))))
 
@@ -76,8 +76,8 @@ _ANYWHERE: list[tuple[Fault, Plant]] = [
     (Fault.ALTERED, lambda run, at: _changed(run, at, replace(run.received[at], key=b"other"))),
     (Fault.ALTERED, lambda run, at: _changed(run, at, replace(run.received[at], value=None))),
     (Fault.ALTERED, _other_headers),
-    (Fault.ALTERED, _own_header),
-    (Fault.ALTERED, _header_more),
+    (Fault.ALTERED, _other_delayline_header),
+    (Fault.ALTERED, _extra_header),
     (Fault.MISPLACED, _other_topic),
 ]
 
@@ -85,13 +85,13 @@ _ANYWHERE: list[tuple[Fault, Plant]] = [
 @pytest.mark.parametrize(("fault", "plant"), _ANYWHERE)
 @settings(max_examples=30)
 @given(run=runs(), data=st.data())
-def test_a_fault_planted_in_any_record_is_found_as_that_alone(
+def test_a_fault_planted_in_any_record_is_found_as_that_fault_only(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject
 ) -> None:
     assume(run.received)
     at = data.draw(st.integers(0, len(run.received) - 1))
     verdict = run.judged(plant(run, at))
-    assert _found(verdict) == {fault.name: 1}
+    assert _faults(verdict) == {fault.name: 1}
     (finding,) = verdict.findings
     assert finding.id == run.received[at].id
     assert verdict.problems(least_held=0) == [f"1 {fault}, such as {finding.id}: {finding.text}"]
@@ -102,14 +102,14 @@ def _early(run: Run, at: int) -> list[Received]:
     return _changed(run, at, replace(record, received_ms=run.published[record.id].due_ms - 1))
 
 
-def _restamped(run: Run, at: int) -> list[Received]:
+def _other_timestamp(run: Run, at: int) -> list[Received]:
     record = run.received[at]
     return _changed(run, at, replace(record, timestamp_ms=record.timestamp_ms + 1))
 
 
 _DELIVERED: list[tuple[Fault, Plant]] = [
     (Fault.EARLY, _early),
-    (Fault.ALTERED, _restamped),
+    (Fault.ALTERED, _other_timestamp),
     (Fault.MISPLACED, _other_partition),
 ]
 
@@ -117,19 +117,19 @@ _DELIVERED: list[tuple[Fault, Plant]] = [
 @pytest.mark.parametrize(("fault", "plant"), _DELIVERED)
 @settings(max_examples=30)
 @given(run=runs(), data=st.data())
-def test_a_fault_planted_in_a_delivered_record_is_found_as_that_alone(
+def test_a_fault_planted_in_a_delivered_record_is_found_as_that_fault_only(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject
 ) -> None:
     delivered = [at for at, record in enumerate(run.received) if run.published[record.id].error is None]
     assume(delivered)
     at = data.draw(st.sampled_from(delivered))
     verdict = run.judged(plant(run, at))
-    assert _found(verdict) == {fault.name: 1}
+    assert _faults(verdict) == {fault.name: 1}
     assert verdict.findings[0].id == run.received[at].id
 
 
 @given(run=runs(), data=st.data())
-def test_a_held_record_that_changes_places_with_the_next_of_its_partition_is_an_inversion(
+def test_swapping_an_ordered_record_with_the_next_of_its_partition_is_out_of_order(
     run: Run, data: st.DataObject
 ) -> None:
     neighbours = [
@@ -138,7 +138,7 @@ def test_a_held_record_that_changes_places_with_the_next_of_its_partition_is_an_
         for after in range(at + 1, len(run.received))
         if (record.topic, record.partition) == (run.received[after].topic, run.received[after].partition)
         and record.offset + 1 == run.received[after].offset
-        and run.is_held(record)
+        and run.must_be_in_order(record)
         and run.published[record.id].place < run.published[run.received[after].id].place
     ]
     assume(neighbours)
@@ -146,7 +146,7 @@ def test_a_held_record_that_changes_places_with_the_next_of_its_partition_is_an_
     swapped = list(run.received)
     swapped[at], swapped[after] = swapped[after], swapped[at]
     verdict = run.judged(numbered(swapped))
-    assert _found(verdict) == {"OUT_OF_ORDER": 1}
+    assert _faults(verdict) == {"OUT_OF_ORDER": 1}
     assert verdict.findings[0].id == run.received[at].id
 
 
@@ -161,61 +161,61 @@ def _judged(messages: list[Published], received: list[Received], surroundings: S
 
 def test_a_record_with_an_unknown_id_was_never_published() -> None:
     foreign = replace(record_of(MESSAGE, 0), headers=(("delayline-id", b"in/7/7"),))
-    assert _found(_judged([MESSAGE], [foreign])) == {"FOREIGN": 1, "LOST": 1}
-    assert _found(_judged([], [replace(foreign, headers=())])) == {"FOREIGN": 1}
+    assert _faults(_judged([MESSAGE], [foreign])) == {"FOREIGN": 1, "LOST": 1}
+    assert _faults(_judged([], [replace(foreign, headers=())])) == {"FOREIGN": 1}
 
 
 @given(runs())
-def test_of_a_part_of_the_run_nothing_is_lost_or_foreign(run: Run) -> None:
+def test_in_an_incomplete_run_nothing_is_lost_or_foreign(run: Run) -> None:
     foreign = replace(record_of(MESSAGE, 0), headers=(("delayline-id", b"in/7/7"),))
-    assert _found(run.judged([*run.received[: len(run.received) // 2], foreign], complete=False)) == {}
+    assert _faults(run.judged([*run.received[: len(run.received) // 2], foreign], complete=False)) == {}
 
 
-def test_two_topics_of_input_go_by_their_names_and_partitions_by_their_numbers() -> None:
+def test_input_topics_are_ordered_by_name_and_partitions_by_number() -> None:
     ids = ["a-in/0/5", "in/0/9", "in/0/10", "in/2/0", "in/10/0"]
     messages = [replace(MESSAGE, id=identity) for identity in ids]
     log = CheckpointLog(offsets={("a-in", 0): 99, ("in", 0): 99, ("in", 2): 99, ("in", 10): 99})
 
-    def found(chosen: list[Published]) -> dict[str, int]:
+    def faults_of(chosen: list[Published]) -> dict[str, int]:
         records = numbered([record_of(message, 0) for message in chosen])
-        return _found(judge({m.id: m for m in chosen}, records, Acceptance([log]), _SURROUNDINGS))
+        return _faults(judge({m.id: m for m in chosen}, records, Acceptance([log]), _SURROUNDINGS))
 
-    assert found(messages) == {}
+    assert faults_of(messages) == {}
     for first, second in pairwise(messages):
-        assert found([second, first]) == {"OUT_OF_ORDER": 1}
+        assert faults_of([second, first]) == {"OUT_OF_ORDER": 1}
 
 
-def test_every_error_code_will_do_where_any_is_expected_and_no_other_elsewhere() -> None:
+def test_any_error_code_fits_where_any_is_expected_and_only_the_expected_one_elsewhere() -> None:
     bad = replace(MESSAGE, output="dead", deliver_at_ms=None, error="two-delays")
     record = record_of(bad, 0)
-    assert _found(_judged([bad], [record])) == {}
-    assert _found(_judged([replace(bad, error=ANY_ERROR)], [record])) == {}
+    assert _faults(_judged([bad], [record])) == {}
+    assert _faults(_judged([replace(bad, error=ANY_ERROR)], [record])) == {}
     verdict = _judged([replace(bad, error="bad-deliver-at")], [record])
-    assert (_found(verdict), verdict.dead_lettered) == ({"ALTERED": 1}, 0)
+    assert (_faults(verdict), verdict.dead_lettered) == ({"ALTERED": 1}, 0)
 
 
 def test_a_dead_letter_in_place_of_a_message_is_no_delivery() -> None:
     dead = record_of(replace(MESSAGE, output="dead", deliver_at_ms=None, error="record-refused"), 0)
     verdict = _judged([MESSAGE], [replace(dead, received_ms=MESSAGE.due_ms)])
-    assert _found(verdict) == {"MISPLACED": 1, "ALTERED": 1}
+    assert _faults(verdict) == {"MISPLACED": 1, "ALTERED": 1}
     assert verdict.delivered == 0
 
 
-def test_a_topic_that_has_grown_has_the_partition_of_either_number() -> None:
+def test_in_a_topic_that_has_grown_the_partition_of_either_count_is_right() -> None:
     keyless = replace(MESSAGE, id="in/3/0", key=None)
     grown = Surroundings({"out": {2, 4}})
     for partition, faults in ((0, {"MISPLACED": 1}), (1, {}), (2, {"MISPLACED": 1}), (3, {})):
-        assert _found(_judged([keyless], [record_of(keyless, partition)], grown)) == faults
+        assert _faults(_judged([keyless], [record_of(keyless, partition)], grown)) == faults
 
 
-def test_early_is_by_the_clock_of_the_host_that_the_job_runs_on() -> None:
+def test_early_is_decided_by_the_clock_of_the_jobs_host() -> None:
     behind = Surroundings({"out": {1}}, shown_ms=lambda now_ms: now_ms - 10)
     record = record_of(MESSAGE, 0)
-    assert _found(_judged([MESSAGE], [record], behind)) == {"EARLY": 1}
-    assert _found(_judged([MESSAGE], [replace(record, received_ms=MESSAGE.due_ms + 10)], behind)) == {}
+    assert _faults(_judged([MESSAGE], [record], behind)) == {"EARLY": 1}
+    assert _faults(_judged([MESSAGE], [replace(record, received_ms=MESSAGE.due_ms + 10)], behind)) == {}
 
 
-def test_too_few_messages_held_to_order_are_a_problem() -> None:
+def test_too_few_messages_that_must_be_in_order_are_a_problem() -> None:
     other = replace(MESSAGE, id="in/1/0")
     verdict = _judged([MESSAGE, other], numbered([record_of(MESSAGE, 0), record_of(other, 0)]))
     assert (verdict.held, verdict.deliverable) == (1, 2)
@@ -224,7 +224,7 @@ def test_too_few_messages_held_to_order_are_a_problem() -> None:
     assert problem == "only 1 of 2 messages were held to order, at least 60% were to be"
 
 
-def test_a_problem_shows_a_few_of_many() -> None:
+def test_a_problem_shows_only_a_few_ids() -> None:
     messages = [replace(MESSAGE, id=f"in/0/{number}") for number in range(1_000)]
     (problem,) = _judged(messages, []).problems(least_held=0)
     assert problem.startswith("1,000 lost, such as in/0/0: ")

@@ -37,15 +37,15 @@ def first_values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes |
 
 
 @pytest.mark.usefixtures("java")
-def test_what_was_acknowledged_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
-    # After a kill the controller (of the same process) holds the node for alive until this has passed.
-    patience = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
-    broker = EmbeddedBroker(tmp_path, properties=patience)
+def test_acknowledged_records_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
+    # After a kill, the controller (in the same process) considers the node alive until this time has passed.
+    short_session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+    broker = EmbeddedBroker(tmp_path, properties=short_session)
     broker.start()
     try:
         address_at_first = broker.bootstrap
         with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
-            # Its first answer means that it serves: no retries, no waiting.
+            # The broker's first answer means that it serves: the client need not retry or wait.
             admin.create_topics({"kept": {"num_partitions": 1, "replication_factor": 1}})
             admin.wait_for_topics(["kept"])
         produce(broker, "kept", b"before stop")
@@ -65,14 +65,14 @@ def test_what_was_acknowledged_survives_a_stop_and_a_kill(tmp_path: Path) -> Non
         broker.kill()
 
 
-def test_topics_are_not_created_by_asking_for_them(broker: EmbeddedBroker, admin: KafkaAdminClient) -> None:
+def test_a_metadata_request_creates_no_topic(broker: EmbeddedBroker, admin: KafkaAdminClient) -> None:
     Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "x", "allow.auto.create.topics": "true"}).list_topics(
         "typing-error", 5
     )
     assert "typing-error" not in admin.list_topics()
 
 
-def test_it_logs(broker: EmbeddedBroker) -> None:
+def test_the_broker_writes_a_log(broker: EmbeddedBroker) -> None:
     assert "Kafka Server started" in broker.log_file.read_text()
     broker.check()
 
@@ -95,7 +95,7 @@ def test_a_taken_port_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_one_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
+def test_a_broker_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
     with pytest.raises(BrokerFailed, match="does not answer at"):
         broker.start(timeout_s=0)
@@ -103,7 +103,7 @@ def test_one_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_the_broker_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib; from streaming.local.broker import EmbeddedBroker\n"
         "broker = EmbeddedBroker(pathlib.Path(sys.argv[1])).start(); print(broker.pid, flush=True); input()"
@@ -133,7 +133,7 @@ def test_an_ipv6_address_is_bracketed() -> None:
     assert properties["listeners"] == "PLAINTEXT://[::1]:1,CONTROLLER://[::1]:2"
 
 
-def test_a_secured_listener_stands_beside_the_plain_one() -> None:
+def test_a_secured_listener_is_added_to_the_plain_one() -> None:
     properties = node_properties(Path("/data"), "h:1", "h:2", {"SASL_SSL": "h:3"})
     assert properties["listeners"] == "PLAINTEXT://h:1,SASL_SSL://h:3,CONTROLLER://h:2"
     assert properties["advertised.listeners"] == "PLAINTEXT://h:1,SASL_SSL://h:3"

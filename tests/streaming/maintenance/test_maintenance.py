@@ -1,4 +1,4 @@
-"""Days of upkeep in a minute: Delta's clock and the upkeep's are set, and the table must not grow."""
+"""Days of maintenance in a minute: the test sets the clocks of Delta and of maintenance. The table must not grow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.messages import messages, some_batch_settings
 
 _HOUR_MS = 3_600_000
 _STEP_MS = 6 * _HOUR_MS
-RULES = some_batch_settings()
+BATCH_SETTINGS = some_batch_settings()
 
 
 class Table:
@@ -31,12 +31,12 @@ class Table:
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         jvm: Any = spark.sparkContext._jvm
-        # The next full hour: none of the files that are written meanwhile is younger than the clock says.
+        # The next full hour, so that no file written meanwhile is newer than the clock.
         self.now_ms = (time.time_ns() // 1_000_000 // _HOUR_MS + 1) * _HOUR_MS
         self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
         self.path = path
         folder = jvm.org.apache.hadoop.fs.Path(str(path))
-        # All that follows in this session finds this log, with its clock, by its path.
+        # Everything that later opens this path in this session gets this log, with its clock.
         jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
         self.store = BucketTable(spark, str(path))
         self.store.create(from_arrow_schema(STORED_SCHEMA))
@@ -46,12 +46,12 @@ class Table:
         self.clock.setTime(self.now_ms)
 
     def files(self) -> dict[str, int]:
-        """Files that lie in the folder, by kind."""
+        """Return the number of files in the folder, by kind."""
         log = [each for each in (self.path / "_delta_log").iterdir() if each.suffix in (".json", ".parquet")]
         return {"data": len(list(self.path.glob("part=*/*.parquet"))), "log": len(log)}
 
-    def unnamed(self) -> set[str]:
-        """Return the data files in the folder that the table does not name any more."""
+    def unreferenced(self) -> set[str]:
+        """Return the data files in the folder that the table no longer references."""
         return {file.name for file in self.path.glob("part=*/*.parquet")} - {
             Path(file["path"]).name for file in self.store.files()
         }
@@ -62,8 +62,8 @@ class Table:
 
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
-    made = Table(spark, tmp_path / "buckets")
-    yield made
+    new_table = Table(spark, tmp_path / "buckets")
+    yield new_table
     jvm: Any = spark.sparkContext._jvm
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
@@ -72,43 +72,47 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
     sealed = messages(
         [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
     )
-    segments = list(cut(sealed, number, 0, table.now_ms, RULES))
-    rows = [batch for segment, part in segments for batch in segment_rows(segment, part, RULES.index_precision_bits)]
-    given = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
-    table.store.append(given.coalesce(1), "checkpoint", number)
+    segments = list(cut(sealed, number, 0, table.now_ms, BATCH_SETTINGS))
+    rows = [
+        batch
+        for segment, part in segments
+        for batch in segment_rows(segment, part, BATCH_SETTINGS.index_precision_bits)
+    ]
+    frame = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
+    table.store.append(frame.coalesce(1), "checkpoint", number)
     return [segment for segment, _ in segments]
 
 
 def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -> None:
-    """Let the batches go by in which an upkeep is started, runs, and is taken note of."""
+    """Call maintenance before the batches in which a run starts, works, and is found done."""
     for _ in range(3):
         maintenance.before_batch(last_bucket, cutoff_ms)
-        assert_eventually(lambda: maintenance._running is None or maintenance._running.done(), 60, "the upkeep")
+        assert_eventually(lambda: maintenance._running is None or maintenance._running.done(), 60, "the maintenance")
 
 
-def test_what_merges_replaced_goes_though_nothing_falls_due_for_days(table: Table) -> None:
+def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(table: Table) -> None:
     catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 2, RULES, now=lambda: table.now_ms / 1000)
+    maintenance = Maintenance(table.store, catalog, set(), 2, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
     for number in range(3):
         segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
         catalog.add(segments)
         maintenance.sealed_into({segment.time_partition for segment in segments})
     run_until_idle(maintenance, 2, table.now_ms)
     assert len(catalog.buckets) == 1
-    assert len(table.unnamed()) >= 3
+    assert len(table.unreferenced()) >= 3
     table.advance(2 * _HOUR_MS)
     run_until_idle(maintenance, 2, table.now_ms)
     maintenance.close()
-    assert table.unnamed() == set()
+    assert table.unreferenced() == set()
     assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
 
 
-def test_what_the_last_messages_left_goes_though_no_more_come(table: Table) -> None:
+def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(table: Table) -> None:
     catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    maintenance = Maintenance(table.store, catalog, set(), 4, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
     maintenance.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
     table.advance(_STEP_MS)
-    # What an earlier run left is looked for first, and finds nothing.
+    # The first vacuum is for files that an earlier run left. It finds none.
     run_until_idle(maintenance, 0, table.now_ms)
     assert (table.store.metadata(), table.files()["data"] > 0) == ([], True)
     for _ in range(2):
@@ -119,39 +123,39 @@ def test_what_the_last_messages_left_goes_though_no_more_come(table: Table) -> N
 
 
 class Recorded:
-    """A store that notes what is asked of it, and in which minute."""
+    """A store that records its calls and their minute."""
 
     def __init__(self) -> None:
         self.spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
         self.minute = 0
-        self.asked: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
 
     def delete(self, partitions: set[str]) -> None:
-        self.asked.append(("delete", self.minute))
+        self.calls.append(("delete", self.minute))
 
     def compact_metadata(self, *_: object) -> None:
-        self.asked.append(("compact", self.minute))
+        self.calls.append(("compact", self.minute))
 
     def vacuum(self) -> None:
-        self.asked.append(("vacuum", self.minute))
+        self.calls.append(("vacuum", self.minute))
 
 
-def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() -> None:
+def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None:
     store: Any = Recorded()
     # A time partition that ends after three hours, and two in the fifth hour.
     ends_ms = [minute * 60_000 for minute in (180, 310, 330)]
     maintenance = Maintenance(
-        store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, RULES, now=lambda: store.minute * 60
+        store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, BATCH_SETTINGS, now=lambda: store.minute * 60
     )
     for store.minute in range(24 * 60):
         maintenance.before_batch(0, store.minute * 60_000)
         if maintenance._running is not None:
             maintenance._running.result(10)
     maintenance.close()
-    vacuums = [minute for what, minute in store.asked if what == "vacuum"]
-    deletes = [minute for what, minute in store.asked if what == "delete"]
+    vacuums = [minute for call, minute in store.calls if call == "vacuum"]
+    deletes = [minute for call, minute in store.calls if call == "delete"]
     assert deletes == [180, 310, 330]
-    # Two for what may lie there at the start; one for the first; two, an hour apart, for the others.
+    # Two for files that may be there at the start; one for the first partition; two, an hour apart, for the others.
     assert vacuums == [5, 66, 241, 371, 432]
 
 
@@ -159,13 +163,13 @@ def test_a_vacuum_waits_until_it_finds_something_and_a_quiet_job_does_without() 
     "steps",
     [pytest.param(8, marks=pytest.mark.takes(40)), pytest.param(14, marks=[pytest.mark.takes(70), pytest.mark.soak])],
 )
-def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(table: Table, steps: int) -> None:
+def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(table: Table, steps: int) -> None:
     catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 4, RULES, now=lambda: table.now_ms / 1000)
+    maintenance = Maintenance(table.store, catalog, set(), 4, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
     seen: list[dict[str, int]] = []
     number = 0
     for _ in range(steps):
-        # Each bucket reaches over the next twelve hours.
+        # Each bucket spans the next twelve hours.
         dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
         segments = seal(table, number, dues)
         catalog.add(segments)
@@ -189,4 +193,4 @@ def test_days_of_sealing_and_delivering_leave_the_table_as_small_as_what_waits(t
     maintenance.close()
     assert len(catalog) == 0
     assert table.store.metadata() == []
-    assert table.size() < 20_000, f"of {steps} buckets with 12 kB each something is left"
+    assert table.size() < 20_000, f"files are left of {steps} buckets with 12 kB each"

@@ -1,4 +1,4 @@
-"""Files of sealed buckets that are gone, cut short, or changed: found, told, and taken out without the rest."""
+"""Missing, truncated or changed files of sealed buckets are found, reported, and removed without losing the rest."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ FIRST_HOUR = f"{0:015d}-{_HOUR:015d}"
 BUCKETS = (1, 2, 3, 4, 5, 6)
 ALL = [10 * number + at for number in BUCKETS for at in range(5)]
 BITS = 10
-RULES = some_batch_settings(index_precision_bits=BITS, segment_max_messages=3)
+BATCH_SETTINGS = some_batch_settings(index_precision_bits=BITS, segment_max_messages=3)
 
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Six buckets, each with four messages in the first hour, two segments of one file, and one in the third."""
-    made = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
+    """Six buckets, each with four messages in the first hour (two segments in one file) and one in the third."""
+    store = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
+    store.create(from_arrow_schema(STORED_SCHEMA))
     for number in BUCKETS:
         dues = [1_000 * number + at for at in range(4)] + [2 * _HOUR + number]
         rows = [{"deliver_at_ms": due, "offset": 10 * number + at} for at, due in enumerate(dues)]
-        seal_messages(made, number, rows, RULES)
-    return made.path
+        seal_messages(store, number, rows, BATCH_SETTINGS)
+    return store.path
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def sealed(spark: SparkSession, table: str, tmp_path: Path) -> BucketTable:
 
 
 @pytest.fixture
-def passing_over(spark: SparkSession) -> Iterator[None]:
-    """The options of the session that a repair runs in."""
+def repair_options(spark: SparkSession) -> Iterator[None]:
+    """The session options of a repair."""
     for name, value in SKIP_CORRUPT_FILES.items():
         spark.conf.set(name, value)
     yield
@@ -59,17 +59,17 @@ def passing_over(spark: SparkSession) -> Iterator[None]:
 
 
 def file_of(store: BucketTable, bucket: int, part: str) -> Path:
-    """The one file of a bucket in a part."""
+    """Return the only file of a bucket in a part."""
     ((name,),) = store.rows().where(f"bucket = {bucket} AND part = '{part}'").select("file").distinct().collect()
     return Path(store.path, f"part={part}", name)
 
 
-def change(file: Path, how: str) -> None:
+def change(file: Path, damage: str) -> None:
     whole = bytearray(file.read_bytes())
-    # Hadoop's checksum: a file system in the cloud has none.
+    # Delete Hadoop's checksum file. An object store has none.
     file.with_name(f".{file.name}.crc").unlink()
     at = len(whole) // 3
-    match how:
+    match damage:
         case "missing":
             file.unlink()
         case "empty":
@@ -80,94 +80,96 @@ def change(file: Path, how: str) -> None:
             file.write_bytes(whole[:at] + bytes(at) + whole[2 * at :])
         case "one byte":
             # In the chunk, which takes most of the file.
-            place = whole.index(b"ARROW") if b"ARROW" in whole else whole.index(b"\xff\xff\xff\xff") + 64
-            whole[place] ^= 0xFF
+            position = whole.index(b"ARROW") if b"ARROW" in whole else whole.index(b"\xff\xff\xff\xff") + 64
+            whole[position] ^= 0xFF
             file.write_bytes(whole)
 
 
-WAYS = ["missing", "empty", "cut short", "zeroed", "one byte"]
+DAMAGES = ["missing", "empty", "cut short", "zeroed", "one byte"]
 
 
 def waiting(store: BucketTable) -> list[int]:
     labels = {row["time_partition"] for row in store.metadata()}
     chunks = store.chunks(0, 10**15, labels).collect()
-    return sorted(one for row in chunks for one in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
+    return sorted(offset for row in chunks for offset in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
 
 
-def ids(found: dict[tuple[str, int], BitMap64]) -> list[int]:
-    return [offset for offsets in found.values() for offset in offsets]
+def ids(offsets_by_source: dict[tuple[str, int], BitMap64]) -> list[int]:
+    return [offset for offsets in offsets_by_source.values() for offset in offsets]
 
 
-def take_out(store: BucketTable, corruption: Corruption) -> None:
+def remove_corruption(store: BucketTable, corruption: Corruption) -> None:
     store.replace_parts(*repaired(store, corruption, BITS))
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_damaged_file_is_named_with_the_messages_that_wait_in_it_when_the_window_loads_it(
-    sealed: BucketTable, how: str
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messages(
+    sealed: BucketTable, damage: str
 ) -> None:
     file = file_of(sealed, 2, FIRST_HOUR)
-    change(file, how)
+    change(file, damage)
     segments = [described_segment(row.asDict()) for row in sealed.metadata()]
     window = PrefetchWindow(sealed, SegmentCatalog(segments), 0, [], _HOUR, 1_000, shards=2)
-    with pytest.raises(BucketUnreadable) as told:
+    with pytest.raises(BucketUnreadable) as raised:
         window.take(0, _HOUR)
     window.close()
-    assert f"{file} is missing or damaged (" in str(told.value)
-    assert "4 messages of bucket 2 lie in it, due from 1970-01-01T00:00:02Z to 1970-01-01T00:00:02Z" in str(told.value)
-    assert "the segments (shard/segment) 0/0, 0/1. " in str(told.value)
-    assert "delayline repair --skip" in str(told.value)
+    assert f"{file} is missing or damaged (" in str(raised.value)
+    assert "4 messages of bucket 2 lie in it, due from 1970-01-01T00:00:02Z to 1970-01-01T00:00:02Z" in str(
+        raised.value
+    )
+    assert "the segments (shard/segment) 0/0, 0/1. " in str(raised.value)
+    assert "delayline repair --skip" in str(raised.value)
 
 
-def test_what_cannot_be_read_is_taken_out_in_one_commit_and_all_else_stays(
-    sealed: BucketTable, passing_over: None
+def test_unreadable_data_is_removed_in_one_commit_and_all_other_data_is_kept(
+    sealed: BucketTable, repair_options: None
 ) -> None:
     files = [file_of(sealed, number, FIRST_HOUR) for number in BUCKETS]
-    for file, how in zip(files, WAYS, strict=False):
-        change(file, how)
+    for file, damage in zip(files, DAMAGES, strict=False):
+        change(file, damage)
     corruption = find_corruption(sealed, 0)
     assert {each.path.rpartition("/")[2] for each in corruption.files} == {file.name for file in files[:5]}
     lost = ids(lost_ids(sealed, corruption, BITS, 0))
     assert {offset // 10 for offset in lost} == {1, 2, 3, 4, 5}
     assert not {offset for offset in lost if offset % 10 > 3}
     before = sealed.version()
-    take_out(sealed, corruption)
+    remove_corruption(sealed, corruption)
     assert sealed.version() == before + 1
     assert find_corruption(sealed, 0) == Corruption([], [])
     assert waiting(sealed) == sorted(set(ALL) - set(lost))
     assert sum(row["count"] for row in sealed.metadata()) == len(ALL) - len(lost)
 
 
-def test_a_missing_file_loses_all_that_its_segments_held(sealed: BucketTable, passing_over: None) -> None:
+def test_a_missing_file_loses_all_messages_of_its_segments(sealed: BucketTable, repair_options: None) -> None:
     change(file_of(sealed, 2, FIRST_HOUR), "missing")
     corruption = find_corruption(sealed, 0)
     assert [(each.identity, each.readable) for each in corruption.segments] == [((2, 0, 0), 0), ((2, 0, 1), 0)]
     assert lost_ids(sealed, corruption, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23])}
 
 
-def test_what_is_delivered_is_not_lost(sealed: BucketTable, passing_over: None) -> None:
+def test_delivered_messages_do_not_count_as_lost(sealed: BucketTable, repair_options: None) -> None:
     change(file_of(sealed, 2, FIRST_HOUR), "missing")
     corruption = find_corruption(sealed, 2_003)
     assert [each.identity for each in corruption.segments] == [(2, 0, 1)]
-    # A tick of 1,024 ms holds all four.
+    # All four are due in one time slot of 1,024 ms.
     assert ids(lost_ids(sealed, corruption, BITS, 2_003)) == [23]
     everything = find_corruption(sealed, _HOUR)
     assert len(everything.files) == 1
     assert not everything.segments
-    take_out(sealed, everything)
+    remove_corruption(sealed, everything)
     assert find_corruption(sealed, _HOUR) == Corruption([], [])
 
 
-@pytest.mark.parametrize("how", ["cut short", "zeroed"])
-def test_metadata_that_is_lost_is_made_anew_of_the_messages(sealed: BucketTable, passing_over: None, how: str) -> None:
+@pytest.mark.parametrize("damage", ["cut short", "zeroed"])
+def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_options: None, damage: str) -> None:
     columns = ("bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
     before = sorted(tuple(row[name] for name in columns) for row in sealed.metadata())
-    change(file_of(sealed, 3, METADATA_PART), how)
+    change(file_of(sealed, 3, METADATA_PART), damage)
     corruption = find_corruption(sealed, 0)
     assert {(each.identity, each.described) for each in corruption.segments} == {
         ((3, 0, number), None) for number in (0, 1, 2)
     }
     assert lost_ids(sealed, corruption, BITS, 0) == {}
-    take_out(sealed, corruption)
+    remove_corruption(sealed, corruption)
     assert sorted(tuple(row[name] for name in columns) for row in sealed.metadata()) == before
     assert waiting(sealed) == ALL

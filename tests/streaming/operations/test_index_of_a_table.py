@@ -1,4 +1,4 @@
-"""The index of what is sealed, read back from the metadata of a real Delta table."""
+"""The index of sealed messages, read back from the metadata of a real Delta table."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SOURCES = [("in-a", 0), ("in-a", 1), ("in-b", 0)]
 
 
 def rows(first: int, count: int) -> list[dict[str, object]]:
-    """Messages of all sources, due 1 s apart, over several segments; the offset tells the due time."""
-    places = [(*_SOURCES[at % 3], at) for at in range(first, first + count)]
+    """Return messages of all sources, due 1 s apart, for several segments. The offset is the due time in seconds."""
+    ids = [(*_SOURCES[at % 3], at) for at in range(first, first + count)]
     return [
         {"topic": topic, "partition": partition, "offset": at, "deliver_at_ms": at * 1000}
-        for topic, partition, at in places
+        for topic, partition, at in ids
     ]
 
 
-def test_the_index_has_every_sealed_id_of_every_source_and_its_tick(store: BucketTable) -> None:
+def test_the_index_has_every_sealed_id_of_every_source_and_its_time_slot(store: BucketTable) -> None:
     batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
     for number in (1, 2):
         seal_messages(store, number, rows(1000 * number, 200), batch_settings)
     version = store.version()
-    # What is sealed later is of another version.
+    # A later seal belongs to another version.
     seal_messages(store, 3, rows(3000, 5), batch_settings)
     index = index_of(store, version)
     sealed = [*range(1000, 1200), *range(2000, 2200)]
@@ -41,7 +41,7 @@ def test_the_index_has_every_sealed_id_of_every_source_and_its_tick(store: Bucke
 
 
 @pytest.mark.parametrize("precisions", [(15, 10, 0), (0, 10, 15)])
-def test_after_a_change_of_the_precision_all_is_read_at_the_coarsest(
+def test_after_a_change_of_the_precision_the_index_has_the_coarsest(
     store: BucketTable, precisions: tuple[int, ...]
 ) -> None:
     for number, bits in enumerate(precisions):
@@ -52,7 +52,7 @@ def test_after_a_change_of_the_precision_all_is_read_at_the_coarsest(
     assert index.slot_of(*_SOURCES[1], 1000) == TimeSlot(983_040, 983_040 + 32_768)
 
 
-def test_a_merge_writes_the_ids_anew_at_the_precision_of_its_rules(store: BucketTable) -> None:
+def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: BucketTable) -> None:
     old = some_batch_settings(index_precision_bits=15)
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}
     merge_buckets(store, buckets, 105_000, some_batch_settings(index_precision_bits=10))
@@ -65,6 +65,6 @@ def test_a_merge_writes_the_ids_anew_at_the_precision_of_its_rules(store: Bucket
     assert index.before(105_000 >> 10 << 10) == (0, 0)
 
 
-def test_of_a_table_without_buckets_the_index_is_empty(store: BucketTable) -> None:
+def test_the_index_of_a_table_without_buckets_is_empty(store: BucketTable) -> None:
     index = index_of(store, store.version())
     assert (len(index), index.offsets_of("in-a", 0)) == (0, BitMap64())

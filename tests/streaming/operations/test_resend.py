@@ -1,4 +1,4 @@
-"""Dead letters to their input topics again, against a real broker and without Spark."""
+"""Resending dead letters to their input topics, against a real broker and without Spark."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Desk:
             identity = f"{letter.get('topic', self.input)}/{letter.get('input_partition', 0)}/{next(self._offsets)}"
             ids.append(identity)
             code = letter.get("code", "bad-deliver-after")
-            service = [("delayline-id", identity.encode()), ("delayline-error", code.encode())]
-            service.append(("delayline-error-text", f"{code}: why".encode()))
+            service_headers = [("delayline-id", identity.encode()), ("delayline-error", code.encode())]
+            service_headers.append(("delayline-error-text", f"{code}: why".encode()))
             published_ms = letter.get("published_ms", HOUR_AGO_MS)
-            service.append(("delayline-timestamp", str(published_ms).encode()))
+            service_headers.append(("delayline-timestamp", str(published_ms).encode()))
             self._producer.produce(
                 self.settings.topics.dead_letter,
                 letter.get("value", b"v"),
                 letter.get("key"),
                 letter.get("partition", 0),
-                headers=[*letter.get("headers", []), *service],
+                headers=[*letter.get("headers", []), *service_headers],
             )
         assert self._producer.flush(30) == 0
         if commit:
@@ -86,22 +86,22 @@ class Desk:
         return CliRunner().invoke(app, ["resend", *arguments, *options], env={"DELAYLINE_CONFIG": None})
 
     def resent(self, *arguments: str) -> list[str]:
-        """Resend, and return the first ids of what was sent."""
+        """Resend, and return the first ids of the resent messages."""
         result = self.resend("--format", "json", *arguments)
         assert result.exit_code == 0, result.output
         return [json.loads(line)["id"] for line in result.stdout.splitlines()]
 
     def inputs(self, expected: int) -> list[Received]:
-        """All that is in the input topic: `expected` records, and no more."""
+        """Return the `expected` records of the input topic, and one more if there is one."""
         with Subscriber(self.settings, self.input, from_beginning=True) as subscriber:
-            found = list(subscriber.records(expected, PATIENCE_MS))
-            assert len(found) == expected
-            return found + list(subscriber.records(1, 300))
+            records = list(subscriber.records(expected, PATIENCE_MS))
+            assert len(records) == expected
+            return records + list(subscriber.records(1, 300))
 
 
 @pytest.fixture
 def desk_of(make_settings: MakeSettings, broker: EmbeddedBroker) -> Callable[..., Desk]:
-    """A function that makes the desk of an application with these settings over the others."""
+    """A function that makes the desk of an application with the given `--set` overrides."""
 
     def make(*overrides: str) -> Desk:
         settings = make_settings(*overrides)
@@ -116,13 +116,13 @@ def desk(desk_of: Callable[..., Desk]) -> Desk:
     return desk_of()
 
 
-def test_a_letter_is_sent_again_as_it_was_published_but_for_the_changed_headers(desk: Desk) -> None:
+def test_a_letter_is_resent_as_it_was_published_except_for_the_changed_headers(desk: Desk) -> None:
     odd: Headers = [("a", None), ("deliver-after", b"ten"), ("a", b"\xff\x00"), ("", b""), ("drop", b"1")]
     (identity,) = desk.add({"headers": odd, "key": b"\xff", "value": b"\x00" * 1000, "input_partition": 2})
     (other,) = desk.add({"value": None, "input_partition": 1, "published_ms": HOUR_AGO_MS + 7})
-    shown = desk.resend("--set-header", "deliver-after=10s", "--drop-header", "drop", "--drop-header", "absent")
-    assert (shown.exit_code, shown.stderr) == (0, "2 resent, 0 refused\n")
-    assert f"{identity}  bad-deliver-after  {desk.input}/2/0" in shown.stdout.splitlines()
+    result = desk.resend("--set-header", "deliver-after=10s", "--drop-header", "drop", "--drop-header", "absent")
+    assert (result.exit_code, result.stderr) == (0, "2 resent, 0 refused\n")
+    assert f"{identity}  bad-deliver-after  {desk.input}/2/0" in result.stdout.splitlines()
     keyed, null = sorted(desk.inputs(2), key=lambda record: -record.partition)
     assert (keyed.partition, keyed.key, keyed.value) == (2, b"\xff", b"\x00" * 1000)
     assert keyed.timestamp_ms == HOUR_AGO_MS
@@ -132,7 +132,7 @@ def test_a_letter_is_sent_again_as_it_was_published_but_for_the_changed_headers(
     assert null.headers == [("deliver-after", b"10s"), ("delayline-first-id", other.encode())]
 
 
-def test_nothing_is_resent_twice_unless_it_is_asked_for(desk: Desk) -> None:
+def test_no_letter_is_resent_twice_without_the_option_again(desk: Desk) -> None:
     first = desk.add({}, {"partition": 1})
     desk.add({}, commit=False)
     assert set(desk.resent()) == set(first)
@@ -145,12 +145,12 @@ def test_nothing_is_resent_twice_unless_it_is_asked_for(desk: Desk) -> None:
     assert len(desk.inputs(5)) == 5
 
 
-def test_what_was_not_chosen_waits_for_its_turn(desk: Desk) -> None:
+def test_letters_that_were_not_chosen_can_be_resent_later(desk: Desk) -> None:
     codes = ["bad-deliver-at", "topic-not-allowed", "bad-deliver-at", "two-delays", "topic-not-allowed"]
     ids = desk.add(*({"code": code, "published_ms": HOUR_AGO_MS + at} for at, code in enumerate(codes)))
     assert desk.resent("--code", "topic-not-allowed") == [ids[1], ids[4]]
     assert desk.resent("--code", "topic-not-allowed", "--code", "two-delays") == [ids[3]]
-    # Offset 5 is the end of the transaction.
+    # Offset 5 is the commit marker of the transaction.
     assert desk.resent("--partition", "0", "--offsets", "1-9") == [ids[2]]
     assert desk.resent("--since", str(HOUR_AGO_MS + 1)) == []
     assert desk.resent("--since", "2h", "--until", str(HOUR_AGO_MS)) == []
@@ -159,21 +159,21 @@ def test_what_was_not_chosen_waits_for_its_turn(desk: Desk) -> None:
     assert {record.header("delayline-first-id") for record in desk.inputs(5)} == {each.encode() for each in ids}
 
 
-def test_the_rest_can_be_passed_over_for_good(desk: Desk) -> None:
+def test_the_rest_can_be_skipped_for_good(desk: Desk) -> None:
     ids = desk.add({"code": "two-delays"}, {"code": "bad-deliver-at"}, {"code": "two-delays"})
     assert desk.resent("--code", "bad-deliver-at", "--skip-rest") == [ids[1]]
     assert desk.resent() == []
     assert desk.resent("--again", "--code", "two-delays") == [ids[0], ids[2]]
 
 
-def test_what_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None:
+def test_a_letter_that_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None:
     good, bad = desk.add({"headers": [("x", b"1")]}, {"headers": [("deliver-to", b"nowhere")]})
     mistaken = desk.resend("--set-header", "deliver-after=soon")
     assert (mistaken.exit_code, mistaken.stderr) == (1, "0 resent, 2 refused\n")
     assert mistaken.stdout.count("refused: bad-deliver-after: ") == 2
-    shown = desk.resend("--format", "json")
-    assert shown.exit_code == 1
-    outcomes = {line["id"]: line for line in map(json.loads, shown.stdout.splitlines())}
+    result = desk.resend("--format", "json")
+    assert result.exit_code == 1
+    outcomes = {line["id"]: line for line in map(json.loads, result.stdout.splitlines())}
     assert outcomes[good]["new_id"] == f"{desk.input}/0/0"
     assert outcomes[bad]["new_id"] is None
     assert outcomes[bad]["refusal"].startswith("topic-not-allowed: ")
@@ -182,7 +182,7 @@ def test_what_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None
     assert len(desk.inputs(2)) == 2
 
 
-def test_the_delay_of_a_letter_counts_from_when_it_was_published(desk: Desk) -> None:
+def test_the_delay_of_a_letter_counts_from_its_publication(desk: Desk) -> None:
     published_ms = HOUR_AGO_MS - 60_000
     desk.add({"published_ms": published_ms, "headers": [("deliver-after", b"30m")], "code": "message-too-large"})
     assert len(desk.resent()) == 1
@@ -191,17 +191,17 @@ def test_the_delay_of_a_letter_counts_from_when_it_was_published(desk: Desk) -> 
     assert [name for name, _ in record.headers] == ["deliver-after", "delayline-first-id"]
 
 
-def test_a_dry_run_tells_and_does_nothing(desk: Desk) -> None:
+def test_a_dry_run_prints_the_letters_and_sends_nothing(desk: Desk) -> None:
     (identity,) = desk.add({})
     for _ in range(2):
-        shown = desk.resend("--dry-run")
-        assert shown.stdout == f"{identity}  bad-deliver-after  would be resent\n"
-        assert shown.stderr == "1 would be resent, 0 refused\n"
+        result = desk.resend("--dry-run")
+        assert result.stdout == f"{identity}  bad-deliver-after  would be resent\n"
+        assert result.stderr == "1 would be resent, 0 refused\n"
     assert desk.inputs(0) == []
     assert desk.resent() == [identity]
 
 
-def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(
+def test_a_record_that_its_topic_would_soon_delete_is_resent_only_with_a_new_timestamp(
     desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
     desk = desk_of(f"topics.input={make_topic(3, **{'retention.ms': '3600000'})}")
@@ -214,21 +214,21 @@ def test_a_record_that_its_topic_would_soon_delete_is_sent_with_a_new_time_only(
     assert abs(record.timestamp_ms - record.received_ms) < 600_000
 
 
-def test_records_that_are_no_letters_of_this_job_are_left_alone(desk: Desk) -> None:
+def test_records_that_are_not_letters_of_this_job_are_ignored(desk: Desk) -> None:
     desk.add({"topic": "of-another-job"})
     foreign = Producer({"bootstrap.servers": desk.broker.bootstrap})
     foreign.produce(desk.settings.topics.dead_letter, b"x", partition=0)
     assert foreign.flush(30) == 0
-    own = desk.add({})
-    assert desk.resent() == own
+    ids = desk.add({})
+    assert desk.resent() == ids
     assert len(desk.inputs(1)) == 1
 
 
-def test_options_that_its_producer_cannot_have_are_wrong_settings(desk: Desk) -> None:
+def test_options_that_the_producer_cannot_use_are_wrong_settings(desk: Desk) -> None:
     for wrong, names in (("90000", "lease.period"), ("10000", "delivery.transaction_timeout")):
-        told = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "delivery.transaction_timeout=5s")
-        assert told.exit_code == 2
-        line = told.stderr.splitlines()[-1]
+        result = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "delivery.transaction_timeout=5s")
+        assert result.exit_code == 2
+        line = result.stderr.splitlines()[-1]
         assert line.startswith("error: bad-setting: [kafka]: ")
         assert "`socket.timeout.ms` must be set" in line
         assert names in line
@@ -243,7 +243,7 @@ def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: 
     assert len(desk.inputs(110)) == 110
 
 
-def test_what_its_topic_does_not_take_stays_a_dead_letter_and_many_small_ones_are_not_taken_for_one_large(
+def test_a_letter_too_large_for_its_topic_stays_a_dead_letter_and_many_small_ones_do_not_count_as_one(
     desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
     desk = desk_of(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
@@ -252,15 +252,15 @@ def test_what_its_topic_does_not_take_stays_a_dead_letter_and_many_small_ones_ar
     assert (refused.exit_code, refused.stderr) == (1, "20 resent, 1 refused\n")
     assert "refused: message-too-large: the record takes 2" in refused.stdout
     assert f"max.message.bytes of {desk.input} is 1000" in refused.stdout
-    found = [record.header("delayline-first-id") for record in desk.inputs(20)]
-    assert found == [identity.encode() for identity in small]
+    first_ids = [record.header("delayline-first-id") for record in desk.inputs(20)]
+    assert first_ids == [identity.encode() for identity in small]
     assert large in desk.resend("--dry-run").stdout
 
 
-def test_a_record_that_the_broker_refuses_keeps_all_of_its_transaction_back(
+def test_a_record_that_the_broker_refuses_aborts_its_whole_transaction(
     desk_of: Callable[..., Desk], make_topic: MakeTopic
 ) -> None:
-    # Compressed it might be small enough: only the broker can tell.
+    # Compressed it might be small enough: only the broker knows.
     topic = make_topic(3, **{"max.message.bytes": "1000"})
     desk = desk_of(f"topics.input={topic}")
     small, _ = desk.add({}, {"value": random.randbytes(2_000)})
@@ -273,19 +273,19 @@ def test_a_record_that_the_broker_refuses_keeps_all_of_its_transaction_back(
     assert record.header("delayline-first-id") == small.encode()
 
 
-def test_a_second_resend_ends_the_first_and_goes_on_where_that_was(desk: Desk) -> None:
+def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk) -> None:
     ids = desk.add({}, {})
     with closing(DeadLetterReader(desk.settings, range(3))) as reader:
-        begun = Resender(desk.settings, {})
+        first = Resender(desk.settings, {})
         assert desk.resent() == ids
         with pytest.raises(PublishFailed, match="nothing of this transaction was resent"):
-            begun.send([Outgoing(desk.input, 0, HOUR_AGO_MS, None, b"late", [])], {0: (0, "")}, reader.group())
+            first.send([Outgoing(desk.input, 0, HOUR_AGO_MS, None, b"late", [])], {0: (0, "")}, reader.group())
     assert desk.resent() == []
     assert [record.value for record in desk.inputs(2)] == [b"v", b"v"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--code", "bad"], "the codes are bad-delay-level, "),
         (["--id", "in/0"], "write topic/partition/offset"),
@@ -305,14 +305,14 @@ def test_a_second_resend_ends_the_first_and_goes_on_where_that_was(desk: Desk) -
         (["--set-header", "a=1", "--drop-header", "a"], "either --set-header or --drop-header"),
     ],
 )
-def test_a_wrong_argument_is_named_and_nothing_is_sent(desk: Desk, arguments: Sequence[str], says: str) -> None:
+def test_a_wrong_argument_is_named_and_nothing_is_sent(desk: Desk, arguments: Sequence[str], message: str) -> None:
     refused = desk.resend(*arguments)
     assert refused.exit_code == 2
     assert "error: bad-usage: " in refused.stderr
-    assert says in refused.stderr
+    assert message in refused.stderr
 
 
-def test_letters_of_a_topic_that_has_become_smaller_go_where_kafka_puts_them(desk: Desk) -> None:
+def test_a_letter_whose_input_partition_no_longer_exists_goes_where_kafka_puts_it(desk: Desk) -> None:
     desk.add({"input_partition": 9, "key": b"k"})
     desk.resent()
     assert len(desk.inputs(1)) == 1

@@ -21,18 +21,18 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
     ("path", "is_ours"),
     [("./data", True), ("file:///srv/delayline", True), ("hdfs://name/delayline", False), ("s3a://bucket/x", False)],
 )
-def test_only_a_local_checkpoint_is_written_past_sparks_own_choice(path: str, is_ours: bool) -> None:
+def test_only_a_local_checkpoint_has_another_file_manager_than_sparks_own(path: str, is_ours: bool) -> None:
     options = spark_options(load_settings(None, [f"storage.path={path}"], environ={}))
     assert (_MANAGER in options) == is_ours
 
 
-def test_compiled_code_has_room_on_the_driver_and_on_executors() -> None:
+def test_the_code_cache_is_large_enough_on_the_driver_and_on_executors() -> None:
     options = spark_options(load_settings(None, [], environ={}))
     for role in ("driver", "executor"):
         assert "-XX:ReservedCodeCacheSize=480m" in options[f"spark.{role}.defaultJavaOptions"]
 
 
-def test_options_of_a_deployment_go_over_those_of_delayline() -> None:
+def test_options_of_a_deployment_override_those_of_delayline() -> None:
     settings = load_settings(None, ["spark.spark.driver.memory=5g", "bucket.shards=3"], environ={})
     options = spark_options(settings)
     assert (options["spark.driver.memory"], options["spark.sql.shuffle.partitions"]) == ("5g", "3")
@@ -53,15 +53,15 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_in_a_call_of_java_comes_out_as_an_interruption_without_a_trace() -> None:
+def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback() -> None:
     program = [sys.executable, "-c", _INTERRUPTED]
-    # A group of its own, as a terminal gives it: Java, and what it starts, get the signal too.
-    asking = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    # A separate process group, as in a terminal: Java and its children get the signal too.
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
-        assert asking.stdout is not None
-        assert asking.stdout.readline() == "asking\n"
-        os.killpg(asking.pid, signal.SIGINT)
-        _, told = asking.communicate(timeout=60)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asking\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
     finally:
-        asking.kill()
-    assert (asking.returncode, told) == (130, "")
+        process.kill()
+    assert (process.returncode, stderr) == (130, "")

@@ -25,7 +25,7 @@ def installed(tmp_path: Path) -> str:
     return str(tmp_path / "site-packages")
 
 
-def test_archives_go_off_the_path_where_pyspark_is_installed(
+def test_archives_are_removed_from_the_path_if_pyspark_is_installed(
     monkeypatch: pytest.MonkeyPatch, archive: str, installed: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", ["", archive, str(tmp_path), installed, "/nowhere"])
@@ -35,7 +35,7 @@ def test_archives_go_off_the_path_where_pyspark_is_installed(
     assert list(sys.path_importer_cache) == [installed]
 
 
-def test_the_path_stays_where_pyspark_comes_from_an_archive(
+def test_the_path_is_kept_if_pyspark_comes_from_an_archive(
     monkeypatch: pytest.MonkeyPatch, archive: str, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [archive, str(tmp_path)])

@@ -1,4 +1,4 @@
-"""The histogram of what is due when, against counting one by one."""
+"""The histogram of due times, against counting one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streaming.status.due_histogram import DueHistogram
 from streaming.status.waiting import waiting_counts
 from tests.messages import messages
 
-# Some of them within one tick of any precision below.
+# Some of them within one time slot of any precision below.
 EDGES = [0, 3, 10, 100, 1_000]
 DUES = st.lists(st.one_of(st.integers(-50, 2_000), st.integers(-5, 15)), max_size=50).map(sorted)
 BITS = st.integers(0, 12)
@@ -50,7 +50,7 @@ def test_known_instants_are_counted_exactly(dues: list[int]) -> None:
 
 
 @given(DUES.filter(bool))
-def test_messages_that_no_edge_parts_are_counted_exactly_by_one_of_them(dues: list[int]) -> None:
+def test_messages_that_no_edge_separates_are_counted_exactly_by_one_of_them(dues: list[int]) -> None:
     histogram = DueHistogram(EDGES)
     assert histogram.cuts(dues[0], dues[-1]) == (np.count_nonzero(counted(dues[:1] + dues[-1:])) > 1)
     if not histogram.cuts(dues[0], dues[-1]):
@@ -59,21 +59,21 @@ def test_messages_that_no_edge_parts_are_counted_exactly_by_one_of_them(dues: li
 
 
 @given(DUES.filter(bool), BITS)
-def test_ticks_are_exact_in_sum_and_open_are_only_those_that_an_edge_cuts(dues: list[int], bits: int) -> None:
+def test_slots_are_exact_in_sum_and_only_those_that_an_edge_cuts_are_estimated(dues: list[int], bits: int) -> None:
     histogram = histogram_of(dues, bits)
     counts = histogram.counts
     assert sum(counts) == len(dues)
     assert all(count >= 0 for count in counts)
     assert (counts[0] > 0) == (dues[0] < EDGES[0])
     assert (counts[-1] > 0) == (dues[-1] >= EDGES[-1])
-    unknown = [how_many_unknown(edge, dues, bits) for edge in EDGES]
-    assert histogram.estimated == any(unknown)
-    for edge, below, most in zip(EDGES, accumulate(counts), unknown, strict=False):
+    undecided = [count_undecided(edge, dues, bits) for edge in EDGES]
+    assert histogram.estimated == any(undecided)
+    for edge, below, most in zip(EDGES, accumulate(counts), undecided, strict=False):
         assert abs(below - sum(due < edge for due in dues)) <= most
 
 
-def how_many_unknown(edge_ms: int, dues: list[int], bits: int) -> int:
-    """Of how many messages the ticks and the bounds do not tell on which side of the edge they are due."""
+def count_undecided(edge_ms: int, dues: list[int], bits: int) -> int:
+    """Return for how many messages the time slots and the bounds leave open on which side of the edge they are due."""
     if not dues[0] < edge_ms <= dues[-1] or edge_ms % (1 << bits) == 0:
         return 0
     return sum(due >> bits == edge_ms >> bits for due in dues[1:-1])
@@ -86,14 +86,14 @@ def test_without_precision_bits_nothing_is_estimated(dues: list[int]) -> None:
     assert not histogram.estimated
 
 
-def test_a_tick_that_an_edge_cuts_is_taken_to_be_spread_evenly_within_the_bounds() -> None:
-    # From 8 to 16, if it were not for the first and the last.
+def test_a_slot_that_an_edge_cuts_is_assumed_to_be_spread_evenly_within_the_bounds() -> None:
+    # The slot is from 8 to 16. The first and the last due time narrow it.
     histogram = histogram_of([9, 10, 11, 12, 13], bits=3)
     assert histogram.counts == [0, 0, 1, 4, 0, 0]
     assert histogram.estimated
 
 
-def test_what_is_due_from_an_edge_on_is_not_counted_before_it_though_its_tick_begins_before() -> None:
+def test_messages_due_from_an_edge_on_are_not_counted_before_it_even_if_their_slot_begins_before() -> None:
     histogram = histogram_of([10, 10, 12, 15], bits=3)
     assert histogram.counts == [0, 0, 0, 4, 0, 0]
     assert not histogram.estimated
@@ -117,27 +117,27 @@ ROWS = st.lists(
 
 
 def sealed(rows: list[tuple[int, str]], bits: int) -> tuple[list[int], list[int]]:
-    """What the metadata of a segment of (deliver_at, topic) tells by tick: where each begins, and counts."""
-    made: list[Any] = index_entries(
+    """Return the starts and the counts of the time slots in the metadata of a segment of (due time, topic)."""
+    entries: list[Any] = index_entries(
         messages({"deliver_at_ms": due, "topic": topic, "offset": at} for at, (due, topic) in enumerate(rows)), bits
     )
-    return [entry["tick_ms"] for entry in made], [entry["count"] for entry in made]
+    return [entry["tick_ms"] for entry in entries], [entry["count"] for entry in entries]
 
 
 @given(ROWS, BITS, st.integers(0, 2_000))
-def test_of_a_segment_delivered_in_part_the_ticks_count_what_waits(
+def test_the_slots_of_a_partly_delivered_segment_count_its_waiting_messages(
     rows: list[tuple[int, str]], bits: int, cutoff_ms: int
 ) -> None:
-    left = sorted(due for due, _ in rows if due >= cutoff_ms)
-    if left:
-        segment = Segment(1, 0, 0, "0-1", left[0], left[-1], len(left), 1)
+    waiting = sorted(due for due, _ in rows if due >= cutoff_ms)
+    if waiting:
+        segment = Segment(1, 0, 0, "0-1", waiting[0], waiting[-1], len(waiting), 1)
         counts = waiting_counts(segment, bits, *sealed(rows, bits))
-        assert len(counts) == len(left)
+        assert len(counts) == len(waiting)
         for border_ms in range(0, 2_001, 1 << bits):
-            assert counts.before(border_ms) == (sum(due < border_ms for due in left),) * 2
+            assert counts.before(border_ms) == (sum(due < border_ms for due in waiting),) * 2
 
 
-def test_a_segment_with_fewer_messages_than_its_ticks_count_is_an_error() -> None:
+def test_a_segment_with_fewer_messages_than_its_slots_count_is_an_error() -> None:
     segment = Segment(1, 0, 0, "0-1", 5, 900, 3, 1)
     with pytest.raises(BucketUnreadable, match="a count of 0; only ticks with messages are"):
         waiting_counts(segment, 3, [0, 800, 896], [1, 1, 2])

@@ -1,4 +1,4 @@
-"""What `delayline status` holds to while the job goes on, and what it says of a broker's answers."""
+"""That `delayline status` reads consistent values while the job runs, and what it prints for a broker's answers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from streaming.status.formats import as_json, as_lines
 from streaming.status.read import BrokerAnswer, Status, _at_one_time, ask_broker
 
 
-def of(broker: BrokerAnswer) -> Status:
-    """A status that knows of nothing but what the broker has told."""
+def status_of(broker: BrokerAnswer) -> Status:
+    """Return a status that has no more information than the broker's answer."""
     return Status("/c", 0, None, None, [], 0, 0, 0, 0, {}, False, broker)
 
 
-def test_a_lease_topic_with_something_else_in_it_is_told_beside_the_rest(settings: Settings) -> None:
+def test_an_invalid_record_in_the_lease_topic_is_shown_with_the_other_lines(settings: Settings) -> None:
     ensure_topics(settings, 1)
     producer = Producer({"bootstrap.servers": settings.kafka.bootstrap_servers})
     producer.produce(settings.lease_topic, b"garbage", b"lease", 0)
     producer.produce(settings.topics.input[0], b"not read")
     producer.flush()
-    told = list(as_lines(of(ask_broker(settings, None))))
-    assert "input lag    1 messages" in told
-    (lease,) = (line for line in told if line.startswith("lease "))
+    lines = list(as_lines(status_of(ask_broker(settings, None))))
+    assert "input lag    1 messages" in lines
+    (lease,) = (line for line in lines if line.startswith("lease "))
     assert lease.startswith("lease        not known: checkpoint-mismatch: the lease topic holds b'garbage'")
 
 
-def test_options_that_the_client_refuses_are_told_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_the_client_refuses_are_reported_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statuses, "open_session", lambda *_: pytest.fail("Spark was to be started"))
     refused = CliRunner().invoke(app, ["status", "--set", "kafka.linger.ms=abc"], env={"DELAYLINE_CONFIG": None})
     assert refused.exit_code == 2
@@ -43,11 +43,11 @@ def test_options_that_the_client_refuses_are_told_before_spark_is_started(monkey
 
 
 def test_help_names_every_key_of_the_json_form() -> None:
-    told = CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "200"}).stdout
-    assert not [key for key in as_json(of(BrokerAnswer([]))) if key not in told]
+    help_text = CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "200"}).stdout
+    assert not [key for key in as_json(status_of(BrokerAnswer([]))) if key not in help_text]
 
 
-def test_the_table_is_that_of_the_last_committed_batch_though_others_are_committed_meanwhile() -> None:
+def test_the_table_version_is_that_of_the_last_committed_batch_while_others_are_committed() -> None:
     committed, versions = iter([1, 2, 2, 3, 4, 4]), iter([10, 11, 12, 13])
     checkpoint: Any = SimpleNamespace(last_committed=lambda: next(committed))
     store: Any = SimpleNamespace(exists=lambda: True, newest_version=lambda: next(versions))

@@ -1,4 +1,4 @@
-"""What waits in sealed buckets after a batch, on a real Delta table."""
+"""The messages that wait in sealed buckets after a batch, on a real Delta table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 LAST_MS = 60_000
-# Sealed by batch 1 and 2, about 70 messages to a segment; several at one instant.
+# Sealed by batches 1 and 2, about 70 messages to a segment. Several are due at the same instant.
 DUES = {number: sorted(random.Random(number).choices(range(LAST_MS), k=400) + [30_000] * 9) for number in (1, 2)}
 EDGES = [0, 7_777, 12_345, 13_000, 30_000, 55_555, 10**7]
 
@@ -43,7 +43,7 @@ def histogram_of(buckets: SealedBuckets) -> DueHistogram:
     return histogram
 
 
-def test_what_is_left_of_segments_that_are_delivered_in_part_is_counted(store: BucketTable) -> None:
+def test_the_waiting_messages_of_partly_delivered_segments_are_counted(store: BucketTable) -> None:
     seal_all(store, 10, 10)
     for cutoff_ms in (0, 12_345, 30_000, LAST_MS):
         segments = sealed_buckets(store, store.version(), 2, cutoff_ms).segments
@@ -61,7 +61,7 @@ def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketTable) -> N
 
 
 @pytest.mark.parametrize("precisions", [(0, 0), (10, 10), (15, 10), (0, 31)])
-def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision_tells(
+def test_the_histogram_counts_all_waiting_messages_as_exactly_as_each_buckets_precision_allows(
     store: BucketTable, precisions: tuple[int, int]
 ) -> None:
     seal_all(store, *precisions)
@@ -71,9 +71,9 @@ def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision
         assert sum(histogram.counts) == len(waiting)
         assert histogram.estimated == any(precisions)
         for edge, below in zip(EDGES, accumulate(histogram.counts), strict=False):
-            # What is delivered of a tick does not make the rest of it overdue.
+            # The delivered messages of a time slot do not make its other messages overdue.
             assert edge > cutoff_ms or below == 0
-            # What is due in the ticks that the edge cuts, of segments of 10 s.
+            # The messages in the time slots that the edge cuts, of segments of 10 s.
             most = sum(
                 due >> bits == edge >> bits and abs(due - edge) < 10_000
                 for dues, bits in zip(DUES.values(), precisions, strict=True)
@@ -83,7 +83,7 @@ def test_the_histogram_holds_all_that_waits_as_exactly_as_each_buckets_precision
             assert abs(below - sum(due < edge for due in waiting)) <= most
 
 
-def test_a_histogram_is_that_of_its_own_version_of_the_table_after_later_upkeep(store: BucketTable) -> None:
+def test_a_histogram_is_that_of_its_version_of_the_table_after_later_maintenance(store: BucketTable) -> None:
     seal_all(store, 10, 10)
     buckets = sealed_buckets(store, store.version(), 2, 0)
     before = histogram_of(buckets).counts

@@ -1,4 +1,4 @@
-"""What Spark says of a storage that fails, as it was seen to say it, and the error that is made of it."""
+"""Messages that Spark was seen to print about failing storage, and the errors that Delayline makes of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CHANGELOG = f"{STORAGE}/checkpoint/state/0/1/3.changelog"
 FULL = "Caused by: java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream.writeBytes"
 
 
-def told(text: str) -> DelaylineError:
+def failure_of(text: str) -> DelaylineError:
     failure = storage_failure(text, STORAGE)
     assert failure is not None
     return failure
 
 
 @pytest.mark.parametrize(
-    ("trace", "what", "place"),
+    ("trace", "data", "path"),
     [
         ("\tat MicroBatchExecution.markMicroBatchStart(M.scala:911)", "the offset log", "/checkpoint/offsets"),
         ("\tat MicroBatchExecution.$anonfun$markMicroBatchEnd$1(M.scala)", "the commit log", "/checkpoint/commits"),
@@ -31,16 +31,16 @@ def told(text: str) -> DelaylineError:
         ("\tat java.io.Anything", "a file", ""),
     ],
 )
-def test_a_full_disk_is_told_with_what_was_written_and_where(trace: str, what: str, place: str) -> None:
-    failure = told(f"org.apache.spark.SparkException: Job aborted\n{trace}\n{FULL}")
+def test_a_full_disk_is_reported_with_the_data_being_written_and_its_path(trace: str, data: str, path: str) -> None:
+    failure = failure_of(f"org.apache.spark.SparkException: Job aborted\n{trace}\n{FULL}")
     assert isinstance(failure, StorageFailed)
-    assert str(failure).startswith(f"storage-failed: no space left: {what}")
-    assert f" could not be written in {STORAGE}{place}, of whose " in str(failure)
+    assert str(failure).startswith(f"storage-failed: no space left: {data}")
+    assert f" could not be written in {STORAGE}{path}, of whose " in str(failure)
     assert "run the same command again" in str(failure)
 
 
 def test_a_full_working_folder_of_spark_is_not_taken_for_the_storage() -> None:
-    assert STORAGE not in str(told(f"\tat org.rocksdb.RocksDBException: While appending: \n{FULL}"))
+    assert STORAGE not in str(failure_of(f"\tat org.rocksdb.RocksDBException: While appending: \n{FULL}"))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_full_working_folder_of_spark_is_not_taken_for_the_storage() -> None:
         ("java.io.IOException: Input/output error", "the device fails"),
     ],
 )
-def test_a_storage_that_refuses_is_told_with_its_reason(cause: str, reason: str) -> None:
-    assert str(told(f"x\nCaused by: {cause}")).startswith(f"storage-failed: {reason}: ")
+def test_a_storage_that_refuses_access_is_reported_with_the_reason(cause: str, reason: str) -> None:
+    assert str(failure_of(f"x\nCaused by: {cause}")).startswith(f"storage-failed: {reason}: ")
 
 
 @pytest.mark.parametrize(
@@ -64,25 +64,25 @@ def test_a_storage_that_refuses_is_told_with_its_reason(cause: str, reason: str)
         f"[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred\nCaused by: java.io.IOException: {CHANGELOG} no",
     ],
 )
-def test_a_state_file_that_is_missing_is_named(text: str) -> None:
-    failure = told(text)
+def test_a_missing_state_file_is_named(text: str) -> None:
+    failure = failure_of(text)
     assert isinstance(failure, CheckpointUnreadable)
     assert str(failure).startswith(f"checkpoint-unreadable: {CHANGELOG} is missing or damaged (")
     assert "delayline rebuild --discard-checkpoint" in str(failure)
 
 
-def test_a_state_file_that_spark_does_not_name_is_looked_for_below_the_state() -> None:
+def test_for_a_state_file_that_spark_does_not_name_the_folder_of_the_state_is_named() -> None:
     text = "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error\nCaused by: java.io.EOFException: Stream ended prematurely"
-    assert f"{STORAGE}/checkpoint/state is missing or damaged (Stream ended prematurely)" in str(told(text))
+    assert f"{STORAGE}/checkpoint/state is missing or damaged (Stream ended prematurely)" in str(failure_of(text))
 
 
 @pytest.mark.parametrize("scheme", ["file:", "file://", ""])
-def test_a_data_file_that_cannot_be_read_is_named_with_the_command_that_helps(scheme: str) -> None:
+def test_a_data_file_that_cannot_be_read_is_named_with_the_command_that_repairs_it(scheme: str) -> None:
     text = (
         f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {scheme}{PARQUET}. File does not "
         f"exist.\nCaused by: java.io.FileNotFoundException: File `{PARQUET}` does not exist."
     )
-    failure = told(text)
+    failure = failure_of(text)
     assert isinstance(failure, BucketUnreadable)
     assert str(failure).startswith(f"bucket-unreadable: {PARQUET} is missing or damaged (File `{PARQUET}` does not")
     assert "delayline repair" in str(failure)
@@ -95,18 +95,18 @@ def test_a_data_file_that_cannot_be_read_is_named_with_the_command_that_helps(sc
         ("[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions (0, 2, 3) are not contiguous.", "DELTA_VERSIONS_NOT_CONTIGUOUS"),
     ],
 )
-def test_a_damaged_log_of_the_table_is_told_apart_from_its_data(text: str, named: str) -> None:
-    failure = told(text)
+def test_a_damaged_log_of_the_table_is_distinguished_from_its_data(text: str, named: str) -> None:
+    failure = failure_of(text)
     assert isinstance(failure, BucketUnreadable)
     assert f"the log of the table of sealed buckets cannot be read: {named} is missing or damaged" in str(failure)
     assert "delayline repair" not in str(failure)
 
 
-def test_other_failures_are_not_the_storages() -> None:
+def test_other_failures_are_not_storage_failures() -> None:
     assert storage_failure("org.apache.kafka.common.errors.TimeoutException: Call(...) timed out", STORAGE) is None
 
 
-def test_the_innermost_cause_is_javas_and_not_pythons_word_for_it() -> None:
+def test_the_innermost_cause_is_javas_exception_and_not_pythons_wrapper() -> None:
     java = "io.delta.exceptions.ConcurrentTransactionException: [DELTA_CONCURRENT_TRANSACTION] twice"
     python = "py4j.protocol.Py4JJavaError: An error occurred while calling o416.save."
     assert innermost_cause(f"Traceback\n{python}\n: {java}\n\tat org.apache") == java

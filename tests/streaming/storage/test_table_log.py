@@ -1,4 +1,4 @@
-"""Damage to the log of the table of sealed buckets: every reader is told, and in a sentence."""
+"""Damage to the log of the table of sealed buckets: every reader gets an error in one sentence."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.streaming.sealed import seal_messages
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose log has a checkpoint, and entries behind it."""
-    made = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
-    made.create(from_arrow_schema(STORED_SCHEMA))
-    spark.sql(f"ALTER TABLE delta.`{made.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
+    """A table whose log has a checkpoint, and entries after it."""
+    store = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    spark.sql(f"ALTER TABLE delta.`{store.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
     for number in (1, 2, 3):
-        seal_messages(made, number, [{"deliver_at_ms": number, "offset": number}], some_batch_settings())
-    return Path(made.path)
+        seal_messages(store, number, [{"deliver_at_ms": number, "offset": number}], some_batch_settings())
+    return Path(store.path)
 
 
 def lose(log: Path, pattern: str) -> None:
@@ -41,7 +41,7 @@ def lose(log: Path, pattern: str) -> None:
 def cut_short(log: Path, pattern: str) -> None:
     (file,) = (file for file in log.glob(pattern) if not file.name.startswith("."))
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    # Hadoop's checksum: a file system in the cloud has none.
+    # Delete Hadoop's checksum file. An object store has none.
     file.with_name(f".{file.name}.crc").unlink()
 
 
@@ -53,7 +53,7 @@ def cut_short(log: Path, pattern: str) -> None:
         (cut_short, ["*4.json"], "0004.json is missing or damaged"),
     ],
 )
-def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(
+def test_a_log_with_a_missing_or_damaged_entry_is_named(
     spark: SparkSession,
     table: Path,
     tmp_path: Path,
@@ -65,11 +65,11 @@ def test_a_log_that_lacks_an_entry_or_its_checkpoint_is_named(
     for pattern in patterns:
         corruption(tmp_path / "buckets" / "_delta_log", pattern)
     settings = load_settings(None, [f"storage.path={tmp_path}"], environ={})
-    with pytest.raises(BucketUnreadable) as told, translate_storage_errors(settings):
+    with pytest.raises(BucketUnreadable) as raised, translate_storage_errors(settings):
         BucketTable(spark, str(tmp_path / "buckets")).metadata()
-    assert "the log of the table of sealed buckets cannot be read: " in str(told.value)
-    assert named in str(told.value)
-    assert f"Put {tmp_path}/buckets/_delta_log back from a backup" in str(told.value)
+    assert "the log of the table of sealed buckets cannot be read: " in str(raised.value)
+    assert named in str(raised.value)
+    assert f"Put {tmp_path}/buckets/_delta_log back from a backup" in str(raised.value)
 
 
 def test_a_log_without_its_checkpoint_is_read_from_its_entries(
