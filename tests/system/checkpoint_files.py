@@ -1,4 +1,4 @@
-"""The files of a job's checkpoint: how far it has read, and how a test changes one."""
+"""The files of a job's checkpoint: what they record, and how a test changes one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def newest(log: Path) -> int:
 
 
 def accepted(checkpoint: Path) -> int:
-    """Return how many input records committed batches have taken in."""
+    """Return how many input records the committed batches have accepted."""
     committed = newest(checkpoint / "commits")
     if committed < 0:
         return 0
@@ -26,7 +26,7 @@ def accepted(checkpoint: Path) -> int:
 
 @contextmanager
 def replaced(file: Path, old: str, new: str) -> Iterator[None]:
-    """Inside, let `file` have `new` in place of `old`; behind it, be as it was."""
+    """Replace `old` with `new` in `file` inside the context, and restore the file after it."""
     text = file.read_text()
     assert old in text, text
     _write(file, text.replace(old, new, 1))
@@ -38,12 +38,12 @@ def replaced(file: Path, old: str, new: str) -> Iterator[None]:
 
 def _write(file: Path, text: str) -> None:
     file.write_text(text)
-    # Hadoop's checksum would not fit any more.
+    # Hadoop's checksum would no longer match.
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
 def sealed_files(table: Path) -> list[Path]:
-    """Return the files of messages that the log of a table of sealed buckets names."""
+    """Return the message files that the log of the table of sealed buckets names."""
     added = [
         json.loads(line)["add"]
         for entry in (table / "_delta_log").glob("*.json")

@@ -1,7 +1,7 @@
-"""Runs one `delayline` command after the other in this process, and so in one JVM, whose code is warm by the second.
+"""Run `delayline` commands one after the other in this process, and so in one JVM, which is warm from the second on.
 
-A line of standard input is a command: its arguments, the file that it prints to, and its environment, as JSON. A line
-of standard output is its exit code. The process ends with its input.
+Each line of standard input is a command as JSON: its arguments, the file for its output, and its environment. Each line
+of standard output is a command's exit code. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from streaming.cli.app import app
 
 
 def main() -> None:
-    """Run what comes in, until nothing does."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Run commands until the input ends."""
+    exit_codes = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         os.environ.clear()
         os.environ.update(command["environment"])
         code = _run(command["arguments"], command["log"])
-        answers.write(f"{code}\n")
-        answers.flush()
+        exit_codes.write(f"{code}\n")
+        exit_codes.flush()
 
 
 def _run(arguments: list[str], log: str) -> int:
@@ -40,7 +40,7 @@ def _run(arguments: list[str], log: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001, the caller reads how the command ended
-        # As Python ends a process of its own.
+        # As Python does when an exception ends a process.
         traceback.print_exc()
         return 1
     finally:
@@ -48,12 +48,12 @@ def _run(arguments: list[str], log: str) -> int:
             signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()
         sys.stderr.flush()
-        _forget()
+        _clear_caches()
     return 0
 
 
-def _forget() -> None:
-    """Let Java forget what it keeps by the path of a table or a checkpoint, as a new process does not know it."""
+def _clear_caches() -> None:
+    """Clear Java's caches, whose keys are the paths of tables and checkpoints. A new process would not have them."""
     jvm = SparkContext._jvm
     if jvm is not None:
         jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()

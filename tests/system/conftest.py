@@ -1,4 +1,4 @@
-"""A service with topics and storage of its own, and a ledger of what goes in and comes out."""
+"""A service with new topics and storage, and a ledger of its input and output."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Application:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the job keeps its checkpoint."""
+        """The folder of the job's checkpoint."""
         return self.folder / "storage" / "checkpoint"
 
     def ledger(self) -> Ledger:
-        """Return a ledger of what goes in and comes out; the topics must be there. It is a context."""
+        """Return a ledger of the input and output, which is a context manager. The topics must exist."""
         return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.checkpoint)
 
     def overrides(self, *more: str) -> list[str]:
-        """The settings as `--set` takes them: thresholds so low that every path is walked."""
+        """Return settings for `--set`, with thresholds so low that every code path runs."""
         return [
             f"application_id={self.id}",
             f"kafka.bootstrap_servers={self.bootstrap}",
@@ -52,14 +52,14 @@ class Application:
             f"topics.allowed_outputs={self.other}",
             f"topics.dead_letter={self.dead}",
             f"storage.path={self.folder / 'storage'}",
-            # Half as many batches as by default: what a test waits for is a due time, and two run on two cores.
+            # Half as many batches as by default: tests wait for due times, and two tests run on two cores.
             "clock.trigger=1s",
             "bucket.max_messages=100",
             "segment.max_messages=60",
             "segment.max_seconds=5",
             "window.ahead=3s",
             "delivery.transaction_messages=40",
-            # So long does the start after a kill wait for a sign of life.
+            # A start after a kill waits this long for a heartbeat.
             "lease.period=4s",
             f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}",
             *more,
@@ -68,13 +68,13 @@ class Application:
 
 @pytest.fixture
 def application(broker: EmbeddedBroker, tmp_path: Path) -> Application:
-    """Names of the test's own."""
+    """The names of a new application."""
     return Application(broker, tmp_path)
 
 
 @pytest.fixture
 def clock(tmp_path: Path) -> Iterator[HostClock]:
-    """A clock to run a job on; it skips the test where there is none."""
+    """A clock for the job's host. It skips the test where libfaketime is not available."""
     if not host_clock.IS_AVAILABLE:
         pytest.skip("libfaketime comes for Linux on x86-64 only")
     clock = HostClock(tmp_path)
@@ -84,7 +84,7 @@ def clock(tmp_path: Path) -> Iterator[HostClock]:
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[WarmProcesses]:
-    """Processes that a job ended in and another can start in, in seconds less."""
+    """Processes in which a job has ended, and in which another one starts seconds faster."""
     processes = WarmProcesses()
     yield processes
     processes.close()
@@ -92,7 +92,7 @@ def warm() -> Iterator[WarmProcesses]:
 
 @pytest.fixture
 def make_service(application: Application, warm: WarmProcesses) -> Iterator[MakeService]:
-    """A function that makes a service and its ledger, with further `--set` overrides. The topics are made by it."""
+    """A function that makes a service, its ledger and its topics, with further `--set` overrides."""
     with ExitStack() as stack:
 
         def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
@@ -100,7 +100,7 @@ def make_service(application: Application, warm: WarmProcesses) -> Iterator[Make
             ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
             service = Service(application.folder, settings, warm)
             ledger = stack.enter_context(application.ledger())
-            # Before the ledger looks for the last time.
+            # Registered last, so that it runs before the ledger's final check.
             stack.callback(service.kill)
             return service, ledger
 

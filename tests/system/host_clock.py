@@ -1,12 +1,12 @@
-"""A host whose wall clock a test can set, under a job that runs for real; monotonic time goes on undisturbed.
+"""The wall clock of a host, which a test can set while a real job runs on it. Monotonic time is not changed.
 
-libfaketime is preloaded into every process of the job: driver, JVM, Python workers. It answers what time it is with
-the modification time of a file plus the time since the clock began, so that one call sets the clock of them all. (Its
+libfaketime is preloaded into every process of the job: driver, JVM, Python workers. The time that it returns is the
+modification time of a file plus the time since the clock began, so that one call sets the clock of all processes. (Its
 FAKETIME_TIMESTAMP_FILE would be simpler, but ends a JVM: threads that ask for the time at once share the buffer that
 the file is read into.)
 
-librdkafka alone keeps the real clock. It waits by glibc's `cnd_timedwait` until an instant of the wall clock, which
-libfaketime does not translate: each of its waits would be off by what the clock is off.
+Only librdkafka keeps the real clock. It waits with glibc's `cnd_timedwait` until an instant of the wall clock, which
+libfaketime does not translate: each wait would be wrong by the offset of the clock.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import libfaketime
 
-# The wheel brings the library built for this platform alone, whatever its name says.
+# The wheel contains the library for this platform only, whatever its name says.
 IS_AVAILABLE = (sys.platform, platform.machine()) == ("linux", "x86_64")
 
-# Begins the clock, holds what its processes share, takes that away in the end, and tells the time when asked.
+# Begins the clock, owns the memory that its processes share, removes it in the end, and prints the time when asked.
 _KEEPER = """
 import os, sys, time
 print(os.environ.get("FAKETIME_SHARED", ""), flush=True)
@@ -32,9 +32,9 @@ for _ in sys.stdin:
 """
 
 
-_PIDS_TRIED = 3
+_MAX_TRIES = 3
 
-# Run by each Python of the job when it starts: binds librdkafka to the C library before anything preloaded.
+# Each Python process of the job runs this when it starts. It binds librdkafka to the C library, before preloaded ones.
 _REAL_CLOCK_FOR_LIBRDKAFKA = """
 import os, sys
 flags = sys.getdlopenflags()
@@ -45,9 +45,9 @@ sys.setdlopenflags(flags)
 
 
 class HostClock:
-    """The clock of one host: at first up to a second ahead of the real one, since files are set to whole seconds.
+    """The clock of one host. It begins up to a second ahead of the real one, since files are set to whole seconds.
 
-    Processes that are given `environment` run on it.
+    Processes that start with `environment` use this clock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,16 +61,16 @@ class HostClock:
         path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = {**preload, **follow, "PYTHONPATH": path}
         self._begun_s = int(time.time()) + 1
-        self._show(0)
+        self._set_file_time(0)
         self._keeper, self.environment["FAKETIME_SHARED"] = self._begin()
-        # A reading comes a little late, and so says a little more.
+        # A reading arrives a little late, and so is a little too high.
         self._ahead_ms = min(self._read_ms_ahead() for _ in range(5))
-        # Each offset that it was set to, and the real times, epoch ms, just before and just after that.
+        # Each offset in ms that was set, and the real times, epoch ms, just before and just after.
         self._set: list[tuple[int, int, int]] = [(0, 0, 0)]
 
     def _begin(self) -> tuple[subprocess.Popen[str], str]:
-        # What is shared has the name of the keeper's pid. Where a killed one left that, the library shares nothing.
-        for _ in range(_PIDS_TRIED):
+        # The shared memory is named after the keeper's pid. If a killed keeper left that name, nothing is shared.
+        for _ in range(_MAX_TRIES):
             keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _KEEPER],
                 env={**os.environ, **self.environment},
@@ -85,9 +85,9 @@ class HostClock:
         raise RuntimeError("libfaketime shares no clock")
 
     def set_off(self, seconds: int) -> None:
-        """Set the clock `seconds` off the time that it would show had it never been set."""
+        """Set the clock `seconds` off the time that it would show if it had never been set."""
         before_ms = _real_ms()
-        self._show(seconds)
+        self._set_file_time(seconds)
         self._set.append((seconds * 1000, before_ms, _real_ms()))
         assert abs(self._read_ms_ahead() - self._ahead_ms - seconds * 1000) < 1000, "the clock does not follow its file"
 
@@ -101,10 +101,10 @@ class HostClock:
         )
 
     def close(self) -> None:
-        """End the clock, after the processes that run on it."""
+        """End the clock. The processes that use it must have ended."""
         self._keeper.communicate()
 
-    def _show(self, seconds: int) -> None:
+    def _set_file_time(self, seconds: int) -> None:
         os.utime(self._file, (self._begun_s + seconds, self._begun_s + seconds))
 
     def _read_ms_ahead(self) -> int:

@@ -1,4 +1,4 @@
-"""What a test published, what came out, and whether the two agree by the judge's word (`streaming.judge`)."""
+"""The messages that a test published and received, and the judge's verdict on them (`streaming.judge`)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Got", "Header", "Ledger"]
 
 Got = Received
 Headers = Sequence[Header]
-# From the last delivery of a batch until it is committed, on a machine that is busy.
+# From the last delivery of a batch until it is committed, on a busy machine.
 _COMMIT_S = 20.0
 
 
 @dataclass
 class Ledger:
-    """Publishes, subscribes from the beginning in a thread of its own, and has both judged.
+    """Publishes messages, subscribes from the beginning in a thread, and lets the judge compare the two.
 
-    `outputs` are the topics that messages come out on, the dead-letter topic last; `checkpoint` is the job's, a folder.
+    `outputs` are the output topics, the dead-letter topic last; `checkpoint` is the folder of the job's checkpoint.
     """
 
     bootstrap: str
@@ -37,9 +37,9 @@ class Ledger:
     checkpoint: Path
     sent: dict[str, Published] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
-    # What the clock of the job's host had shown by an instant of this process' clock, both in epoch ms.
+    # The latest time that the clock of the job's host had shown by an instant of this process' clock, both epoch ms.
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
-    # Raises when waiting has become pointless: the job that is to deliver has ended.
+    # Raises if the job has ended, so that waiting is pointless.
     check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -64,36 +64,48 @@ class Ledger:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> None:
-        """Publish one message that must come out on `output` at `deliver_at_ms`, or `delay_ms` after its timestamp."""
+        """Publish one message that must be delivered to `output` at `deliver_at_ms`, or `delay_ms` after its timestamp.
+
+        Args:
+            topic: The input topic.
+            value: The record's value.
+            headers: The record's headers.
+            key: The record's key.
+            output: The expected output topic. The dead-letter topic stands for any error.
+            deliver_at_ms: The expected due time, epoch ms. Neither this nor `delay_ms`: a plain message.
+            delay_ms: The expected due time, from the record's timestamp.
+            timestamp_ms: The record's timestamp, epoch ms; the time of publication by default.
+            partition: The input partition; the client chooses one by default.
+        """
         headers = tuple(headers or ())
         error = ANY_ERROR if output == self.outputs[-1] else None
 
-        def landed(problem: object, message: object) -> None:
-            assert problem is None, problem
+        def record_sent(failure: object, message: object) -> None:
+            assert failure is None, failure
             identity = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
-            stamp = message.timestamp()[1]  # type: ignore[attr-defined]
-            due = stamp + delay_ms if delay_ms is not None else deliver_at_ms
-            self.sent[identity] = Published(identity, stamp, key, value, headers, output, due, error)
+            published_ms = message.timestamp()[1]  # type: ignore[attr-defined]
+            due = published_ms + delay_ms if delay_ms is not None else deliver_at_ms
+            self.sent[identity] = Published(identity, published_ms, key, value, headers, output, due, error)
 
         options: dict[str, Any] = {}
         if timestamp_ms is not None:
             options["timestamp"] = timestamp_ms
         if partition is not None:
             options["partition"] = partition
-        self._producer.produce(topic, value, key, headers=list(headers), on_delivery=landed, **options)
+        self._producer.produce(topic, value, key, headers=list(headers), on_delivery=record_sent, **options)
         self._producer.poll(0)
 
     def flush(self) -> None:
-        """Wait until all that was published has its id."""
+        """Wait until all published messages have their ids."""
         assert self._producer.flush(30) == 0
 
     def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until everything published has come out."""
+        """Wait until all published messages have been received."""
         self.flush()
         self.wait_for(lambda: self._reader.ids >= self.sent.keys(), timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for a condition on what was received; fails at the deadline, with what is missing."""
+        """Wait for a condition on the received messages. Fails at the deadline, with the missing ids."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.check()
@@ -107,15 +119,15 @@ class Ledger:
             time.sleep(0.02)
 
     def verify_after_outage(self, timeout_s: float, least_held: float = LEAST_HELD) -> None:
-        """Wait for all, and verify."""
+        """Wait for all messages, and verify."""
         self.wait_for_all(timeout_s)
         self.verify(least_held)
 
     def verify(self, least_held: float = LEAST_HELD) -> None:
-        """Assert the contract for all that was published, up to where the output topics end now.
+        """Assert the contract for all published messages, up to the current end of the output topics.
 
-        `least_held` is the share of messages that must have been held to order. What comes afterwards is judged by
-        `finish`.
+        `least_held` is the least share of messages whose order the judge must have checked. `finish` judges later
+        records.
         """
         self._reader.drain()
         self._wait_for_commits()
@@ -123,9 +135,9 @@ class Ledger:
         assert not problems, "\n".join(problems)
 
     def finish(self) -> None:
-        """Once the job has ended: assert that nothing of what has come out up to the end breaks the contract.
+        """Assert that no received record breaks the contract. The job must have ended.
 
-        Not that all has come: a test may end its job before. A ledger that was closed has been done with.
+        Messages may be missing, since a test may end its job early. A closed ledger checks nothing.
         """
         if self.closed:
             return
@@ -135,7 +147,7 @@ class Ledger:
         assert not problems, "\n".join(problems)
 
     def reread(self) -> None:
-        """Subscribe anew, and so to partitions as well that were added to the output topics meanwhile."""
+        """Subscribe again, and so also to partitions that were added to the output topics meanwhile."""
         self._reader.close()
         self.got.clear()
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)
@@ -154,7 +166,7 @@ class Ledger:
             self.close()
 
     def close(self) -> None:
-        """End the subscription, and look at the checkpoint no more."""
+        """End the subscription, and stop watching the checkpoint."""
         if not self.closed:
             self.closed = True
             self._reader.close()
@@ -165,14 +177,15 @@ class Ledger:
         return judge(self.sent, list(self.got), self._watch.acceptance(), surroundings, complete)
 
     def _wait_for_commits(self) -> None:
-        """Wait until it is known by which batch each message was accepted: a batch delivers before it is committed.
+        """Wait until the judge knows which batch accepted each message: a batch delivers before it is committed.
 
-        For a while only, since a job that was killed in between commits no more; then what is not known is not held.
+        The wait is limited, since a job that was killed in between does not commit. The judge does not check the order
+        of messages whose batch it does not know.
         """
         deadline = time.monotonic() + _COMMIT_S
-        out = [message for identity, message in self.sent.items() if identity in self._reader.ids]
+        received = [message for identity, message in self.sent.items() if identity in self._reader.ids]
         while time.monotonic() < deadline:
             acceptance = self._watch.acceptance()
-            if all(acceptance.in_order_from_ms(message) is not None for message in out):
+            if all(acceptance.in_order_from_ms(message) is not None for message in received):
                 return
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Mixed load: every way in, so that every path of the service is walked."""
+"""Mixed load: every form of message, so that every code path of the service runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from tests.system.ledger import Header, Ledger
 
 
 def publish_mixed(ledger: Ledger, application: Application, count: int, seed: int, longest_ms: int = 8_000) -> None:
-    """Publish `count` messages: plain, after, at, by level, to a second topic, with and without keys, some bad."""
+    """Publish `count` messages: plain, after, at, by level, to a second topic, with and without keys, some bad.
+
+    Args:
+        ledger: Publishes the messages.
+        application: Has the names of the topics.
+        count: The number of messages.
+        seed: The seed of all random choices.
+        longest_ms: The longest delay.
+    """
     chance = random.Random(seed)
     for number in range(count):
         key = None if chance.random() < 0.2 else f"k{chance.randrange(40)}".encode()

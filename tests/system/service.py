@@ -1,4 +1,4 @@
-"""The job as its users run it: a process of its own, which a test can stop, kill, and start again."""
+"""The job as its users run it: a separate process, which a test can stop, kill, and start again."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class Service:
-    """`delayline run` with the settings given as `--set`; its output goes to `<folder>/run-<n>.log`.
+    """`delayline run` with `overrides` as its `--set`. Its output goes to `<folder>/run-<n>.log`.
 
-    Other commands of the job are run with the same settings.
+    Other commands of the job run with the same overrides.
     """
 
     def __init__(self, folder: Path, overrides: list[str], warm: WarmProcesses | None = None) -> None:
-        """With `warm`, what needs no process of its own runs in one of those."""
+        """With `warm`, commands that do not need a new process run in a warm one."""
         self.folder = folder
         self._warm = warm
         self.overrides = overrides
-        # Goes over the test's own at each start.
+        # Overrides the test's environment at each start.
         self.environment: dict[str, str] = {}
-        # As a terminal gives it to what it starts: Ctrl-C goes to all of the group. Otherwise that of the tests, with
-        # which it ends.
+        # True: in a separate process group, as from a terminal, so that Ctrl-C goes to the whole group. False: in the
+        # group of the tests, with which it ends.
         self.in_own_group = False
         self._runs = 0
         self._process: Running | None = None
 
     @property
     def log(self) -> str:
-        """What the newest run has printed."""
+        """The output of the newest run."""
         return (self.folder / f"run-{self._runs}.log").read_text(errors="replace")
 
     def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:
@@ -51,7 +51,7 @@ class Service:
             assert_eventually(self._running_or_failed, _START_TIMEOUT_S, "the start of the job")
 
     def command(self, *arguments: str, failpoint: str | None = None) -> int:
-        """Run another of its commands to the end, and return the exit code: -9 when it was killed."""
+        """Run another command until it ends, and return the exit code: -9 if it was killed."""
         self._launch(failpoint, *arguments)
         return self.wait(120)
 
@@ -63,7 +63,7 @@ class Service:
             environment[VARIABLE] = failpoint
         command = [*arguments, *(part for override in self.overrides for part in ("--set", override))]
         log = self.folder / f"run-{self._runs}.log"
-        # A preloaded clock, a kill, and a group are a process' own.
+        # A preloaded clock, a kill and a process group need a new process.
         if self._warm is not None and not (failpoint or self.environment or self.in_own_group):
             self._process = self._warm.start(command, log, environment)
             return
@@ -87,22 +87,22 @@ class Service:
         return "\nrunning\n" in "\n" + self.log
 
     def is_running(self) -> bool:
-        """Say whether the job has not ended."""
+        """Return whether the job still runs."""
         return self._process is not None and self._process.poll() is None
 
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """Wait until the job ends by itself, and return its exit code: -9 when it was killed."""
+        """Wait until the job ends by itself, and return its exit code: -9 if it was killed."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM, and return the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def interrupt(self) -> int:
-        """Ctrl-C on its terminal, and the exit code."""
+        """Send Ctrl-C as its terminal would, and return the exit code."""
         assert self.in_own_group, "the tests would be interrupted as well"
         os.killpg(self.pid, signal.SIGINT)
         return self.wait()
@@ -114,26 +114,26 @@ class Service:
         return self._process.pid
 
     def pause(self) -> None:
-        """SIGSTOP to the driver and all that it started, as when its host sleeps."""
-        family: set[psutil.Process] = set()
+        """Send SIGSTOP to the driver and all its descendants, as if its host slept."""
+        stopped: set[psutil.Process] = set()
         driver = psutil.Process(self.pid)
-        # A process can start another between the look and the stop, but not after it.
-        while new := {driver, *driver.children(recursive=True)} - family:
+        # A process can start another one until it is stopped, but not after that.
+        while new := {driver, *driver.children(recursive=True)} - stopped:
             for process in new:
-                # One that was at its end may be gone.
+                # The process may have ended meanwhile.
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
-            family |= new
+            stopped |= new
 
     def resume(self) -> None:
-        """SIGCONT to them all."""
+        """Send SIGCONT to the driver and all its descendants."""
         driver = psutil.Process(self.pid)
         for process in (*driver.children(recursive=True), driver):
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
     def kill(self) -> None:
-        """SIGKILL to the driver and all that it started."""
+        """Send SIGKILL to the driver and all its descendants."""
         if self._process is not None and self._process.poll() is None:
             kill_tree(self._process.pid)
             self._process.wait(_STOP_TIMEOUT_S)

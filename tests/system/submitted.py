@@ -23,9 +23,9 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 class Environment:
-    """A Python environment with Delayline installed from its built wheel, and the same as an archive for workers.
+    """A Python environment with Delayline installed from its wheel, and an archive of it for workers.
 
-    What Delayline depends on is taken from the environment of the tests, as from the image of a worker.
+    Delayline's dependencies come from the environment of the tests, as they would from the image of a worker.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,21 +35,21 @@ class Environment:
         wheel = _built_wheel(folder)
         venv.create(self.folder, with_pip=False, symlinks=True)
         site = next(self.folder.glob("lib/python*/site-packages"))
-        # A .pth file in that folder is not heeded, so that an editable install of a checkout does not come with it.
+        # Python ignores .pth files in the folder that this one names. An editable install of a checkout is left out.
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
         _pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
         with tarfile.open(self.archive, "w:gz") as archive:
             archive.add(self.folder, ".")
-        # The driver's own: workers get them from it.
+        # Only for the driver: workers get the jars from it.
         for group in ("spark",):
             target = self.folder / "share" / "delayline" / "jars" / group
             shutil.copytree(jars_folder(group), target)
 
     def delayline(self, *arguments: str) -> str:
-        """Run its `delayline` command and return what it printed."""
-        done = subprocess.run([self.python, "-m", "streaming.cli", *arguments], cwd=self.folder, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+        """Run the environment's `delayline` command and return its output."""
+        result = subprocess.run([self.python, "-m", "streaming.cli", *arguments], cwd=self.folder, capture_output=True)
+        assert result.returncode == 0, result.stderr.decode()
+        return result.stdout.decode()
 
 
 def _built_wheel(folder: Path) -> Path:
@@ -67,8 +67,8 @@ def _built_wheel(folder: Path) -> Path:
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 _SUPERVISOR = """
@@ -119,13 +119,13 @@ class SubmittedJob:
 
     @property
     def log(self) -> str:
-        """What all its starts have printed."""
+        """The output of all starts."""
         path = self._folder / "job.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
     def starts(self) -> int:
-        """How often its query has begun to run."""
+        """How often the job's query has started."""
         return self.log.splitlines().count("running")
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class SubmittedJob:
             )
 
     def kill_driver(self) -> None:
-        """SIGKILL the driver, its Python and its Java; not the supervisor."""
+        """Kill the driver, its Python and its Java, but not the supervisor."""
         assert self._process is not None
         for driver in psutil.Process(self._process.pid).children():
             kill_tree(driver.pid)

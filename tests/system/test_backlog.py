@@ -1,4 +1,4 @@
-"""What waited in Kafka while no job ran: nothing of it may fall behind the watermark and vanish."""
+"""Messages that waited in Kafka while no job ran: none may be lost by falling below the watermark."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tests.system.load import publish_mixed
 
 @pytest.mark.takes(45)
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
-def test_a_large_backlog_comes_out_whole(application: Application, make_service: MakeService, count: int) -> None:
+def test_a_large_backlog_is_delivered_completely(
+    application: Application, make_service: MakeService, count: int
+) -> None:
     service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
                                     "delivery.transaction_messages=50000")  # fmt: skip
-    # So many are counted by their offsets instead.
+    # So many messages are counted by their offsets instead.
     ledger.close()
     producer = Producer(
         {"bootstrap.servers": application.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 2 * count}
@@ -40,7 +42,10 @@ def test_a_large_backlog_comes_out_whole(application: Application, make_service:
 
 
 def _count_by_id(application: Application, count: int, timeout_s: float) -> np.ndarray:
-    """Count how often each message id of the two input partitions comes out, until all have."""
+    """Return how often each message id of the two input partitions was received, once as many as `count` were.
+
+    Gives up when nothing arrives for `timeout_s`.
+    """
     consumer = Consumer(
         {"bootstrap.servers": application.bootstrap, "group.id": "counter", "isolation.level": "read_committed"}
     )
@@ -60,7 +65,7 @@ def _count_by_id(application: Application, count: int, timeout_s: float) -> np.n
 
 
 @pytest.mark.takes(70)
-def test_a_job_that_was_down_for_an_hour_delivers_all_that_fell_due_at_the_rate_that_is_set(
+def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_configured_rate(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()
@@ -72,9 +77,9 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_that_fell_due_at_the_rate_
         ledger.publish(application.input, b"before", after, key=key, output=application.output, delay_ms=delay)
     ledger.flush()
     service.start()
-    assert_eventually(lambda: _ingested(application) == len(ledger.sent), 60)
+    assert_eventually(lambda: _accepted(application) == len(ledger.sent), 60)
     assert service.stop() == 0, service.log[-3000:]
-    assert not ledger.got, "what was delivered cannot be due after the aged clock"
+    assert not ledger.got, "a delivered message cannot be due after the aged clock"
     _age_checkpoint(application.folder / "storage" / "checkpoint", 3_600_000)
     publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
     service.overrides.append("delivery.messages_per_second=80")
@@ -88,20 +93,20 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_that_fell_due_at_the_rate_
 
 
 def _age_checkpoint(checkpoint: Path, by_ms: int) -> None:
-    """Set the clock that the checkpoint remembers back, as if the job had stopped that long ago."""
+    """Set the clock in the checkpoint's logs back, as if the job had stopped `by_ms` ago."""
     for entry in (checkpoint / "offsets").iterdir():
         if entry.name.isdigit():
-            version, about, *rest = entry.read_text().split("\n")
-            facts = json.loads(about)
-            facts["batchTimestampMs"] -= by_ms
-            facts["batchWatermarkMs"] = max(0, facts["batchWatermarkMs"] - by_ms)
-            _rewrite(entry, "\n".join([version, json.dumps(facts), *rest]))
+            version, metadata_line, *rest = entry.read_text().split("\n")
+            metadata = json.loads(metadata_line)
+            metadata["batchTimestampMs"] -= by_ms
+            metadata["batchWatermarkMs"] = max(0, metadata["batchWatermarkMs"] - by_ms)
+            _rewrite(entry, "\n".join([version, json.dumps(metadata), *rest]))
     for entry in (checkpoint / "commits").iterdir():
         if entry.name.isdigit():
-            version, about = entry.read_text().split("\n")
-            facts = json.loads(about)
-            facts["nextBatchWatermarkMs"] = max(0, facts["nextBatchWatermarkMs"] - by_ms)
-            _rewrite(entry, f"{version}\n{json.dumps(facts)}")
+            version, metadata_line = entry.read_text().split("\n")
+            metadata = json.loads(metadata_line)
+            metadata["nextBatchWatermarkMs"] = max(0, metadata["nextBatchWatermarkMs"] - by_ms)
+            _rewrite(entry, f"{version}\n{json.dumps(metadata)}")
 
 
 def _rewrite(file: Path, text: str) -> None:
@@ -116,9 +121,9 @@ def test_messages_outlive_the_deletion_of_their_input_records(
     service.start()
     publish_mixed(ledger, application, 500, seed=7, longest_ms=25_000)
     ledger.wait_for(lambda: len(ledger.got) > 20, 60)
-    # What came out came through the state, and so did all that lies before it in its partition.
-    assert_eventually(lambda: _ingested(application) == len(ledger.sent), 60)
-    assert len(ledger.got) < len(ledger.sent), "everything came out before it could be deleted"
+    # A received message went through the state, and so did all records before it in its partition.
+    assert_eventually(lambda: _accepted(application) == len(ledger.sent), 60)
+    assert len(ledger.got) < len(ledger.sent), "all messages were delivered before their records could be deleted"
     _delete_all(admin, application.input)
     service.kill()
     service.start()
@@ -127,8 +132,8 @@ def test_messages_outlive_the_deletion_of_their_input_records(
     assert service.stop() == 0, service.log[-3000:]
 
 
-def _ingested(application: Application) -> int:
-    """Return how many input records committed batches have taken in."""
+def _accepted(application: Application) -> int:
+    """Return how many input records the committed batches have accepted."""
     checkpoint = application.folder / "storage" / "checkpoint"
     entries = (checkpoint / "commits").glob("[0-9]*")
     committed = max((int(entry.name) for entry in entries), default=None)

@@ -1,4 +1,4 @@
-"""The backup and the restore of docs/operate.md, "Backup", while the job runs on in between."""
+"""The backup and the restore of docs/operate.md, "Backup". The job continues in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DELIVERED = 100
 
 
 def run_on(ledger: Ledger, application: Application, seed: int) -> None:
-    """Let the running job seal and deliver more than it had."""
+    """Let the running job seal and deliver more messages."""
     before = len(ledger.got)
     publish_mixed(ledger, application, 400, seed, longest_ms=60_000)
     ledger.wait_for(lambda: len(ledger.got) >= before + _DELIVERED, 60)
@@ -29,7 +29,7 @@ def commits(storage: Path) -> int:
 
 
 @pytest.mark.takes(60)
-def test_a_table_that_was_copied_while_the_job_ran_is_restored_and_nothing_is_lost_or_doubled(
+def test_restoring_a_table_that_was_copied_while_the_job_ran_loses_and_duplicates_nothing(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()
@@ -41,11 +41,11 @@ def test_a_table_that_was_copied_while_the_job_ran_is_restored_and_nothing_is_lo
     subprocess.run(["cp", "-a", storage / "buckets/_delta_log", backup / "buckets/"], check=True)
     subprocess.run(["cp", "-a", *sorted((storage / "buckets").glob("part=*")), backup / "buckets/"], check=True)
     assert service.stop() == 0, service.log[-3000:]
-    # As one does who backs up all of the storage: the checkpoint will be too old.
+    # As in a backup of the whole storage: the checkpoint will be too old.
     shutil.copytree(storage / "checkpoint", backup / "checkpoint")
     service.start()
     run_on(ledger, application, seed=2)
-    assert commits(storage) > commits(backup) > 1, "the backup was meant to hold a part of what is sealed"
+    assert commits(storage) > commits(backup) > 1, "the backup should contain a part of the sealed buckets"
     service.kill()
     shutil.rmtree(storage)
     shutil.copytree(backup, storage)

@@ -18,7 +18,7 @@ _FLOOD = 6_000
 
 
 @pytest.mark.takes(100)
-def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_is_told_and_nothing_else_is_lost(
+def test_added_partitions_are_used_expired_records_and_a_deleted_output_topic_are_named_and_nothing_else_is_lost(
     application: Application, make_service: MakeService
 ) -> None:
     side = f"{application.id}-side"
@@ -30,9 +30,9 @@ def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_i
     ledger.wait_for_all(60)
 
     # Partitions are added. The input's are read at once, the output's are used after the next start.
-    grown = [NewPartitions(application.input, 4), NewPartitions(application.output, 4)]
-    for done in admin.create_partitions(grown).values():
-        done.result()
+    new_partitions = [NewPartitions(application.input, 4), NewPartitions(application.output, 4)]
+    for future in admin.create_partitions(new_partitions).values():
+        future.result()
     for topic in (application.input, application.output):
         assert_eventually(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == 4)  # noqa: B023
     ledger.reread()
@@ -47,7 +47,7 @@ def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_i
 
     _expire_unread(application, admin, service, side)
 
-    # The topic that a message waits for is deleted.
+    # The output topic of a waiting message is deleted.
     service.overrides.append("topics.skip_expired=true")
     service.start()
     _send(application, side, delay=b"4s")
@@ -66,16 +66,20 @@ def test_partitions_are_added_records_expire_and_an_output_topic_goes_and_each_i
 
 
 def _expire_unread(application: Application, admin: AdminClient, service: Service, side: str) -> None:
-    """Delete records that the running job, and then its next start, have still to read: both name the range."""
+    """Delete records before the job has read them. The running job and its next start both name the range."""
     _send(application, side, _FLOOD)
-    place = TopicPartition(application.input, 3)
-    low = admin.delete_records([TopicPartition(place.topic, place.partition, -1)])[place].result().low_watermark
+    partition = TopicPartition(application.input, 3)
+    low = (
+        admin.delete_records([TopicPartition(partition.topic, partition.partition, -1)])[partition]
+        .result()
+        .low_watermark
+    )
     assert service.wait(60) == 1
-    ended = service.log
+    first_log = service.log
     service.start(wait=False)
     assert service.wait(60) == 1
-    for log in (ended, service.log):
-        assert f"records-expired: {place.topic}/3: offsets " in log
+    for log in (first_log, service.log):
+        assert f"records-expired: {partition.topic}/3: offsets " in log
         assert f" to {low - 1} (" in log
         assert "topics.skip_expired=true" in log
 
@@ -98,8 +102,8 @@ def _count(application: Application, topic: str) -> int:
         {"bootstrap.servers": application.bootstrap, "group.id": "count", "isolation.level": "read_committed"}
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
-    found, end_s = 0, time.monotonic() + 2
+    count, end_s = 0, time.monotonic() + 2
     while time.monotonic() < end_s:
-        found += len(consumer.consume(100, 0.2))
+        count += len(consumer.consume(100, 0.2))
     consumer.close()
-    return found
+    return count

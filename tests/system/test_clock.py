@@ -1,4 +1,4 @@
-"""The host's clock is set while the job runs: nothing early by that clock, nothing lost or doubled."""
+"""The host's clock is set while the job runs: no message is early by that clock, lost or duplicated."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def _assert_clock_behind(service: Service) -> None:
 
 
 @pytest.mark.takes(50)
-def test_a_clock_set_back_by_seconds_is_waited_for_and_hastens_loses_and_disorders_nothing(
+def test_the_job_waits_for_a_clock_set_back_by_seconds_and_no_message_is_early_lost_or_out_of_order(
     application: Application, job: tuple[Service, Ledger], clock: HostClock
 ) -> None:
     service, ledger = job
     service.start()
     _publish(ledger, application, range(2_000, 15_000, 25))
     _wait_for_more(ledger, 20)
-    # By more than a transaction may take.
+    # By more than a transaction may last.
     clock.set_off(-15)
     _publish(ledger, application, range(4_000, 9_000, 25))
     ledger.wait_for_all(60)
     ledger.verify()
     assert service.log.count("waits until it has caught up") == 1, service.log[-3000:]
-    # It stays what it is: the service has no other clock.
+    # The clock stays as it is: the service has no other.
     _publish(ledger, application, range(0, 2_000, 25))
     ledger.wait_for_all(60)
     ledger.verify()
@@ -63,7 +63,7 @@ def test_a_clock_set_back_by_seconds_is_waited_for_and_hastens_loses_and_disorde
 
 
 @pytest.mark.takes(70)
-def test_a_clock_set_back_by_an_hour_ends_the_job_and_forward_by_a_day_delivers_what_is_due_by_then(
+def test_a_clock_set_back_by_an_hour_ends_the_job_and_one_set_forward_by_a_day_delivers_messages_due_by_then(
     application: Application, job: tuple[Service, Ledger], clock: HostClock
 ) -> None:
     service, ledger = job
@@ -77,12 +77,12 @@ def test_a_clock_set_back_by_an_hour_ends_the_job_and_forward_by_a_day_delivers_
     assert "\nrunning\n" not in service.log
     clock.set_off(0)
     service.start()
-    # What fell due while the job was down cannot be in order with what came before.
+    # Messages that fell due while the job was down cannot be in order with earlier deliveries.
     ledger.verify_after_outage(60)
 
-    # A broker takes no record that is over an hour ahead of its own clock.
+    # A broker refuses records that are over an hour ahead of its own clock.
     _publish(ledger, application, range(20 * 60_000, 50 * 60_000, 4_000))
-    # The last of each partition, so that what comes before is accepted when they come out.
+    # The last messages of each partition: when they are delivered, all earlier ones have been accepted.
     _publish(ledger, application, [2_000] * 20)
     _wait_for_more(ledger, 20)
     clock.set_off(_DAY_S)

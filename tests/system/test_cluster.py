@@ -1,4 +1,4 @@
-"""The job on a Spark cluster: two executors deliver, and neither a worker nor the driver is missed for long."""
+"""The job on a Spark cluster: two executors deliver, and the job survives the loss of a worker and of the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def ledger(application: Application) -> Iterator[Ledger]:
-    """What goes in and comes out, with the topics for it."""
+    """A ledger, with its topics."""
     ensure_topics(load_settings(None, application.overrides(), environ={}), partitions=2)
     with application.ledger() as ledger:
         yield ledger
@@ -38,7 +38,7 @@ def ledger(application: Application) -> Iterator[Ledger]:
 
 @pytest.fixture
 def job(application: Application, cluster: Cluster, ledger: Ledger, tmp_path: Path) -> Iterator[SubmittedJob]:
-    """The job as it is submitted; ended with the test, before the ledger looks for the last time."""
+    """The submitted job. It ends with the test, before the ledger's final check."""
     job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, application.overrides())
     try:
         yield job
@@ -47,7 +47,7 @@ def job(application: Application, cluster: Cluster, ledger: Ledger, tmp_path: Pa
 
 
 @pytest.mark.takes(110)
-def test_two_executors_deliver_and_a_killed_worker_and_a_killed_driver_lose_double_and_hasten_nothing(
+def test_two_executors_deliver_and_after_killing_a_worker_and_the_driver_no_message_is_lost_duplicated_or_early(
     application: Application, cluster: Cluster, job: SubmittedJob, ledger: Ledger
 ) -> None:
     broker_port = int(application.bootstrap.rpartition(":")[2])
@@ -62,7 +62,7 @@ def test_two_executors_deliver_and_a_killed_worker_and_a_killed_driver_lose_doub
     before = len(ledger.got)
     publish_mixed(ledger, application, 300, seed=3, longest_ms=8_000)
     assert_eventually(lambda: len(ledger.got) > before + 50, 300, "a delivery without the killed worker")
-    assert job.starts == 1, "the driver did not live through it"
+    assert job.starts == 1, "the driver did not survive it"
     cluster.start_worker("worker-1")
 
     publish_mixed(ledger, application, 300, seed=4, longest_ms=8_000)

@@ -1,4 +1,4 @@
-"""The contract with publishers, at the doors: bytes, header forms, and each way to get a header wrong."""
+"""The contract with publishers, end to end: bytes, header forms, and each kind of wrong header."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MALFORMED: dict[str, list[Header]] = {
 }
 
 
-def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_topic_under_their_code(
+def test_bytes_are_delivered_unchanged_and_bad_headers_go_to_the_dead_letter_topic_under_their_code(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("topics.allowed_outputs=allowed-*", "limits.max_message_bytes=950000")
@@ -49,12 +49,14 @@ def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_to
     dead = {record.value: record for record in ledger.got if record.topic == application.dead}
     assert {value: record.last("delayline-error") for value, record in dead.items()} == malformed
     assert all(record.last("delayline-error-text") for record in dead.values())
-    # Mended, each comes out, with what links it to the dead letter; and no other.
-    mend = [part for name in ("deliver-at", "deliver-after", "delay-level", "x") for part in ("--drop-header", name)]
-    mend += ["--drop-header", "deliver-to"]
+    # Resent without the wrong headers, exactly these messages are delivered, with a link to their dead letters.
+    drop_headers = [
+        part for name in ("deliver-at", "deliver-after", "delay-level", "x") for part in ("--drop-header", name)
+    ]
+    drop_headers += ["--drop-header", "deliver-to"]
     resend = Service(application.folder / "resend", service.overrides)
     resend.folder.mkdir()
-    assert resend.command("resend", *mend) == 0, resend.log
+    assert resend.command("resend", *drop_headers) == 0, resend.log
     ids = {record.id for record in dead.values()}
     ledger.wait_for(lambda: len(_resent(ledger)) >= len(ids), 60)
     assert sorted(record.last("delayline-first-id") or "" for record in _resent(ledger)) == sorted(ids)
@@ -62,7 +64,7 @@ def test_bytes_come_out_as_they_went_in_and_bad_headers_go_to_the_dead_letter_to
     assert service.stop() == 0, service.log[-3000:]
 
 
-def test_what_an_output_topic_does_not_take_is_a_dead_letter_and_all_else_goes_on(
+def test_a_message_that_its_output_topic_refuses_is_a_dead_letter_and_all_others_are_delivered(
     application: Application, make_service: MakeService, configure: Configure
 ) -> None:
     service, ledger = make_service()
@@ -89,13 +91,13 @@ def test_what_an_output_topic_does_not_take_is_a_dead_letter_and_all_else_goes_o
     ledger.verify()
     dead = [record for record in ledger.got if record.topic == application.dead]
     assert {record.last("delayline-error") for record in dead} == {"record-refused"}
-    # Mended, one comes out. The other is as it was, and comes back.
+    # Without the wrong header, one is delivered. The other is unchanged, and is a dead letter again.
     resend = Service(application.folder / "resend", service.overrides)
     resend.folder.mkdir()
     assert resend.command("resend", "--code", "record-refused", "--drop-header", "deliver-at") == 0, resend.log
     ledger.wait_for(lambda: len(_resent(ledger)) >= len(dead), 60)
-    came = {(record.value, record.topic, record.last("delayline-error")) for record in _resent(ledger)}
-    assert came == {
+    resent = {(record.value, record.topic, record.last("delayline-error")) for record in _resent(ledger)}
+    assert resent == {
         (b"past", application.output, None),
         (b"keyless", application.dead, "record-refused"),
     }
@@ -107,7 +109,7 @@ def _resent(ledger: Ledger) -> list[Got]:
     return [record for record in ledger.got if record.last("delayline-first-id") is not None]
 
 
-def test_records_stamped_years_away_from_now_are_delivered_and_none_is_early(
+def test_records_with_timestamps_far_from_now_are_delivered_and_none_is_early(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()

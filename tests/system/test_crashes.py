@@ -1,4 +1,4 @@
-"""The crash matrix: SIGKILL to the whole process tree at each point of a batch, and the invariants still hold."""
+"""The crash matrix: after a SIGKILL to the whole process tree at any point of a batch, the invariants still hold."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.load import publish_mixed
 
-# Where a batch is cut into several transactions, the second passing is in the middle of it.
+# These points are passed once for each transaction: the second passing is in the middle of a batch.
 _PASSING = {"transaction-open": 2, "transaction-committed": 2}
-# Several small buckets, and merged when there are two.
+# Many small buckets, which are merged as soon as there are two.
 _FEW = ("bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60")
-# What the points need to be passed: settings, and delays so long that messages are still there.
+# What the points need in order to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("recovering", "batch-begun", "state-held", "batch-done"): ((), 20_000),
     ("transaction-open", "transaction-committed", "delivered"): ((), 20_000),
@@ -32,10 +32,10 @@ def test_the_matrix_has_every_point() -> None:
 
 @pytest.mark.takes(70)
 @pytest.mark.parametrize("points", _MATRIX, ids=" ".join)
-def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
+def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or_early(
     application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:
-    """Each start has a failpoint of its own, and recovers from the one before."""
+    """Each start has another failpoint, and recovers from the previous kill."""
     settings, longest_ms = _MATRIX[points]
     service, ledger = make_service("delivery.slice=20ms")
     regular = list(service.overrides)
@@ -52,18 +52,18 @@ def test_the_driver_killed_at_each_point_loses_doubles_and_hastens_nothing(
 
 
 @pytest.mark.takes(50)
-def test_the_driver_killed_while_it_cleans_up_loses_and_doubles_nothing(
+def test_after_killing_the_driver_while_it_cleans_up_no_message_is_lost_or_duplicated(
     application: Application, make_service: MakeService, clock: HostClock
 ) -> None:
     service, ledger = make_service("storage.time_partition=1m")
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     service.start("cleaning=kill")
-    # Time partitions begin to count from a batch's cutoff, which a first batch does not have.
+    # Time partitions are counted from a batch's cutoff, which a first batch does not have.
     publish_mixed(ledger, application, 50, seed=1, longest_ms=3_000)
     ledger.wait_for_all(60)
     publish_mixed(ledger, application, 400, seed=2, longest_ms=20_000)
     assert_eventually(lambda: len(ledger.got) > 100, 60, "deliveries")
-    # To the end of the partitions.
+    # Past the end of the partitions.
     clock.set_off(120)
     assert service.wait(120) == -signal.SIGKILL, f"nothing was cleaned up:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 300, seed=3, longest_ms=8_000)

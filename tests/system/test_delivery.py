@@ -1,4 +1,4 @@
-"""Mixed messages, and many of one millisecond, through the whole service: every one once, on time, in order."""
+"""Mixed messages, and many of one millisecond, through the whole service: each once, on time and in order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
 
-def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
+def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
     application: Application, make_service: MakeService
 ) -> None:
-    # Of a window that is smaller than a segment.
+    # The window is smaller than a segment.
     service, ledger = make_service("bucket.shards=3", "window.max_messages=20", partitions=4)
     service.start()
     together_ms = time.time_ns() // 1_000_000 + 12_000
@@ -23,5 +23,5 @@ def test_mixed_messages_come_out_once_on_time_and_in_order_and_the_job_ends_on_s
         publish_mixed(ledger, application, 300, seed=wave)
     ledger.wait_for_all(60)
     ledger.verify()
-    assert sealed_messages(service.log) > 100, "the thresholds were meant to be low enough to seal"
+    assert sealed_messages(service.log) > 100, "the thresholds should be low enough to seal"
     assert service.stop() == 0, service.log[-3000:]

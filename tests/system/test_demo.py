@@ -14,7 +14,7 @@ import pytest
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 
-# Two minutes are promised; a machine that runs other tests beside it may take longer.
+# The demo promises two minutes; a machine that runs other tests at the same time may take longer.
 _TIMEOUT_S = 420
 
 
@@ -24,44 +24,44 @@ def demo(java: str) -> list[str]:
     return [sys.executable, "-m", "streaming.cli", "demo"]
 
 
-def _left(scratch: Path) -> list[str]:
-    """The command lines of the processes whose temporary files were to be in `scratch`: it is inherited."""
-    found = []
+def _remaining_processes(scratch: Path) -> list[str]:
+    """Return the command lines of the processes whose TMPDIR, which is inherited, is in `scratch`."""
+    command_lines = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("TMPDIR", "").startswith(str(scratch)):
-                found.append(" ".join(process.cmdline())[:200])
+                command_lines.append(" ".join(process.cmdline())[:200])
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return command_lines
 
 
 def _assert_nothing_left(scratch: Path) -> None:
-    # Java takes a moment to go.
-    assert_eventually(lambda: not _left(scratch), 30, "the end of all that it started")
+    # Java takes a moment to end.
+    assert_eventually(lambda: not _remaining_processes(scratch), 30, "the end of all its processes")
 
 
 @pytest.mark.takes(70)
-def test_the_demo_holds_the_contract_across_a_crash_and_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
+def test_the_demo_keeps_the_contract_across_a_crash_and_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     keep = tmp_path / "kept"
-    done = subprocess.run(
+    result = subprocess.run(
         [*demo, "--keep", str(keep)],
         env=os.environ | {"TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "950 of 950" in done.stdout
-    assert "50 of 50" in done.stdout
-    assert sealed_messages((keep / "job-1.log").read_text()) > 100, "the thresholds were meant to be low enough to seal"
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "950 of 950" in result.stdout
+    assert "50 of 50" in result.stdout
+    assert sealed_messages((keep / "job-1.log").read_text()) > 100, "the thresholds should be low enough to seal"
     _assert_nothing_left(scratch)
     _assert_nothing_left(keep)
 
 
-def test_a_demo_that_is_ended_in_the_middle_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(demo, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

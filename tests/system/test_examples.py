@@ -17,14 +17,14 @@ _VALUES = ["at once", "after two seconds", "at an instant"]
 
 
 def run(command: list[str], *arguments: str) -> list[str]:
-    """Run a program to its end, and return what it printed."""
-    done = subprocess.run([*command, *arguments], cwd=EXAMPLES, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    """Run a program until it ends, and return the lines of its output."""
+    result = subprocess.run([*command, *arguments], cwd=EXAMPLES, capture_output=True, text=True, timeout=90)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 @pytest.mark.takes(30)
-def test_what_a_producer_of_python_or_java_publishes_the_consumer_of_either_receives(
+def test_consumers_in_python_and_java_receive_the_messages_of_producers_in_both(
     application: Application, make_service: MakeService
 ) -> None:
     service, _ = make_service()

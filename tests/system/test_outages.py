@@ -1,4 +1,4 @@
-"""The whole service while its broker dies and comes back: it waits, and goes on by itself."""
+"""The whole service while its broker dies and comes back: it waits, and continues by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.load import publish_mixed
 
 @pytest.fixture(scope="module")
 def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker of these tests' own, in the place of the one that all others share."""
+    """A separate broker for these tests, instead of the one that all others share."""
     # It comes back in two seconds, not in nine.
     quick = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
     with EmbeddedBroker(tmp_path_factory.mktemp("outages"), properties=quick) as running:
@@ -22,25 +22,25 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 
 
 @pytest.mark.takes(60)
-def test_a_broker_that_dies_is_waited_for_and_nothing_is_lost_doubled_or_early(
+def test_the_job_waits_for_a_broker_that_dies_and_no_message_is_lost_duplicated_or_early(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("delivery.transaction_timeout=3s")
     service.start()
 
-    def waits() -> int:
+    def outage_warnings() -> int:
         assert service.is_running(), service.log[-3000:]
         return service.log.count("Kafka does not answer")
 
-    # In the middle of deliveries, and until the transactions are given up.
+    # Killed in the middle of deliveries, and away until the transactions are given up.
     publish_mixed(ledger, application, 600, seed=1, longest_ms=15_000)
     assert_eventually(lambda: len(ledger.got) > 50, 60)
     broker.kill()
-    assert_eventually(waits, 60)
+    assert_eventually(outage_warnings, 60)
     broker.start()
     seen = len(ledger.got)
     assert_eventually(lambda: len(ledger.got) > seen + 20, 60)
-    # While the job reads what has just come.
+    # Killed while the job reads new records.
     publish_mixed(ledger, application, 300, seed=2, longest_ms=6_000)
     broker.kill()
     broker.start()
@@ -49,10 +49,10 @@ def test_a_broker_that_dies_is_waited_for_and_nothing_is_lost_doubled_or_early(
     assert service.stop() == 0, service.log[-3000:]
 
 
-def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_goes_on(
+def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_continues(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:
-    # How long Java's client asks for offsets before it lets go: a minute by default.
+    # How long Java's client asks for offsets before it gives up: a minute by default.
     quick = ["kafka.default.api.timeout.ms=5000", "kafka.request.timeout.ms=4000"]
     service, ledger = make_service("delivery.transaction_timeout=3s", *quick)
     publish_mixed(ledger, application, 300, seed=4, longest_ms=40_000)

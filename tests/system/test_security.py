@@ -1,4 +1,4 @@
-"""A broker that demands TLS on both sides and a login: one [kafka] section opens it, and no secret of it gets out."""
+"""A broker that requires mutual TLS and a login: one [kafka] section configures every client, and no secret leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.certificates import STORE_PASSWORD, Authority
 from tests.system.conftest import Application
 from tests.system.service import Service
 
-# With what TOML, a JAAS entry and a shell would each take for their own.
+# With characters that are special in TOML, in a JAAS entry and in a shell.
 _PASSWORD = "unique-pass-7f3a'\\ $x"
 _STORAGE_KEY = "unique-key-91c2"
 _SECRETS = [secret.encode() for secret in (_PASSWORD[:16], STORE_PASSWORD, _STORAGE_KEY)]
@@ -29,7 +29,7 @@ _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 
 @dataclass(frozen=True)
 class Secured:
-    """A broker, the [kafka] section that opens its door, and the certificate of an authority that it does not know."""
+    """A broker, the [kafka] section for its secured listener, and the certificate of an authority unknown to it."""
 
     broker: EmbeddedBroker
     section: dict[str, str]
@@ -72,17 +72,17 @@ def secured(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sec
 
 @pytest.fixture
 def application(secured: Secured, tmp_path: Path) -> Application:
-    """An application whose settings name the secured listener alone."""
+    """An application whose settings name only the secured listener."""
     application = Application(secured.broker, tmp_path)
     application.bootstrap = secured.section["bootstrap_servers"]
     return application
 
 
 def _service(folder: Path, section: dict[str, str], overrides: list[str]) -> Service:
-    """The application with its [kafka] section in a file outside of `folder`."""
+    """Return a service whose [kafka] section is in a file outside of `folder`."""
     folder.mkdir(exist_ok=True)
     file = folder.with_name(f"{folder.name}.toml")
-    # JSON's strings are TOML's.
+    # A JSON string is a TOML string too.
     file.write_text("[kafka]\n" + "".join(f'"{name}" = {json.dumps(value)}\n' for name, value in section.items()))
     service = Service(folder, overrides)
     service.environment = {
@@ -93,24 +93,24 @@ def _service(folder: Path, section: dict[str, str], overrides: list[str]) -> Ser
 
 
 def _leaks(*folders: Path) -> list[str]:
-    found = []
-    # The job tidies up meanwhile: `os.walk` goes past a folder that is gone, where `rglob` fails.
-    places = (place for folder in folders for place in os.walk(folder))
-    for file in (Path(path, name) for path, _, names in places for name in names):
+    leaks = []
+    # The job deletes folders meanwhile: `os.walk` skips a folder that is gone, where `rglob` fails.
+    walks = (walk for folder in folders for walk in os.walk(folder))
+    for file in (Path(path, name) for path, _, names in walks for name in names):
         with suppress(FileNotFoundError):
             content = file.read_bytes()
-            found += [f"{secret!r} in {file}" for secret in _SECRETS if secret in content]
-    return found
+            leaks += [f"{secret!r} in {file}" for secret in _SECRETS if secret in content]
+    return leaks
 
 
 def _pages(port: int) -> dict[str, bytes]:
-    """What Spark's web pages show of the job."""
-    # Not by a proxy that the environment may name.
+    """Return the pages of Spark's web UI about the job."""
+    # Without a proxy that the environment may name.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(path: str) -> bytes:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            content: bytes = answer.read()
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+            content: bytes = response.read()
         return content
 
     (application,) = json.loads(get("/api/v1/applications"))
@@ -120,10 +120,10 @@ def _pages(port: int) -> dict[str, bytes]:
 
 
 def _command_lines() -> list[str]:
-    """Those of all that the test has started, directly or not."""
+    """Return the command lines of all descendants of the test's process."""
     lines = []
     for child in psutil.Process().children(recursive=True):
-        # Workers end meanwhile.
+        # Workers may end meanwhile.
         with suppress(psutil.NoSuchProcess):
             lines.append(" ".join(child.cmdline()))
     return lines
@@ -136,10 +136,10 @@ def _free_port() -> int:
 
 
 @pytest.mark.takes(50)
-def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
+def test_one_kafka_section_configures_every_client_and_no_secret_leaks(
     application: Application, secured: Secured
 ) -> None:
-    port, inside, beside = _free_port(), application.folder / "inside", application.folder / "beside"
+    port, inside, outside = _free_port(), application.folder / "inside", application.folder / "outside"
     overrides = application.overrides(
         f"storage.path={inside / 'storage'}",
         f"spark.spark.local.dir={inside / 'local'}",
@@ -147,7 +147,7 @@ def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
         f"spark.spark.ui.port={port}",
     )
     job = _service(inside, secured.section, overrides)
-    shell = _service(beside, secured.section, overrides)
+    shell = _service(outside, secured.section, overrides)
     assert shell.command("topics", "create") == 0, shell.log
     assert shell.command("publish", "good", "--after", "1s") == 0, shell.log
     assert shell.command("publish", "bad", "--after", "soon", "--unchecked") == 0, shell.log
@@ -162,17 +162,17 @@ def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
         pages = _pages(port)
         assert all(application.id.encode() in pages[path] for path in pages if path.endswith("environment"))
         assert [(path, secret) for path in pages for secret in _SECRETS if secret in pages[path]] == []
-        # Of the job, its Java, its workers: every user of the host can read them.
+        # Every user of the host can read the command lines of the job, its Java and its workers.
         lines = _command_lines()
         assert any("SparkSubmit" in line for line in lines)
         assert [line for line in lines if any(secret.decode() in line for secret in _SECRETS)] == []
-        assert _leaks(inside, beside) == []
+        assert _leaks(inside, outside) == []
         assert job.stop() == 0, job.log[-3000:]
-        assert _leaks(inside, beside) == []
+        assert _leaks(inside, outside) == []
     finally:
         job.kill()
     assert job.log.count("\n") > 2
-    # What was looked for can be found.
+    # The search does find secrets: in the files with the settings.
     assert len(_leaks(application.folder)) >= 2
 
 
@@ -193,13 +193,13 @@ def test_one_kafka_section_opens_every_door_and_no_secret_of_it_gets_out(
         ),
     ],
 )
-def test_what_is_wrong_with_the_section_is_told_by_every_client(
+def test_every_client_reports_a_wrong_section(
     application: Application, secured: Secured, wrong: dict[str, str | None], code: str, names: str
 ) -> None:
     wrong = {key: str(secured.stranger) if value == "stranger" else value for key, value in wrong.items()}
     section = {key: value for key, value in {**secured.section, **wrong}.items() if value is not None}
     refused = _service(application.folder / "refused", section, application.overrides())
-    # All go through the same door: one is tried with each client.
+    # All clients are configured in the same way: one wrong value is tried with each client.
     for command in [["run"], ["publish", "x"], ["subscribe"]] if "sasl.password" in wrong else [["topics", "show"]]:
         assert refused.command(*command) == (2 if code == "bad-setting" else 1)
         (line,) = refused.log.splitlines()

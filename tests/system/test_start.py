@@ -1,4 +1,4 @@
-"""What a start refuses, and how it says so."""
+"""Starts that are refused, and the errors that they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_start_without_its_topics_names_them_and_how_to_create_them(applicatio
     assert "delayline topics create" in service.log
 
 
-def test_a_wrong_setting_names_the_key_the_value_and_what_is_allowed(application: Application) -> None:
+def test_a_wrong_setting_is_named_with_its_value(application: Application) -> None:
     service = Service(application.folder, application.overrides("bucket.shards=none"))
     service.start(wait=False)
     assert service.wait() == 2
@@ -38,13 +38,13 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     service.overrides.append("bucket.shards=3")
     service.start(wait=False)
     assert service.wait() == 1
-    # The progress topic, made for two shards, says so before Spark is started.
+    # The progress topic, which was created for two shards, is checked before Spark is started.
     assert "topic-mismatch" in service.log or "checkpoint-mismatch" in service.log
     service.overrides.pop()
 
     shutil.rmtree(application.folder / "storage" / "checkpoint")
     for arguments in ((), ("--fresh",)):
-        # Messages were sealed: beside another checkpoint's buckets not even `--fresh` starts.
+        # Messages were sealed: not even `--fresh` starts with another checkpoint's buckets in the storage.
         service.start(None, False, *arguments)
         assert service.wait() == 1
         assert "checkpoint-mismatch" in service.log
@@ -55,7 +55,7 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     assert "checkpoint-mismatch" in service.log
     assert "--fresh" in service.log
     ledger.verify()
-    # What follows delivers again.
+    # The next start delivers the messages again.
     ledger.close()
     service.start(None, True, "--fresh")
     assert service.stop() == 0, service.log[-3000:]

@@ -1,4 +1,4 @@
-"""`delayline status` from outside: exact while the job is down, possible while it runs, harmless always."""
+"""`delayline status` from outside: exact while the job is down, usable while it runs, and always read-only."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def _status(application: Application, *arguments: str) -> str:
     command = [sys.executable, "-m", "streaming.cli", "status", *arguments]
     for override in application.overrides():
         command += ["--set", override]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr[-3000:]
+    return result.stdout
 
 
 def _json(application: Application) -> dict[str, Any]:
     (line,) = _status(application, "--format", "json").splitlines()
-    found: dict[str, Any] = json.loads(line)
-    assert sum(found["due"].values()) == found["waiting"]["total"]
-    assert found["waiting"]["total"] == sum(shard["mutable"] + shard["sealed"] for shard in found["shards"])
-    return found
+    status: dict[str, Any] = json.loads(line)
+    assert sum(status["due"].values()) == status["waiting"]["total"]
+    assert status["waiting"]["total"] == sum(shard["mutable"] + shard["sealed"] for shard in status["shards"])
+    return status
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -49,28 +49,28 @@ def _publish_far(ledger: Ledger, application: Application, count: int) -> None:
     ledger.flush()
 
 
-def _until_still(ledger: Ledger) -> None:
-    """Wait until the ledger has all that was committed: nothing came for two seconds."""
+def _wait_until_idle(ledger: Ledger) -> None:
+    """Wait until the ledger has all committed records: none arrived for two seconds."""
     seen = -1
     while seen != len(ledger.got):
         seen = len(ledger.got)
         time.sleep(2)
 
 
-def test_before_the_first_batch_it_says_so_and_counts_what_is_not_read(
+def test_before_the_first_batch_status_counts_the_unread_input(
     application: Application, make_service: MakeService
 ) -> None:
     _, ledger = make_service()
     _publish_far(ledger, application, 7)
-    shown = _status(application)
-    assert shown.startswith("nothing yet: no batch is committed")
-    assert "input lag    7 messages" in shown
-    assert "lease        held by nobody" in shown
+    output = _status(application)
+    assert output.startswith("nothing yet: no batch is committed")
+    assert "input lag    7 messages" in output
+    assert "lease        held by nobody" in output
     assert not (application.folder / "storage").exists()
 
 
 @pytest.mark.takes(60)
-def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_ctrl_c_has_ended_it(
+def test_status_counts_waiting_messages_while_the_job_runs_and_exactly_after_ctrl_c(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()
@@ -88,20 +88,20 @@ def test_it_counts_what_waits_while_the_job_runs_and_exactly_once_ctrl_c_has_end
     assert running["holder"]["pid"] == service.pid
     assert running["holder"]["command"] == "run"
 
-    # Interrupted in the middle of what falls due, so that segments are delivered in part.
+    # Interrupted while messages fall due, so that segments are partly delivered.
     before = len(ledger.got)
     publish_mixed(ledger, application, 300, seed=3, longest_ms=40_000)
     assert_eventually(lambda: len(ledger.got) >= before + 100, 60, "more deliveries")
     assert service.interrupt() == 0, service.log[-3000:]
     assert "Traceback" not in service.log
-    _until_still(ledger)
-    out = {record.id for record in ledger.got}
-    left = [sent.deliver_at_ms for identity, sent in ledger.sent.items() if identity not in out]
+    _wait_until_idle(ledger)
+    received_ids = {record.id for record in ledger.got}
+    waiting_due_ms = [sent.deliver_at_ms for identity, sent in ledger.sent.items() if identity not in received_ids]
     publish_mixed(ledger, application, 9, seed=2)
     stored = _files(application.folder / "storage")
     down = _json(application)
-    assert down["waiting"]["total"] == len(left) > 100
-    assert down["next_due_ms"] == min(due for due in left if due is not None)
+    assert down["waiting"]["total"] == len(waiting_due_ms) > 100
+    assert down["next_due_ms"] == min(due for due in waiting_due_ms if due is not None)
     assert down["input_lag"]["total"] == 9
     assert down["holder"] is None
     assert _files(application.folder / "storage") == stored

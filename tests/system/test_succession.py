@@ -1,4 +1,4 @@
-"""A new checkpoint takes over: another number of shards, or a checkpoint that is lost; each cut off at every step."""
+"""Handover to a new checkpoint, for another number of shards or after a loss, interrupted at every step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
 
-# Of the batch that the driver is killed in, some of the messages are out.
+# The driver is killed after a part of a batch's messages is delivered.
 _IN_THE_MIDDLE = "transaction-committed@3=kill"
 
 
 def kill_in_the_middle(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
-    """Let the job hold, seal and deliver, and kill it in the middle of a batch."""
+    """Let the job keep, seal and deliver messages, and kill it in the middle of a batch."""
     publish_mixed(ledger, application, 400, seed, longest_ms=40_000)
     service.start(_IN_THE_MIDDLE, wait=False)
     assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
 
 
 def finish(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
-    """Start the job, give it more, and hold all that came out against all that went in."""
+    """Start the job, publish more messages, and verify all of them."""
     service.start()
     publish_mixed(ledger, application, 200, seed, longest_ms=5_000)
     ledger.verify_after_outage(90)
@@ -33,9 +33,7 @@ def finish(service: Service, ledger: Ledger, application: Application, seed: int
 
 
 @pytest.mark.takes(90)
-def test_another_number_of_shards_loses_and_doubles_nothing(
-    application: Application, make_service: MakeService
-) -> None:
+def test_a_rescale_loses_and_duplicates_nothing(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service("delivery.slice=20ms")
     kill_in_the_middle(service, ledger, application, seed=1)
     for point in SUCCESSION_POINTS:
@@ -52,7 +50,7 @@ def test_another_number_of_shards_loses_and_doubles_nothing(
 
 
 @pytest.mark.takes(150)
-def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
+def test_a_lost_checkpoint_is_rebuilt_and_no_message_is_lost_or_duplicated(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("delivery.slice=20ms")
@@ -65,11 +63,11 @@ def test_a_lost_checkpoint_is_rebuilt_and_nothing_is_lost_or_doubled(
         code = service.command("rebuild", failpoint=f"{point}=kill")
         assert code == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     assert service.command("rebuild") == 0, service.log[-3000:]
-    # Again, from a checkpoint that was rebuilt, by another number of shards, and with the checkpoint still there.
+    # Again: from a rebuilt checkpoint, to another number of shards, and with the checkpoint still there.
     kill_in_the_middle(service, ledger, application, seed=3)
     service.overrides.append("bucket.shards=1")
     assert service.command("rebuild", "--discard-checkpoint", failpoint="rest-sealed=kill") == -signal.SIGKILL
-    # What was in the checkpoint is in a bucket by now.
+    # The checkpoint's messages are in a bucket by now.
     assert service.command("run") == 1
     assert "checkpoint-mismatch" in service.log
     assert service.command("rebuild") == 0, service.log[-3000:]

@@ -1,4 +1,4 @@
-"""One job for each application id: who is second is refused, and who comes back too late does nothing."""
+"""One job for each application id: a second one is refused, and one that resumes too late does nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.system.service import Service
 
 
 def _elsewhere(application: Application, name: str, *overrides: str) -> Service:
-    """The same application's job, with its log in a folder of its own."""
+    """Return a service of the same application, with its logs in another folder."""
     folder: Path = application.folder / name
     folder.mkdir()
     return Service(folder, application.overrides(*overrides))
 
 
 @pytest.mark.takes(80)
-def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_seal(
+def test_a_driver_paused_past_a_takeover_can_neither_deliver_nor_seal(
     application: Application, make_service: MakeService
 ) -> None:
     first, ledger = make_service()
@@ -30,7 +30,7 @@ def test_a_driver_that_was_stopped_past_the_takeover_can_neither_deliver_nor_sea
     second = _elsewhere(application, "second")
     try:
         second.start(wait=False)
-        # Beside a job that lives.
+        # While the first job is alive.
         assert second.wait() == 1
         assert f"application-held: process {first.pid} on host" in second.log
 

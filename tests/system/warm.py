@@ -1,4 +1,4 @@
-"""Processes that run commands of the job, one after the other, for tests whose point is no fresh start."""
+"""Processes that run commands of the job one after the other, for tests that do not need a fresh process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conf.process_tree import kill_tree
 
 
 class Running(Protocol):
-    """A command of the job that was started, as `subprocess.Popen` has it."""
+    """A started command of the job, with the interface of `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
-        """The process that it runs in."""
+        """The id of the process that it runs in."""
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -47,7 +47,7 @@ class WarmProcess:
         return ended and self._process.poll() is None
 
     def start(self, arguments: list[str], log: Path, environment: Mapping[str, str]) -> WarmCommand:
-        """Begin a command, with its output in `log`."""
+        """Start a command, with its output in `log`."""
         assert self._process.stdin is not None
         log.touch()
         command = {"arguments": arguments, "log": str(log), "environment": dict(environment)}
@@ -56,8 +56,8 @@ class WarmProcess:
         self._command = WarmCommand(self)
         return self._command
 
-    def answer(self, timeout_s: float | None) -> int | None:
-        """Return the exit code of the command, or of the process if it was killed; None if it runs after that time."""
+    def exit_code(self, timeout_s: float | None) -> int | None:
+        """Return the exit code of the command, or of the process if it was killed; None after `timeout_s`."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
         if not ready:
@@ -66,7 +66,7 @@ class WarmProcess:
         return int(line) if line else self._process.wait()
 
     def close(self) -> None:
-        """End the process and what it started."""
+        """End the process and its descendants."""
         if self._process.poll() is None:
             kill_tree(self.pid)
         self._process.communicate()
@@ -83,13 +83,13 @@ class WarmCommand:
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
         if self._code is None:
-            self._code = self._process.answer(0)
+            self._code = self._process.exit_code(0)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code once it has ended. Raises TimeoutExpired."""
         if self._code is None:
-            self._code = self._process.answer(timeout)
+            self._code = self._process.exit_code(timeout)
         if self._code is None:
             raise subprocess.TimeoutExpired("delayline", timeout or 0.0)
         return self._code
@@ -101,13 +101,13 @@ class WarmCommand:
 
 
 class WarmProcesses:
-    """Those of a test session."""
+    """The warm processes of a test session."""
 
     def __init__(self) -> None:
         self._all: list[WarmProcess] = []
 
     def start(self, arguments: list[str], log: Path, environment: Mapping[str, str]) -> Running:
-        """Begin a command of the job in a process that is idle, or in a new one."""
+        """Start a command of the job in an idle process, or in a new one."""
         process = next((each for each in self._all if each.is_idle), None)
         if process is None:
             process = WarmProcess()
@@ -115,6 +115,6 @@ class WarmProcesses:
         return process.start(arguments, log, environment)
 
     def close(self) -> None:
-        """End them all."""
+        """End all processes."""
         for process in self._all:
             process.close()

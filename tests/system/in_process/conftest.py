@@ -20,36 +20,36 @@ MakeJob = Callable[..., tuple[JobInProcess, Ledger]]
 
 @pytest.fixture
 def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give commands that start Spark the session that is there, with options of their own, and do not stop it."""
+    """Give commands that start Spark the shared session with their options, and let none of them stop it."""
     before: dict[str, str | None] = {}
 
-    def opened(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
+    def use_shared_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
         for name, value in {**spark_options(settings), **(options or {})}.items():
             if name.startswith("spark.sql.") and spark.conf.isModifiable(name):
                 before.setdefault(name, spark.conf.get(name, None))
                 spark.conf.set(name, value)
         return spark
 
-    def stopped() -> None:
+    def restore_options() -> None:
         for name, value in before.items():
             if value is None:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
         before.clear()
-        # By path, as a new process does not know it.
+        # Clear the cache, whose keys are paths. A new process would not have it.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-        # The job turns it off at its end.
+        # The job turns the log off when it ends.
         spark.sparkContext.setLogLevel("ERROR")
 
-    monkeypatch.setattr("streaming.spark.exclusive_session.open_session", opened)
-    monkeypatch.setattr(spark, "stop", stopped)
+    monkeypatch.setattr("streaming.spark.exclusive_session.open_session", use_shared_session)
+    monkeypatch.setattr(spark, "stop", restore_options)
 
 
 @pytest.fixture
-def signal_handlers_kept() -> Iterator[None]:
-    """Put the handlers of the signals back that `delayline run` takes for its own."""
+def restored_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that `delayline run` replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -57,8 +57,8 @@ def signal_handlers_kept() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_job(make_service: MakeService, shared_session: None, signal_handlers_kept: None) -> MakeJob:
-    """A function that makes a job and its ledger, with further `--set` overrides. The topics are made by it."""
+def make_job(make_service: MakeService, shared_session: None, restored_signal_handlers: None) -> MakeJob:
+    """A function that makes a job, its ledger and its topics, with further `--set` overrides."""
 
     def make(*overrides: str, partitions: int = 2) -> tuple[JobInProcess, Ledger]:
         service, ledger = make_service(*overrides, partitions=partitions)

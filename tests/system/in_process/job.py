@@ -1,4 +1,4 @@
-"""The job's commands inside the test's own process, so that a start of the job takes no start of Java."""
+"""The job's commands inside the test's own process, so that a start of the job does not start Java."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typer.testing import CliRunner, Result
 from streaming.cli.app import app
 from tests.eventually import assert_eventually
 
-# A job that is to end by itself, and does not, is ended after this.
+# A job that should end by itself, and does not, is ended after this time.
 _END_TIMEOUT_S = 60.0
 
 
 class JobInProcess:
-    """`delayline run` and the other commands, with `overrides` as their `--set`, one after the other.
+    """Runs `delayline run` and the other commands, one after the other, with `overrides` as their `--set`.
 
-    For what needs no SIGKILL. A running job has the main thread, as signals need it: what a test does meanwhile runs in
-    another thread.
+    It cannot test a SIGKILL. A running job has the main thread, which receives the signals; what a test does meanwhile
+    runs in another thread.
     """
 
     def __init__(self, overrides: list[str]) -> None:
@@ -30,26 +30,26 @@ class JobInProcess:
         self._ended = threading.Event()
 
     def command(self, *arguments: str) -> Result:
-        """Run a command to its end."""
-        given = [part for override in self.overrides for part in ("--set", override)]
-        return CliRunner().invoke(app, [*arguments, *given], env={"DELAYLINE_CONFIG": None})
+        """Run a command until it ends."""
+        options = [part for override in self.overrides for part in ("--set", override)]
+        return CliRunner().invoke(app, [*arguments, *options], env={"DELAYLINE_CONFIG": None})
 
     def run_until(self, meanwhile: Callable[[], object], *arguments: str) -> None:
-        """`delayline run`, ended by SIGTERM when `meanwhile` has returned. Fails if the job ended in any other way."""
-        ran = self._run(meanwhile, *arguments)
-        assert ran.exit_code == 0, ran.output
+        """Run the job until `meanwhile` has returned, and end it with SIGTERM. Fails if it ends in any other way."""
+        result = self._run(meanwhile, *arguments)
+        assert result.exit_code == 0, result.output
 
     def failure(self, *arguments: str, meanwhile: Callable[[], object] = lambda: None) -> str:
-        """`delayline run`, which is to end by itself with exit code 1; returns its error line from standard error."""
+        """Run the job, which must end by itself with exit code 1, and return the error line of its standard error."""
 
         def until_the_end() -> None:
             meanwhile()
             assert self._ended.wait(_END_TIMEOUT_S), "the job did not end by itself"
 
-        ran = self._run(until_the_end, *arguments)
-        assert ran.exit_code == 1, ran.output
-        lines = ran.stderr.splitlines()
-        assert lines, "".join(traceback.format_exception(ran.exception))
+        result = self._run(until_the_end, *arguments)
+        assert result.exit_code == 1, result.output
+        lines = result.stderr.splitlines()
+        assert lines, "".join(traceback.format_exception(result.exception))
         return lines[-1]
 
     def check(self) -> None:
@@ -64,16 +64,16 @@ class JobInProcess:
             try:
                 meanwhile()
             finally:
-                # Before that, SIGTERM would end the tests.
+                # Before the job has set its handler, SIGTERM would end the tests.
                 assert_eventually(lambda: self._ended.is_set() or signal.getsignal(signal.SIGTERM) != handler, 60)
                 if not self._ended.is_set():
                     os.kill(os.getpid(), signal.SIGTERM)
 
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="meanwhile") as beside:
-            doing = beside.submit(then_end)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="meanwhile") as executor:
+            future = executor.submit(then_end)
             try:
-                ran = self.command("run", *arguments)
+                result = self.command("run", *arguments)
             finally:
                 self._ended.set()
-        doing.result()
-        return ran
+        future.result()
+        return result

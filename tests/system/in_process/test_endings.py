@@ -1,4 +1,4 @@
-"""By what the job ends, as its command tells it: each error is brought about, and nothing is lost by it."""
+"""The errors that end the job, as its command prints them: the tests cause each one, and no message is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.system
 _HOUR_MS = 3_600_000
 
 
-def test_a_job_that_cannot_go_on_ends_by_its_code_and_goes_on_once_that_is_mended(
+def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_the_cause_is_fixed(
     application: Application, make_job: MakeJob, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, ledger = make_job()
@@ -46,22 +46,26 @@ def test_a_job_that_cannot_go_on_ends_by_its_code_and_goes_on_once_that_is_mende
 
     assert (newest(checkpoint / "offsets"), newest(checkpoint / "commits")) == (2, 1)
     with replaced(checkpoint / "offsets" / "2", "v1\n", "v9\n"):
-        told = job.failure()
-    assert told.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 is of version v9, "), told
-    assert "run the version that wrote it" in told
+        error_line = job.failure()
+    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 is of version v9, "), error_line
+    assert "run the version that wrote it" in error_line
     with replaced(checkpoint / "delayline-birth.json", '"format": 1', '"format": 9'):
-        told = job.failure()
-    assert told.startswith(f"error: checkpoint-version: {checkpoint}/delayline-birth.json is of format 9, "), told
+        error_line = job.failure()
+    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/delayline-birth.json is of format 9, "), (
+        error_line
+    )
 
-    # To the batch that is replayed, the one before seems to have gone further.
+    # To the replayed batch, the previous batch seems to have had a higher cutoff.
     with _watermark_raised(checkpoint / "offsets" / "1"):
-        told = job.failure()
-    assert re.match(r"error: cutoff-mismatch: batch 2 has cutoff \d+, and the batch before \d+$", told), told
+        error_line = job.failure()
+    assert re.match(r"error: cutoff-mismatch: batch 2 has cutoff \d+, and the batch before \d+$", error_line), (
+        error_line
+    )
 
-    # Enough for the marks of transactions, and no progress.
+    # Enough for the markers of transactions, but not for a progress record.
     configure(f"{application.id}-progress", **{"max.message.bytes": "150"})
-    told = job.failure()
-    assert told.startswith("error: delivery-failed: the progress of the delivery cannot be kept: "), told
+    error_line = job.failure()
+    assert error_line.startswith("error: delivery-failed: the progress of the delivery cannot be kept: "), error_line
     configure(f"{application.id}-progress", **{"max.message.bytes": "1048588"})
 
     assert len(ledger.got) < len(ledger.sent)
@@ -70,7 +74,7 @@ def test_a_job_that_cannot_go_on_ends_by_its_code_and_goes_on_once_that_is_mende
 
 
 def _failing_in_batch_2(*arguments: Any) -> DataFrame:
-    """The job's stream, with a defect behind its state stage."""
+    """Return the job's stream with a defect after its state stage."""
 
     def failing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -84,23 +88,23 @@ def _failing_in_batch_2(*arguments: Any) -> DataFrame:
 
 
 def _watermark_raised(entry: Path) -> AbstractContextManager[None]:
-    """Let an entry of the offset log tell of a watermark an hour later."""
-    found = json.loads(entry.read_text().splitlines()[1])["batchWatermarkMs"]
-    return replaced(entry, f'"batchWatermarkMs":{found}', f'"batchWatermarkMs":{found + _HOUR_MS}')
+    """Raise the watermark in an entry of the offset log by an hour, inside the context."""
+    watermark_ms = json.loads(entry.read_text().splitlines()[1])["batchWatermarkMs"]
+    return replaced(entry, f'"batchWatermarkMs":{watermark_ms}', f'"batchWatermarkMs":{watermark_ms + _HOUR_MS}')
 
 
-def test_rows_that_spark_drops_behind_the_watermark_end_the_job(
+def test_rows_that_spark_drops_below_the_watermark_end_the_job(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = make_job()
     monkeypatch.setattr("streaming.job.service.shard_outputs", _with_late_rows)
-    told = job.failure()
-    assert re.match(r"error: late-rows-dropped: batch \d: Spark dropped 1 chunks of messages", told), told
-    assert "delayline rebuild --discard-checkpoint" in told
+    error_line = job.failure()
+    assert re.match(r"error: late-rows-dropped: batch \d: Spark dropped 1 chunks of messages", error_line), error_line
+    assert "delayline rebuild --discard-checkpoint" in error_line
 
 
 def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFrame:
-    """A stream with the job's clock, and a row in each batch that is not null in event time, as a message's is."""
+    """Return a stream with the job's tick and, in each batch, a row with an event time. A message has none (null)."""
 
     def silent(key: Any, rows: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         return iter(())
@@ -129,13 +133,13 @@ def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
     for number in range(40):
         ledger.publish(application.input, b"%d" % number, partition=number % 2, output=application.output)
     ledger.flush()
-    told = job.failure()
+    error_line = job.failure()
     bad = f"{application.input}/1: offset 0 is stamped {nanoseconds} ms"
-    assert told.startswith(f"error: record-unreadable: {bad}: Spark reads none later than "), told
+    assert error_line.startswith(f"error: record-unreadable: {bad}: Spark reads none later than "), error_line
 
-    # As the error says.
-    place = TopicPartition(application.input, 1, 1)
-    AdminClient({"bootstrap.servers": application.bootstrap}).delete_records([place])[place].result()
+    # As the error advises.
+    partition = TopicPartition(application.input, 1, 1)
+    AdminClient({"bootstrap.servers": application.bootstrap}).delete_records([partition])[partition].result()
     job.overrides.append("topics.skip_expired=true")
     job.run_until(lambda: ledger.wait_for_all(60))
     assert Counter(record.id for record in ledger.got) == Counter(ledger.sent.keys())

@@ -1,4 +1,4 @@
-"""Several input topics, and one that is made anew under the running job."""
+"""Several input topics, and one that is recreated while the job runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.system.ledger import Got, Header
 pytestmark = pytest.mark.system
 
 
-def test_messages_of_two_input_topics_come_out_in_the_order_of_due_time_topic_partition_offset(
+def test_messages_of_two_input_topics_are_delivered_in_order_of_due_time_topic_partition_offset(
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = f"{application.id}-a", f"{application.id}-b"
     job, ledger = make_job(f"topics.input={first},{second}", "window.max_messages=50")
-    # Ten due times, each of messages of both topics and all partitions.
+    # Ten due times, each shared by messages of both topics and all partitions.
     base_ms = time.time_ns() // 1_000_000 + 10_000
     for number in range(600):
         due_ms = base_ms + 500 * (number * 7 % 10)
@@ -39,20 +39,20 @@ def test_messages_of_two_input_topics_come_out_in_the_order_of_due_time_topic_pa
     assert sealed_messages(caplog.text) > 100
     assert Counter(record.id for record in ledger.got) == Counter(ledger.sent.keys())
     for partition in (0, 1):
-        came = [record for record in ledger.got if record.partition == partition]
-        places = [_place(record) for record in sorted(came, key=lambda record: record.offset)]
-        assert places == sorted(places)
-        # Or nothing was held to an order across topics.
-        turns = sum(before[0] == after[0] and before[1] != after[1] for before, after in pairwise(places))
-        assert turns == 10
+        delivered = [record for record in ledger.got if record.partition == partition]
+        keys = [_order_key(record) for record in sorted(delivered, key=lambda record: record.offset)]
+        assert keys == sorted(keys)
+        # Otherwise the order across topics was not tested.
+        topic_changes = sum(before[0] == after[0] and before[1] != after[1] for before, after in pairwise(keys))
+        assert topic_changes == 10
 
 
-def _place(record: Got) -> tuple[int, str, int, int]:
+def _order_key(record: Got) -> tuple[int, str, int, int]:
     topic, partition, offset = record.id.rsplit("/", 2)
     return int(record.last("delayline-deliver-at") or -1), topic, int(partition), int(offset)
 
 
-def test_an_input_topic_that_is_made_anew_ends_the_job_and_is_read_from_its_end_only_if_that_is_asked_for(
+def test_a_recreated_input_topic_ends_the_job_and_is_read_from_its_end_only_with_skip_expired(
     application: Application, make_job: MakeJob
 ) -> None:
     job, ledger = make_job()
@@ -60,38 +60,42 @@ def test_an_input_topic_that_is_made_anew_ends_the_job_and_is_read_from_its_end_
     _publish(application, b"old", 40, [("deliver-after", b"20s")])
     admin = AdminClient({"bootstrap.servers": application.bootstrap})
 
-    def make_anew() -> None:
+    def recreate() -> None:
         assert_eventually(lambda: accepted(checkpoint) == 40, 60)
         admin.delete_topics([application.input])[application.input].result()
         assert_eventually(lambda: application.input not in admin.list_topics(timeout=10).topics)
         admin.create_topics([NewTopic(application.input, 2, 1)])[application.input].result()
 
-    told = job.failure(meanwhile=make_anew)
-    # The job may have looked between the two.
-    assert re.match(rf"error: checkpoint-mismatch: {application.input}/0 (is gone|ends at offset 0)", told), told
+    error_line = job.failure(meanwhile=recreate)
+    # The job may have looked between deletion and creation.
+    assert re.match(rf"error: checkpoint-mismatch: {application.input}/0 (is gone|ends at offset 0)", error_line), (
+        error_line
+    )
 
     _publish(application, b"unread", 6)
-    told = job.failure()
+    error_line = job.failure()
     ends = (
         f"{application.input}/{number} ends at offset 3, and records up to offset 20 were read" for number in (0, 1)
     )
-    assert told.startswith(f"error: checkpoint-mismatch: {'; '.join(ends)}: it is not the topic that was read"), told
+    assert error_line.startswith(f"error: checkpoint-mismatch: {'; '.join(ends)}: it is not the topic that was read"), (
+        error_line
+    )
 
     job.overrides.append("topics.skip_expired=true")
 
-    def go_on() -> None:
+    def read_on() -> None:
         assert_eventually(lambda: accepted(checkpoint) == 6, 60)
         _publish(application, b"new", 10)
         ledger.wait_for(lambda: len(ledger.got) >= 50, 60)
 
-    job.run_until(go_on)
+    job.run_until(read_on)
     assert Counter(record.value for record in ledger.got) == {b"old": 40, b"new": 10}
-    # It does not know what came out.
+    # The ledger does not know these messages.
     ledger.close()
 
 
 def _publish(application: Application, value: bytes, count: int, headers: list[Header] | None = None) -> None:
-    """Publish to both partitions in turn. A ledger would take two records of one message id for one."""
+    """Publish to both partitions in turn, without the ledger, which would take two records with one id for one."""
     producer = Producer({"bootstrap.servers": application.bootstrap})
     for number in range(count):
         producer.produce(application.input, value, partition=number % 2, headers=[*(headers or [])])

@@ -1,4 +1,4 @@
-"""A checkpoint that takes over: order after a rescale and a rebuild, a repair, and a start with `--fresh`."""
+"""New checkpoints: order after a rescale and a rebuild, a repair, and a start with `--fresh`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 
 def _publish(ledger: Ledger, application: Application, count: int, first_ms: int, last_ms: int) -> None:
-    """Publish messages that are due between `first_ms` and `last_ms` from now, in no order, on both output topics."""
+    """Publish messages for both output topics, unordered, due between `first_ms` and `last_ms` from now."""
     for number in range(count):
         delay_ms = first_ms + 7919 * number % (last_ms - first_ms)
         output = application.other if number % 4 == 0 else application.output
@@ -31,7 +31,7 @@ def _publish(ledger: Ledger, application: Application, count: int, first_ms: int
 
 
 def _accept_all(job: JobInProcess, ledger: Ledger, application: Application) -> None:
-    """Let the job take in all that is published, and deliver of it what falls due by then."""
+    """Run the job until it has accepted all published messages. It delivers those that fall due meanwhile."""
     checkpoint = application.folder / "storage" / "checkpoint"
     job.run_until(lambda: assert_eventually(lambda: accepted(checkpoint) == len(ledger.sent), 60))
 
@@ -54,11 +54,11 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
     job.run_until(lambda: ledger.wait_for_all(60))
-    # Nothing is excused: all was accepted before it was due, and before a checkpoint took over.
+    # Order holds without exception: all messages were accepted before they were due, and before the handovers.
     ledger.verify()
 
 
-def test_a_lost_file_of_sealed_messages_is_named_taken_out_and_its_messages_are_accepted_again(
+def test_a_lost_file_of_sealed_messages_is_named_and_removed_and_its_messages_are_accepted_again(
     application: Application, make_job: MakeJob
 ) -> None:
     job, ledger = make_job("window.ahead=1m")
@@ -67,31 +67,31 @@ def test_a_lost_file_of_sealed_messages_is_named_taken_out_and_its_messages_are_
     table = application.folder / "storage" / "buckets"
     lost = max(sealed_files(table), key=lambda file: file.stat().st_size)
     lost.unlink()
-    told = job.failure()
-    assert told.startswith(f"error: bucket-unreadable: {lost} is missing or damaged "), told
-    assert "`delayline repair`" in told
+    error_line = job.failure()
+    assert error_line.startswith(f"error: bucket-unreadable: {lost} is missing or damaged "), error_line
+    assert "`delayline repair`" in error_line
 
-    looked = job.command("repair")
-    assert looked.exit_code == 1, looked.output
-    waiting = _lost_by(looked.stdout)
+    check = job.command("repair")
+    assert check.exit_code == 1, check.output
+    waiting = _lost_by(check.stdout)
     report = application.folder / "report.json"
-    mended = job.command("repair", "--skip", "--report", str(report))
-    assert mended.exit_code == 0, mended.output
-    assert "delayline rebuild --discard-checkpoint" in mended.stdout
-    found = json.loads(report.read_text())["lost"]
-    assert sum(one["messages"] for one in found) == waiting > 0
-    assert all(one["offsets"] == one["accepted_again_by_rebuild"] for one in found)
+    repair = job.command("repair", "--skip", "--report", str(report))
+    assert repair.exit_code == 0, repair.output
+    assert "delayline rebuild --discard-checkpoint" in repair.stdout
+    lost_messages = json.loads(report.read_text())["lost"]
+    assert sum(each["messages"] for each in lost_messages) == waiting > 0
+    assert all(each["offsets"] == each["accepted_again_by_rebuild"] for each in lost_messages)
 
-    whole = job.command("repair")
-    assert (whole.exit_code, whole.stdout) == (0, f"all of {table} can be read\n")
+    recheck = job.command("repair")
+    assert (recheck.exit_code, recheck.stdout) == (0, f"all of {table} can be read\n")
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
     job.run_until(lambda: ledger.verify_after_outage(60))
 
 
-def _lost_by(said: str) -> int:
-    """How many messages `delayline repair` says are lost; all of them can be accepted again."""
-    last = said.splitlines()[-1]
+def _lost_by(output: str) -> int:
+    """Return how many messages `delayline repair` prints as lost. It must print that all can be accepted again."""
+    last = output.splitlines()[-1]
     lost = int(last.split(" ", 1)[0])
     assert last == (
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {lost} of them again from the input topics"
@@ -99,7 +99,7 @@ def _lost_by(said: str) -> int:
     return lost
 
 
-def test_run_fresh_delivers_again_what_is_in_the_input_and_run_alone_does_not(
+def test_run_fresh_delivers_the_input_again_and_run_alone_does_not(
     application: Application, make_job: MakeJob, tmp_path: Path
 ) -> None:
     job, ledger = make_job()
@@ -109,14 +109,14 @@ def test_run_fresh_delivers_again_what_is_in_the_input_and_run_alone_does_not(
 
     # As if the folder were not mounted.
     job.overrides.append(f"storage.path={tmp_path / 'empty'}")
-    told = job.failure()
-    assert told.startswith("error: checkpoint-mismatch: there is no checkpoint at "), told
-    assert "`delayline run --fresh` starts anew" in told
+    error_line = job.failure()
+    assert error_line.startswith("error: checkpoint-mismatch: there is no checkpoint at "), error_line
+    assert "`delayline run --fresh` starts anew" in error_line
 
-    def times() -> set[int]:
+    def delivery_counts() -> set[int]:
         return set(Counter(record.id for record in ledger.got).values())
 
-    assert times() == {1}
-    job.run_until(lambda: assert_eventually(lambda: times() == {2}, 60), "--fresh")
-    # What comes twice is no ledger's contract.
+    assert delivery_counts() == {1}
+    job.run_until(lambda: assert_eventually(lambda: delivery_counts() == {2}, 60), "--fresh")
+    # The ledger would report the duplicates.
     ledger.close()
