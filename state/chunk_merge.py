@@ -1,4 +1,4 @@
-"""Merging chunks that overlap in due time into one ordered stream, in memory that the overlap bounds."""
+"""Merging chunks that overlap in due time into one ordered stream. The overlap bounds the memory."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import pyarrow as pa
 
 from state.order import OrderKey, in_order, up_to
 
-# Sorting a few rows costs as much as sorting a thousand, and a larger piece only delays the first message:
-# about 20,000 messages of 100 bytes.
+# About 20,000 messages of 100 bytes. Sorting a few rows costs as much as sorting a thousand; a larger piece would only
+# delay the first message.
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
 def merge(chunks: Iterable[tuple[OrderKey | None, pa.Table]]) -> Iterator[pa.Table]:
-    """Give the messages of all `chunks` in the contract's order, as consecutive tables.
+    """Yield the messages of all `chunks` in delivery order, as consecutive tables.
 
-    A chunk's key is its first message's place. The chunks come in order of their keys, those without one before all
-    others. What lies below the next chunk's key can go out, so that no more is held than overlaps.
+    A chunk's key is the order key of its first message. Chunks come in order of their keys, those without a key before
+    all others. Everything below the next chunk's key can be yielded, so only chunks that overlap stay in memory.
     """
     pending: list[pa.Table] = []
-    held, enough = 0, _PIECE_BYTES
+    pending_bytes, sort_at_bytes = 0, _PIECE_BYTES
     for key, messages in chunks:
-        if key is not None and held >= enough:
+        if key is not None and pending_bytes >= sort_at_bytes:
             ordered = _sorted(pending)
             ready = _count_before(ordered, key)
             if ready:
                 yield ordered.slice(0, ready)
             pending = [ordered.slice(ready)]
-            held = pending[0].nbytes
-            # Twice what stays: so every message is sorted a few times at most, however deep the overlap.
-            enough = max(_PIECE_BYTES, 2 * held)
+            pending_bytes = pending[0].nbytes
+            # Twice what stays, so that each message is sorted a few times at most, however deep the overlap.
+            sort_at_bytes = max(_PIECE_BYTES, 2 * pending_bytes)
         pending.append(messages)
-        held += messages.nbytes
+        pending_bytes += messages.nbytes
     if any(table.num_rows for table in pending):
         yield _sorted(pending)
 
@@ -46,5 +46,5 @@ def _count_before(ordered: pa.Table, key: OrderKey) -> int:
     """Return how many messages at the head of `ordered` come before `key`."""
     dues = ordered.column("deliver_at_ms").to_numpy()
     below, same = (int(np.searchsorted(dues, key.deliver_at_ms, side=side)) for side in ("left", "right"))
-    # Many messages can be due in one millisecond, and are in order among themselves.
+    # Many messages can be due in the same millisecond; the rest of the key orders them.
     return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

@@ -1,4 +1,4 @@
-"""The headers of a dead letter, in both directions: those that the service adds behind the record's own."""
+"""The headers of a dead letter, written and read: the service adds them after the record's own headers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from state.message import ID_HEADER
 
 ERROR_HEADER = "delayline-error"
 ERROR_TEXT_HEADER = "delayline-error-text"
-# A dead letter is stamped when it is written. This is the input record's Kafka timestamp, epoch ms.
+# The input record's Kafka timestamp, epoch ms; the dead letter's own is the time at which it was written.
 TIMESTAMP_HEADER = "delayline-timestamp"
-# On a dead letter that was resent: the message id it had at first.
+# On a dead letter that was resent: its first message id.
 FIRST_ID_HEADER = "delayline-first-id"
 
 Headers = list[tuple[str, bytes | None]]
 
-# In this order, behind all others.
+# In this order, after all others.
 _SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, TIMESTAMP_HEADER]
 
 
 class Verdict(NamedTuple):
-    """What the service says of a record: its message id, why it is a dead letter, when it was published (epoch ms)."""
+    """Why a record is a dead letter: its message id, the error, and when it was published (epoch ms)."""
 
     topic: str
     partition: int
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
-    """Return the headers that follow the message id on a dead letter. `timestamp_ms` is the input record's."""
+    """Return the headers after the message id on a dead letter. `timestamp_ms` is the input record's, epoch ms."""
     return [
         (ERROR_HEADER, code.encode()),
         (ERROR_TEXT_HEADER, text.encode()),
@@ -41,7 +41,7 @@ def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
 
 
 def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers, Verdict] | None:
-    """Return the record's own headers, and what the service says of it; None if the service did not write them."""
+    """Return the record's own headers and its verdict, or None if the service did not write the last headers."""
     own, service = list(headers[: -len(_SERVICE_HEADERS)]), headers[-len(_SERVICE_HEADERS) :]
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None

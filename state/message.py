@@ -1,7 +1,7 @@
-"""The one shape in which messages travel between packages: an Arrow table, and the bytes of one.
+"""The form of messages between packages: an Arrow table, or a chunk, which is such a table as bytes.
 
-Messages go through Spark as *chunks*: one row holds the Arrow IPC bytes of many messages, so that the cost
-of a row (JVM to Python to pandas and back) is paid once a chunk and not once a message.
+Messages go through Spark as *chunks*: one row holds the Arrow IPC bytes of many messages. The cost of a row (JVM to
+Python to pandas and back) is then paid once for each chunk, not once for each message.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 
 MESSAGE_SCHEMA = pa.schema(
     [
-        # When it is due: epoch ms. For a plain message its timestamp, but never after its batch's clock.
+        # The due time, epoch ms. For a plain message its timestamp, but never later than its batch's clock.
         pa.field("deliver_at_ms", pa.int64()),
         # The message id, and the record's Kafka timestamp in epoch ms.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("timestamp_ms", pa.int64()),
-        # Where it goes. Decided once, when the message is accepted.
+        # Where it goes: decided once, when the message is accepted.
         pa.field("output_topic", pa.string()),
         pa.field("output_partition", pa.int32()),
-        # Set on dead letters only: the code and the sentence of the error (`conf.errors.Rejected`).
+        # Dead letters only: the code and the sentence of the error (`conf.errors.Rejected`).
         pa.field("error_code", pa.string()),
         pa.field("error_text", pa.string()),
-        # The record as it came, nulls and repeated header names included.
+        # The record as it was published, with nulls and repeated header names.
         pa.field("key", pa.binary()),
         pa.field("value", pa.large_binary()),
         pa.field("headers", HEADERS),
@@ -43,7 +43,7 @@ def empty_messages() -> pa.Table:
 
 
 def encode_chunk(messages: pa.Table) -> bytes:
-    """Write `messages` as Arrow IPC stream bytes, lz4-compressed."""
+    """Return `messages` as Arrow IPC stream bytes, lz4-compressed."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, messages.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(messages)
@@ -51,13 +51,13 @@ def encode_chunk(messages: pa.Table) -> bytes:
 
 
 def decode_chunk(chunk: bytes) -> pa.Table:
-    """Read what `encode_chunk` wrote."""
+    """Return the messages of a chunk that `encode_chunk` wrote."""
     with pa.ipc.open_stream(pa.py_buffer(chunk)) as reader:
         return reader.read_all()
 
 
 def split_by_bytes(messages: pa.Table, max_bytes: int) -> list[pa.Table]:
-    """Cut `messages` into consecutive pieces of about `max_bytes` bytes, each of one row or more."""
+    """Cut `messages` into consecutive pieces of about `max_bytes` bytes and at least one row each."""
     pieces = max(1, -(-messages.nbytes // max_bytes))
     step = max(1, -(-messages.num_rows // pieces))
     return [messages.slice(at, step) for at in range(0, messages.num_rows, step)]

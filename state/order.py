@@ -1,4 +1,4 @@
-"""The contract's order: by due time, then input topic, input partition and offset."""
+"""The delivery order: by due time, then input topic, input partition and offset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 
 class OrderKey(NamedTuple):
-    """A message's place in the order. `deliver_at_ms` is epoch ms; the rest is its message id."""
+    """What messages are sorted by. `deliver_at_ms` is epoch ms; the rest is the message id."""
 
     deliver_at_ms: int
     topic: str
@@ -19,32 +19,32 @@ class OrderKey(NamedTuple):
     offset: int
 
 
-# The columns to sort by, first one first.
+# The columns to sort by, the most significant first.
 ORDER = OrderKey._fields
 
 
 def key_of(messages: pa.Table | pa.RecordBatch, row: int = 0) -> OrderKey:
-    """Return the place of one message, by default the first of the table."""
+    """Return the order key of one message, by default the first."""
     return OrderKey(*(messages.column(name)[row].as_py() for name in ORDER))
 
 
 def keys_of(batch: pa.RecordBatch) -> list[OrderKey]:
-    """Return the places that the columns `ORDER` of a batch give, row by row."""
+    """Return the order key of each row of a batch that has the columns `ORDER`."""
     return list(map(OrderKey, *(batch.column(name).to_pylist() for name in ORDER)))
 
 
 def in_order(messages: pa.Table) -> pa.Table:
-    """Sort by the contract's order."""
+    """Return `messages` in delivery order."""
     if messages.num_rows < 2:
         return messages
-    # A text key costs more than the three numbers together, and nearly every job has one input topic.
+    # Sorting by the topic costs more than by the three numbers together, and nearly every job has one input topic.
     several_topics = len(messages.column("topic").unique()) > 1
     names = [name for name in ORDER if several_topics or name != "topic"]
     return messages.sort_by([(name, "ascending") for name in names])
 
 
 def up_to(messages: pa.Table, key: OrderKey, inclusive: bool = True) -> npt.NDArray[np.bool_]:
-    """Say which messages come before `key` in the contract's order, or are at it if `inclusive`; in any order."""
+    """Return which of `messages`, in any order, come before `key` in delivery order, or at it if `inclusive`."""
     before = pa.array(np.full(messages.num_rows, inclusive))
     for name, value in reversed(list(zip(ORDER, key, strict=True))):
         column = messages.column(name).combine_chunks()

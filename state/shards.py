@@ -1,4 +1,4 @@
-"""Which shard a message belongs to."""
+"""The assignment of messages to shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def shards_of(messages: pa.Table, shards: int) -> npt.NDArray[np.int64]:
-    """Return each message's shard: a function of its output partition, so that one writer keeps its order."""
+    """Return each message's shard: a function of its output partition, so that one writer keeps a partition's order."""
     topics = messages.column("output_topic").dictionary_encode().combine_chunks()
     bases = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
     partitions = messages.column("output_partition").to_numpy().astype(np.int64)
@@ -19,7 +19,7 @@ def shards_of(messages: pa.Table, shards: int) -> npt.NDArray[np.int64]:
 
 
 def by_shard(messages: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
-    """Give the messages of each shard that has any, in their order."""
-    of = shards_of(messages, shards)
-    for shard in np.unique(of).tolist():
-        yield shard, messages.filter(pa.array(of == shard))
+    """Yield each shard that has messages, and its messages in their order."""
+    shard_of_row = shards_of(messages, shards)
+    for shard in np.unique(shard_of_row).tolist():
+        yield shard, messages.filter(pa.array(shard_of_row == shard))

@@ -1,14 +1,19 @@
-"""Buckets: the mutable one of each shard, and the sealed ones, cut into segments.
+"""Buckets: the mutable bucket of each shard, and the sealed buckets, which are cut into segments.
 
-Nothing here reads or writes a table; `sinks.bucket_table` does. After Pulsar's `BucketDelayedDeliveryTracker`.
+Modelled on Pulsar's `BucketDelayedDeliveryTracker`. This package does not read or write the table of sealed buckets;
+`sinks.bucket_table` does. Read in this order:
 
-Read `mutable` (one shard from batch to batch), `operator` (the same as Spark calls it), `segments` (how a sealed
-bucket is cut), `table_rows` (how it is stored), `catalog` (what the driver knows of it), `window` (what falls due
-next), `merge` (small buckets become larger ones), `reseal` and `salvage` (after a lost checkpoint, after a damaged
-file).
+1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark
+2. `segments`: cuts a sealed bucket
+3. `table_rows`: stores the segments as rows
+4. `catalog`: lists the live segments on the driver
+5. `window`: selects the messages that are due next
+6. `merge`: makes one bucket of several small ones
+7. `reseal`: seals the messages that a replaced checkpoint leaves behind
+8. `salvage`: rebuilds segments after a file was damaged
 
-A stored chunk has up to 2,000 messages or 1 MB, the place of its first message in the order, and the due time of its
-last. The partition column `part` is a chunk's time partition, the range of due time that is deleted whole; near ranges
-are short (`storage.time_partition`), far ones longer, so that a year of delays does not make thousands of files for
-each bucket. Metadata rows are in a part of their own.
+A stored chunk holds up to 2,000 messages or 1 MB, the order key of its first message, and the due time of its last.
+The partition column `part` holds the chunk's time partition: the range of due time that is deleted as a whole. Near
+ranges are short (`storage.time_partition`) and far ones longer; otherwise a year of delays would make thousands of
+files for each bucket. All metadata rows share a separate partition.
 """

@@ -1,6 +1,6 @@
-"""Merging sealed buckets: which ones, and how the chunks of several become the segments of one.
+"""Merging sealed buckets: choosing them, and turning the chunks of several buckets into the segments of one.
 
-The choice is that of Pulsar's `BucketDelayedDeliveryTracker`: of adjacent buckets, a few with the fewest messages.
+As in Pulsar's `BucketDelayedDeliveryTracker`, a few adjacent buckets with the fewest messages are chosen.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from state.chunk_merge import merge
 from state.order import OrderKey
 from state.shards import by_shard
 
-MOST_AT_ONCE = 4
-# What one task merges, unless there would be too many: a second or so, after which others have their turn.
+MAX_MERGED_BUCKETS = 4
+# One task merges so many messages in about a second; then other tasks get their turn. Slices are larger where there
+# would be more than _MAX_SLICES.
 _SLICE_MESSAGES = 100_000
-_MOST_SLICES = 16
-# Each slice numbers its segments from a multiple of this: 4 bytes hold a hundred slices of 16 million.
-_NUMBERS_A_SLICE = 1 << 24
+_MAX_SLICES = 16
+# Slice n numbers its segments from n times this. A segment number has 4 bytes: over a hundred slices of 16 million.
+_SEGMENTS_PER_SLICE = 1 << 24
 
 
 @dataclass(frozen=True)
 class MergeSlice:
-    """A range of deliver_at, [start_ms, end_ms), that one task merges; `number` counts them from 0."""
+    """A range of due time, [start_ms, end_ms) in epoch ms, that one task merges. `number` counts slices from 0."""
 
     number: int
     start_ms: int
@@ -38,12 +39,13 @@ class MergeSlice:
 
 
 def choose(buckets: Mapping[int, Collection[Segment]], limit: int) -> list[int]:
-    """Return the numbers of the buckets to merge, adjacent ones, or none if there are no more than `limit`.
+    """Return the numbers of the buckets to merge, ascending; none if there are no more than `limit`.
 
-    Up to four with the fewest messages in all; of several such runs, the one with the earliest message.
+    Chooses the run of up to four adjacent buckets that has the fewest messages; of equal runs, the one with the
+    earliest message.
     """
     numbers = sorted(buckets)
-    width = min(MOST_AT_ONCE, len(numbers))
+    width = min(MAX_MERGED_BUCKETS, len(numbers))
     if len(numbers) <= limit or width < 2:
         return []
     sums = [0, *accumulate(sum(segment.count for segment in buckets[number]) for number in numbers)]
@@ -54,28 +56,28 @@ def choose(buckets: Mapping[int, Collection[Segment]], limit: int) -> list[int]:
 
 
 def slices(segments: Collection[Segment], start_ms: int) -> list[MergeSlice]:
-    """Divide what `segments` hold from `start_ms` on into ranges of about as many messages."""
-    size = max(_SLICE_MESSAGES, -(-sum(segment.count for segment in segments) // _MOST_SLICES))
-    bounds, held = [start_ms], 0
+    """Divide the messages of `segments` that are due from `start_ms` on into ranges of about equal count."""
+    size = max(_SLICE_MESSAGES, -(-sum(segment.count for segment in segments) // _MAX_SLICES))
+    bounds, messages = [start_ms], 0
     for segment in sorted(segments, key=lambda segment: segment.min_deliver_at_ms):
-        # Segments overlap, so that this is no more than about right.
-        if held >= size and segment.min_deliver_at_ms > bounds[-1]:
+        # Segments overlap, so the counts are approximate.
+        if messages >= size and segment.min_deliver_at_ms > bounds[-1]:
             bounds.append(segment.min_deliver_at_ms)
-            held = 0
-        held += segment.count
+            messages = 0
+        messages += segment.count
     bounds.append(1 + max(segment.max_deliver_at_ms for segment in segments))
     return [MergeSlice(number, *ends) for number, ends in enumerate(pairwise(bounds))]
 
 
 def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) -> ArrowFunction:
-    """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of stored chunks.
+    """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
 
-    It takes the chunks in order of `part` and of their keys (deliver_at_ms, topic, partition, offset). Messages stay
-    in their time partition; segments and shards are those of `batch_settings`.
+    The input is sorted by `part`, then by the chunks' order keys (deliver_at_ms, topic, partition, offset). Messages
+    stay in their time partition; `batch_settings` decide shards and segments.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = count(within.number * _NUMBERS_A_SLICE)
+        numbers = count(within.number * _SEGMENTS_PER_SLICE)
         for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
             ordered = merge((key, messages) for _, key, messages in chunks)
             for segment, messages in _cut(ordered, bucket, label, numbers, batch_settings):

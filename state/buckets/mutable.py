@@ -1,6 +1,6 @@
-"""The mutable bucket: one shard's messages that are not sealed yet. A pure step from batch to batch.
+"""The mutable bucket: a shard's messages that are not sealed yet. A pure function advances it by one batch.
 
-After Pulsar's `MutableBucket`, which is sealed into an immutable one when it is full.
+Modelled on Pulsar's `MutableBucket`, which is sealed into an immutable bucket when it is full.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from state.order import in_order
 class BucketAdvance:
     """What one batch does to a mutable bucket. Each table is in delivery order.
 
-    `due` is to be delivered now, dead letters first met included; `sealed` goes into an immutable bucket;
-    `kept` stays. Every message that went in is in exactly one of the three (invariant 1).
+    - `due`: messages to deliver now, and every dead letter
+    - `sealed`: messages for an immutable bucket
+    - `kept`: messages that stay in the mutable bucket
+
+    Every message that went in is in exactly one of the three (invariant 1).
     """
 
     due: pa.Table
@@ -30,37 +33,40 @@ class BucketAdvance:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The earliest deliver_at that stays, epoch ms."""
+        """The earliest due time in `kept`, epoch ms; None if `kept` is empty."""
         return self.kept.column("deliver_at_ms")[0].as_py() if self.kept.num_rows else None
 
 
 def advance(
     waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, batch_settings: BatchSettings
 ) -> BucketAdvance:
-    """Take in `arrivals`, let go what is due, and seal the far part if the bucket is over a threshold."""
+    """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold."""
     messages = in_order(pa.concat_tables([waiting, *arrivals]).combine_chunks())
     is_due = pc.or_(pc.less(messages.column("deliver_at_ms"), cutoff_ms), pc.is_valid(messages.column("error_code")))
     due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
-        keep = _how_many_stay(rest, cutoff_ms, batch_settings)
+        keep = _rows_to_keep(rest, cutoff_ms, batch_settings)
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in (waiting, *arrivals)):
         raise InvariantViolated("a mutable bucket lost or doubled a message")
     return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
 
 
-def _how_many_stay(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
-    """Keep what is due soon, up to half of each threshold, so that the next batches need not seal again."""
+def _rows_to_keep(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
+    """Return how many rows stay: those due soon, up to half of each threshold.
+
+    With half of it free, the next batches need not seal again.
+    """
     near: int = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)).as_py() or 0
     by_count = batch_settings.bucket_max_messages // 2
     by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 2) // max(1, rest.nbytes)
     keep: int = min(near, by_count, by_bytes)
-    # Messages differ in size: the near ones can be the large ones.
+    # `by_bytes` assumes messages of equal size, but the near ones can be the large ones.
     while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2
     return keep
 
 
 def empty_bucket() -> pa.Table:
-    """Return a bucket with nothing in it."""
+    """Return a bucket without messages."""
     return empty_messages()

@@ -1,4 +1,4 @@
-"""The layer between Spark's `applyInPandasWithState` and the mutable bucket. It decides nothing."""
+"""Adapts the mutable bucket to Spark's `applyInPandasWithState`. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.buckets.segments import cut
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk, encode_chunk, split_by_bytes
 
-# One row of a batch's outcome: a chunk of due messages, a sealed segment, or what a shard keeps.
+# One row of a batch's output: a chunk of due messages, a sealed segment, or a summary of what a shard keeps.
 SHARD_OUTPUT_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string()),
@@ -34,14 +34,14 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
 DUE, SEALED, KEPT = "due", "sealed", "kept"
 
-# Rows are copied whole between the JVM and Python, so that one must not grow with the batch.
+# Rows are copied whole between the JVM and Python, so a row must not grow with the batch.
 _DUE_CHUNK_BYTES = 16 * 1024 * 1024
 
 StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
 
 def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> StateFunction:
-    """Return the state function. `settings_now` gives the running batch's id and its rules, on the executor."""
+    """Return the state function. On the executor, `settings_now` returns the running batch's id and settings."""
 
     def update(key: tuple[int], arrivals: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         batch_id, batch_settings = settings_now()
@@ -52,7 +52,7 @@ def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> State
         result = advance(waiting, chunks, cutoff_ms, batch_settings)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
-            # A message due at 0 waits while the first cutoff is 0, and Spark takes no timeout of 0.
+            # Spark refuses a timeout of 0, but a message due at 0 waits while the first cutoff is 0.
             state.setTimeoutTimestamp(max(1, result.next_due_ms or 0))
         elif state.exists:
             state.remove()
@@ -65,7 +65,7 @@ def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> State
 def _rows(
     result: BucketAdvance, bucket: int, shard: int, cutoff_ms: int, batch_settings: BatchSettings
 ) -> Iterable[dict[str, Any]]:
-    """Give the rows of `SHARD_OUTPUT_SCHEMA` for one step."""
+    """Yield the rows of `SHARD_OUTPUT_SCHEMA` for one advance."""
     base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket, "segment": 0, "time_partition": ""}
     if result.due.num_rows:
         for piece in split_by_bytes(result.due, _DUE_CHUNK_BYTES):
@@ -76,7 +76,7 @@ def _rows(
 
 
 def _bounds(messages: pa.Table) -> dict[str, int]:
-    """Describe a table that may be empty: then both bounds are -1."""
+    """Return the bounds, count and bytes of `messages`; both bounds of an empty table are -1."""
     due = messages.column("deliver_at_ms")
     first, last = (due[0].as_py(), due[-1].as_py()) if messages.num_rows else (-1, -1)
     return {

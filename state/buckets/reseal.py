@@ -1,4 +1,4 @@
-"""Sealing what a checkpoint leaves behind: chunks of messages, in no order, become the segments of one bucket."""
+"""Sealing the messages that a checkpoint leaves behind: chunks in any order become the segments of one bucket."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from state.message import decode_chunk, encode_chunk
 from state.order import in_order
 from state.shards import by_shard
 
-# What goes to the task that seals a shard.
+# The input of the task that seals a shard.
 LEFT_SCHEMA = pa.schema([("shard", pa.int32()), ("count", pa.int64()), ("chunk", pa.binary())])
 
 
 def left_rows(messages: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
-    """Give `messages` as rows of `LEFT_SCHEMA`, one for each of `shards` that has any."""
+    """Yield `messages` as rows of `LEFT_SCHEMA`, one for each of the `shards` shards that has messages."""
     for shard, own in by_shard(messages, shards):
         row = {"shard": shard, "count": own.num_rows, "chunk": encode_chunk(own)}
         yield pa.RecordBatch.from_pylist([row], schema=LEFT_SCHEMA)
 
 
 def left_in_state(shards: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that turns mutable buckets (column `bucket`) into rows of `LEFT_SCHEMA`."""
+    """Return the `mapInArrow` function that turns mutable buckets (column `bucket`) into rows of `LEFT_SCHEMA`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -36,9 +36,9 @@ def left_in_state(shards: int) -> ArrowFunction:
 
 
 def resealed(bucket: int, cutoff_ms: int, batch_settings: BatchSettings) -> ArrowFunction:
-    """Return the function for `mapInArrow` that seals rows of `LEFT_SCHEMA` into `table_rows.STORED_SCHEMA`.
+    """Return the `mapInArrow` function that seals rows of `LEFT_SCHEMA` into rows of `table_rows.STORED_SCHEMA`.
 
-    All rows of a shard must come to one task, which holds them in memory.
+    All rows of a shard must go to one task, which holds them in memory.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

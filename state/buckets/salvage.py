@@ -1,4 +1,4 @@
-"""Segments made anew from those of their chunks that can be read, when a file of the table is damaged or lost."""
+"""Salvaging segments: when a file of the table is damaged or lost, rebuilds them from the chunks that can be read."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ COUNTED_SCHEMA = pa.schema(
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: say of each row of the table how many messages its chunk gives; `rows` is 0 if it gives none.
+    """For `mapInArrow`: count the messages that can be read in each row of the table; `rows` is 0 for a damaged chunk.
 
-    It takes rows with the columns file, part, `IDENTITY`, count, and chunk, which is null in a metadata row.
+    The input has the columns file, part, `IDENTITY`, count, and chunk, which is null in a metadata row.
     """
     for batch in batches:
-        found = []
+        counts = []
         for row in batch.to_pylist():
             messages = None if row["chunk"] is None else readable(row["chunk"], row["count"])
-            whole = row["chunk"] is None or messages is not None
+            intact = row["chunk"] is None or messages is not None
             names = {name: row[name] for name in ("file", "part", *IDENTITY)}
-            found.append({**names, "rows": int(whole), "messages": 0 if messages is None else messages.num_rows})
-        yield pa.RecordBatch.from_pylist(found, schema=COUNTED_SCHEMA)
+            counts.append({**names, "rows": int(intact), "messages": 0 if messages is None else messages.num_rows})
+        yield pa.RecordBatch.from_pylist(counts, schema=COUNTED_SCHEMA)
 
 
 def readable(chunk: bytes, count: int) -> pa.Table | None:
-    """Return the messages of a chunk, or None if it is damaged; `count` is how many it must have."""
+    """Return the messages of a chunk, or None if it is damaged. `count` is the number of messages it must have."""
     try:
         messages = decode_chunk(chunk)
         messages.validate(full=True)
@@ -53,10 +53,10 @@ def readable(chunk: bytes, count: int) -> pa.Table | None:
 
 
 def salvaged(precision_bits: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that makes rows of `table_rows.STORED_SCHEMA` of segments' chunks.
+    """Return the `mapInArrow` function that rebuilds segments from their chunks, as `table_rows.STORED_SCHEMA`.
 
-    It takes the rows of chunks (part, `IDENTITY`, count, chunk), in the order of `IDENTITY` and of delivery. Damaged
-    chunks are left out; the metadata is that of what is left. Ticks of the index are 2^`precision_bits` ms.
+    The input is rows of chunks (part, `IDENTITY`, count, chunk), sorted by `IDENTITY` and then in delivery order.
+    Damaged chunks are left out, and the metadata describes the rest. An index time slot is 2^`precision_bits` ms long.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -73,5 +73,5 @@ def salvaged(precision_bits: int) -> ArrowFunction:
 
 def _messages(rows: Iterable[dict[str, Any]]) -> pa.Table | None:
     chunks = [readable(row["chunk"], row["count"]) for row in rows]
-    whole = [chunk for chunk in chunks if chunk is not None]
-    return pa.concat_tables(whole) if whole else None
+    intact = [chunk for chunk in chunks if chunk is not None]
+    return pa.concat_tables(intact) if intact else None

@@ -1,7 +1,7 @@
-"""Segments: how a sealed bucket is cut, and the metadata that stands for each cut.
+"""Segments: cuts a sealed bucket, and describes each segment in metadata.
 
-After Pulsar's `DelayedIndexSnapshot` segments: cut by time step and by count, each described by its bounds
-and its message ids, so that what is not needed is never read.
+Modelled on the segments of Pulsar's `DelayedIndexSnapshot`: cut by time and by count, and described by bounds and
+message ids, so that segments that are not needed are never read.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import pyarrow.compute as pc
 
 from state.checkpoint.batch_settings import BatchSettings
 
-# Far messages are kept in coarser time partitions: a uniform year of delays would otherwise be 8,784 files
-# for each bucket. The first column is how many time partitions ahead the rule reaches; the second, the span.
-_COARSER = ((48, 1), (48 * 31, 24), (None, 24 * 28))
+# Far messages get longer time partitions: otherwise delays spread evenly over a year would make 8,784 files for each
+# bucket. Each pair: up to how many partition lengths ahead it applies (None: any), and the length, both as multiples
+# of the shortest length.
+_PARTITION_SPANS = ((48, 1), (48 * 31, 24), (None, 24 * 28))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment's metadata row. `(bucket, shard, segment)` is its identity.
+    """The metadata of one segment, which `(bucket, shard, segment)` identifies.
 
-    `bucket` is the number of the batch that sealed it, counted on through every checkpoint of the application; of
-    merged buckets, the newest one's. Instants are epoch ms, `max_deliver_at_ms` inclusive. The entries of the
-    message-id index are stored beside these (`state.buckets.table_rows`), but the driver never holds them.
+    `bucket` is the number of the batch that sealed it, counted on through all checkpoints of the application; a merged
+    bucket has the number of its newest part. Instants are epoch ms, and `max_deliver_at_ms` is inclusive. The entries
+    of the message-id index are stored beside this metadata (`state.buckets.table_rows`); the driver never holds them.
     """
 
     bucket: int
@@ -41,35 +42,43 @@ class Segment:
     bytes: int
 
     def __post_init__(self) -> None:
-        # A label stands in thousands of segments, and would be a text of its own in each.
+        # Thousands of segments share a label; interning stores it once.
         object.__setattr__(self, "time_partition", sys.intern(self.time_partition))
 
 
 class SegmentCutter:
-    """Cuts the messages of one shard in one time partition, which come in delivery order, piece by piece.
+    """Cuts the messages of one shard and one time partition, which come piece by piece in delivery order.
 
-    No segment reaches over more than `segment_max_ms`, or holds more than `segment_max_messages` or
-    `bucket_max_bytes` (a single message may be larger).
+    A segment spans at most `segment_max_ms` of due time and holds at most `segment_max_messages` messages and
+    `bucket_max_bytes` bytes; a single message may be larger.
     """
 
     def __init__(
         self, bucket: int, shard: int, time_partition: str, numbers: Iterator[int], batch_settings: BatchSettings
     ) -> None:
-        """`numbers` gives the segments their numbers; they must be unique in the bucket and shard."""
+        """Create a cutter that holds no messages yet.
+
+        Args:
+            bucket: the segments' bucket
+            shard: the shard of all messages
+            time_partition: the label of the time partition of all messages
+            numbers: yields the segment numbers, which must be unique in the bucket and shard
+            batch_settings: has the limits of a segment
+        """
         self._bucket, self._shard, self._time_partition = bucket, shard, time_partition
         self._numbers = numbers
         self._batch_settings = batch_settings
         self._open: list[pa.Table] = []
 
     def add(self, messages: pa.Table) -> Iterator[tuple[Segment, pa.Table]]:
-        """Take in the next messages, and give the segments that are complete by them."""
+        """Add the next messages, and yield the segments that they complete."""
         self._open.append(messages)
         full = sum(table.num_rows for table in self._open) > self._batch_settings.segment_max_messages
         if full or sum(table.nbytes for table in self._open) > self._batch_settings.bucket_max_bytes:
             yield from self._cut(keep_last=True)
 
     def finish(self) -> Iterator[tuple[Segment, pa.Table]]:
-        """Give what is left."""
+        """Yield the segments of the remaining messages."""
         yield from self._cut(keep_last=False)
 
     def _cut(self, keep_last: bool) -> Iterator[tuple[Segment, pa.Table]]:
@@ -111,7 +120,15 @@ class SegmentCutter:
 def cut(
     sealed: pa.Table, bucket: int, shard: int, cutoff_ms: int, batch_settings: BatchSettings
 ) -> Iterator[tuple[Segment, pa.Table]]:
-    """Cut `sealed`, which is in delivery order, into segments with their metadata, none across a time partition."""
+    """Cut `sealed` into segments, none across a time partition, and yield each one's metadata and messages.
+
+    Args:
+        sealed: the messages of a bucket and shard, in delivery order
+        bucket: the bucket's number
+        shard: the shard of all messages
+        cutoff_ms: the cutoff of the batch that seals, epoch ms; time partitions get longer with the distance from it
+        batch_settings: has the limits of a segment and the length of a time partition
+    """
     due = sealed.column("deliver_at_ms").to_numpy()
     numbers = count()
     start = 0
@@ -125,7 +142,15 @@ def cut(
 
 
 def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, time_partition: str) -> Segment:
-    """Describe `messages`, which are in delivery order, as the segment `number` of a bucket and shard."""
+    """Return the metadata of one segment.
+
+    Args:
+        messages: the segment's messages, at least one, in delivery order
+        bucket: the segment's bucket
+        shard: the segment's shard
+        number: the segment's number in the bucket and shard
+        time_partition: the label of the segment's time partition
+    """
     due = messages.column("deliver_at_ms")
     return Segment(
         bucket=bucket,
@@ -140,24 +165,25 @@ def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, time_pa
 
 
 def time_partition(deliver_at_ms: int, cutoff_ms: int, length_ms: int) -> tuple[str, int]:
-    """Return the label of the time partition that takes a message, and its exclusive end in epoch ms.
+    """Return the label of the time partition for a due time, and the partition's exclusive end in epoch ms.
 
-    The label is `<start>-<end>` in epoch ms, so that it says by itself when it can be deleted. The nearest
-    48 partitions are `length_ms` long; what is due later goes into longer ones, aligned to their length.
+    The label is `<start>-<end>` in epoch ms, and so shows when the partition can be deleted: 7,200,000 in partitions
+    of an hour gives `000000007200000-000000010800000`. The nearest 48 partitions are `length_ms` long; later ones are
+    longer, and aligned to their length.
     """
     ahead = (deliver_at_ms - cutoff_ms) // length_ms
-    span = next(length_ms * times for reach, times in _COARSER if reach is None or ahead < reach)
+    span = next(length_ms * times for reach, times in _PARTITION_SPANS if reach is None or ahead < reach)
     start = deliver_at_ms // span * span
     return f"{start:015d}-{start + span:015d}", start + span
 
 
 def partition_end_ms(label: str) -> int:
-    """Return the exclusive end, epoch ms, that a time partition's label names."""
+    """Return the exclusive end, epoch ms, of the time partition with this label."""
     return int(label.split("-")[1])
 
 
 def _row_bytes(messages: pa.Table) -> np.ndarray:
-    """Return about how many bytes each message takes: key, value, headers, and a constant for the rest."""
+    """Return the approximate bytes of each message: key, value, headers, and a constant for the rest."""
     sizes = np.full(messages.num_rows, 64, dtype=np.int64)
     for name in ("key", "value"):
         sizes += pc.binary_length(messages.column(name)).fill_null(0).to_numpy().astype(np.int64)

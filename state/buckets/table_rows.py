@@ -1,8 +1,8 @@
-"""The snapshot as stored: the rows that a sealed segment becomes, messages and metadata in one table.
+"""How a sealed segment is stored: its metadata and its messages as rows of one table.
 
-One table, so that one commit makes a bucket: it exists whole, with its metadata, or not at all. Messages are
-stored as they travel, in chunks, so that sealing and loading them costs the JVM a few rows and not thousands.
-The metadata rows lie in a part of their own and are read without touching a message.
+With one table, a single commit stores a bucket: it exists whole, with its metadata, or not at all. Messages are stored
+in chunks, as they travel, so that sealing and loading cost the JVM a few rows instead of thousands. Metadata rows are
+in a separate partition, and are read without touching a message.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from state.order import key_of
 
 METADATA_PART = "metadata"
 
-# What is read to get at one message: small enough that a window of seconds does not load minutes, large enough
-# that a chunk's own cost (0.1 ms) is shared by many.
+# The unit of reading: small enough that a prefetch window of seconds does not load minutes, large enough that many
+# messages share the cost of a chunk (0.1 ms).
 CHUNK_MESSAGES = 2_000
 # Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
 CHUNK_BYTES = 1024 * 1024
 
-# What `state.index.message_index.index_entries` gives.
+# The entries that `state.index.message_index.index_entries` returns.
 _ENTRIES = pa.list_(
     pa.struct(
         [
@@ -40,25 +40,25 @@ _ENTRIES = pa.list_(
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-# The columns that files and row groups are pruned by come first: Delta keeps bounds for the leading ones.
+# Delta keeps bounds for the leading columns, so the columns that prune files and row groups come first.
 STORED_SCHEMA = pa.schema(
     [
-        # The Delta partition: the time partition of a chunk, `METADATA_PART` for all metadata.
+        # The Delta partition: a chunk's time partition, or `METADATA_PART` for all metadata.
         pa.field("part", pa.string()),
         pa.field("bucket", pa.int64()),
         pa.field("shard", pa.int32()),
         pa.field("segment", pa.int32()),
-        # Of the segment, or of the chunk: its first message's, and its last one's.
+        # The due times of the first and the last message of the segment or chunk.
         pa.field("deliver_at_ms", pa.int64()),
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
-        # Of metadata rows.
+        # Metadata rows only.
         pa.field("bytes", pa.int64()),
         pa.field("time_partition", pa.string()),
-        # Beside the entries, since the setting may be another by now.
+        # Stored with the entries, since the setting may have changed since.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
-        # Of chunks: the id of the first message, which with `deliver_at_ms` is its place in the order.
+        # Chunks only: the id of the first message; with `deliver_at_ms` it is the message's order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
@@ -68,25 +68,25 @@ STORED_SCHEMA = pa.schema(
 
 
 def stored_rows(precision_bits: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that makes rows of `STORED_SCHEMA` of sealed segments.
+    """Return the `mapInArrow` function that turns sealed segments into rows of `STORED_SCHEMA`.
 
-    It takes rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. Ticks of the index are 2^`precision_bits` ms.
+    The input is rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. An index time slot is 2^`precision_bits` ms long.
     """
 
     def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in sealed:
-            for held in batch.to_pylist():
-                segment = Segment(**{name: held[name] for name in Segment.__dataclass_fields__})
-                yield from segment_rows(segment, decode_chunk(held["chunk"]), precision_bits)
+            for row in batch.to_pylist():
+                segment = Segment(**{name: row[name] for name in Segment.__dataclass_fields__})
+                yield from segment_rows(segment, decode_chunk(row["chunk"]), precision_bits)
 
     return run
 
 
 def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> Iterator[pa.RecordBatch]:
-    """Give the rows of one segment: its metadata, and `messages`, which are in delivery order, as chunks."""
-    marks = {"bucket": segment.bucket, "shard": segment.shard, "segment": segment.segment}
+    """Yield the rows of one segment: its metadata, then `messages`, which are in delivery order, as chunks."""
+    identity = {"bucket": segment.bucket, "shard": segment.shard, "segment": segment.segment}
     metadata = {
-        **marks,
+        **identity,
         "part": METADATA_PART,
         "deliver_at_ms": segment.min_deliver_at_ms,
         "max_deliver_at_ms": segment.max_deliver_at_ms,
@@ -99,7 +99,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
     yield pa.RecordBatch.from_pylist([metadata], schema=STORED_SCHEMA)
     for piece in split(messages):
         row = {
-            **marks,
+            **identity,
             **key_of(piece)._asdict(),
             "part": segment.time_partition,
             "max_deliver_at_ms": piece.column("deliver_at_ms")[-1].as_py(),
@@ -110,7 +110,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
 
 
 def described_segment(metadata: Mapping[str, Any]) -> Segment:
-    """Return the segment that a metadata row stands for."""
+    """Return the segment that a metadata row describes."""
     return Segment(
         **{name: metadata[name] for name in Segment.__dataclass_fields__ if name != "min_deliver_at_ms"},
         min_deliver_at_ms=metadata["deliver_at_ms"],
@@ -118,7 +118,7 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
 
 
 def split(messages: pa.Table) -> Iterable[pa.Table]:
-    """Cut messages into pieces of the size of a chunk."""
+    """Cut `messages` into pieces the size of a chunk."""
     per_message = max(1, messages.nbytes // max(1, messages.num_rows))
     step = max(1, min(CHUNK_MESSAGES, CHUNK_BYTES // per_message))
     return (messages.slice(at, step) for at in range(0, messages.num_rows, step))

@@ -1,6 +1,6 @@
-"""The due window's messages: cut out of stored chunks, put in order, and chunked again by shard.
+"""The prefetch window's messages: selected from stored chunks, put in order, and chunked again by shard.
 
-What a batch then takes touches few chunks, and was sorted long before it is due.
+A batch then reads few chunks, which were sorted long before they are due.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ WINDOW_SCHEMA = pa.schema(
 
 
 def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that gives the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
+    """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
-    It takes stored chunks (deliver_at_ms, topic, partition, offset, chunk) in order of those keys. Shards are
-    those of now: the bucket may have been sealed when there were more or fewer.
+    The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys. `shards` is the
+    present number of shards; a bucket may have been sealed with another number.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -50,14 +50,14 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
 
 
 def keyed_chunks(batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
-    """Give each stored chunk's messages due in [start_ms, end_ms), with the key of its first message."""
+    """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message."""
     for batch in batches:
         for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
             yield key, between(decode_chunk(chunk.as_py()), start_ms, end_ms)
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:
-    """Return the messages due in [start_ms, end_ms); `messages` is in delivery order."""
+    """Return those of `messages`, which are in delivery order, that are due in [start_ms, end_ms)."""
     dues = messages.column("deliver_at_ms").to_numpy()
     start, end = np.searchsorted(dues, [start_ms, end_ms])
     return messages.slice(int(start), int(end - start))

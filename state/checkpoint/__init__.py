@@ -1,7 +1,7 @@
-"""What a checkpoint says beside Spark's own logs, as values: origin, settings by batch, progress.
+"""What Delayline keeps of a checkpoint beside Spark's logs, as values: origin, batch settings and progress.
 
-Reading and writing them is left to `streaming.checkpoint` (files) and `sinks.internal_topics` (Kafka).
+`streaming.checkpoint` (files) and `sinks.internal_topics` (Kafka) read and write them.
 
-Read `origin` (how a checkpoint began), `batch_settings` (what decides a batch's outcome), `progress` (the delivery
-marker), `delivered` (which messages are delivered, by the markers alone), `file_format` (the number in each file).
+Read `origin` (how a checkpoint began), `batch_settings` (what decides a batch's result), `progress` (the delivery
+marker), `delivered` (which messages are delivered, from the markers alone), `file_format` (the number in each file).
 """

@@ -1,8 +1,8 @@
-"""Everything that decides what a batch does, apart from its input: versioned by batch.
+"""Batch settings: everything apart from its input that decides what a batch does, versioned by batch.
 
-A batch that is replayed after a crash must do again exactly what it did (invariant 4), even when the job
-came back with other settings or an output topic has grown partitions meanwhile. So each start of the job
-records the rules that hold from its first new batch on, and a replayed batch looks up the rules of its birth.
+A batch that is replayed after a crash must repeat exactly what it did (invariant 4), even if the job was restarted
+with other settings or an output topic has gained partitions meanwhile. Each start of the job therefore records the
+settings that apply from its first new batch on, and a replayed batch uses the settings recorded for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from state.checkpoint.origin import STORED, CheckpointOrigin
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class BatchSettings:
-    """What holds for a run of batches. Durations in ms, sizes in bytes.
+    """The settings of a range of batches. Durations in ms, sizes in bytes.
 
-    `forbidden_outputs` are the job's own topics, which no pattern of `allowed_outputs` opens. `partitions`
-    gives the partition count of each topic that may be written to; `shard_keys[s]` is the group key that
-    Spark's hash puts on state partition `s`. Batch n seals bucket `first_bucket + n`, and no batch of the checkpoint
-    has a cutoff below `first_cutoff_ms` (`state.checkpoint.origin`).
+    - `forbidden_outputs`: the job's own topics, which no pattern of `allowed_outputs` can allow
+    - `partitions`: the partition count of each topic that may be written to
+    - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
+    - `first_bucket`: batch n seals bucket `first_bucket + n`
+    - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     """
 
     headers: HeaderSettings
@@ -49,18 +50,18 @@ class BatchSettings:
     time_partition_ms: int
     first_bucket: int
     first_cutoff_ms: int
-    # Rules that were recorded before there was this limit have none, and neither has a replay under them.
+    # Settings recorded before this limit existed have none, and a replay with them applies none.
     max_message_bytes: int = 2**63 - 1
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self.shard_keys)
 
     def allows(self, topic: str) -> bool:
-        """Say whether `deliver-to` may name `topic`: the default output, or one on the allow-list.
+        """Return whether `deliver-to` may name `topic`: the default output, or a topic on the allow-list.
 
-        Never one of the job's own: in an input topic the message would go round for ever.
+        The job's own topics are never allowed: in an input topic the message would loop forever.
         """
         if topic in self.forbidden_outputs:
             return False
@@ -70,7 +71,7 @@ class BatchSettings:
 def batch_settings_from(
     settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], origin: CheckpointOrigin
 ) -> BatchSettings:
-    """Take out of `settings` what decides a batch's outcome, in the checkpoint of `origin`."""
+    """Return those of `settings` that decide a batch's result, for the checkpoint that began as `origin`."""
     return BatchSettings(
         headers=settings.headers,
         levels_ms=settings.levels.delays,
@@ -96,24 +97,26 @@ def batch_settings_from(
 
 @dataclass(frozen=True)
 class SettingsHistory:
-    """The rules of every batch that can still run: `(first batch, batch_settings)`, ascending."""
+    """The settings of every batch that can still run: `(first batch, batch_settings)`, ascending."""
 
     entries: tuple[tuple[int, BatchSettings], ...]
 
     @property
     def newest(self) -> BatchSettings:
-        """The rules of the batches to come."""
+        """The settings of new batches."""
         return self.entries[-1][1]
 
     def at(self, batch_id: int) -> BatchSettings:
-        """Return the rules that batch `batch_id` runs under. Raises CheckpointMismatch if none are known."""
+        """Return the settings of batch `batch_id`. Raises CheckpointMismatch if they are not recorded."""
         later = bisect_right([first for first, _ in self.entries], batch_id)
         if not later:
-            raise CheckpointMismatch(f"the rules of batch {batch_id} are not in the checkpoint; put it back whole")
+            raise CheckpointMismatch(
+                f"the settings of batch {batch_id} are not in the checkpoint: restore all of its files"
+            )
         return self.entries[later - 1][1]
 
     def amended(self, from_batch: int, batch_settings: BatchSettings, keep_from: int) -> SettingsHistory:
-        """Let `batch_settings` hold from `from_batch` on, and forget rules that ended before batch `keep_from`."""
+        """Return the history with `batch_settings` from `from_batch` on, less what ended before batch `keep_from`."""
         kept = [entry for entry in self.entries if entry[0] < from_batch]
         if not kept or kept[-1][1] != batch_settings:
             kept.append((from_batch, batch_settings))
@@ -121,7 +124,7 @@ class SettingsHistory:
         return SettingsHistory(tuple(kept[max(0, bisect_right(firsts, keep_from) - 1) :]))
 
     def to_json(self) -> str:
-        """Write the history as one JSON object."""
+        """Return the history as one JSON object."""
         entries = [{"from_batch": first, **_SETTINGS.dump_python(each, mode="json")} for first, each in self.entries]
         return json.dumps({"rules": entries}, indent=1)
 

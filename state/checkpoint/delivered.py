@@ -1,4 +1,4 @@
-"""Which messages are delivered, told by the markers alone: what a lost checkpoint is rebuilt by."""
+"""Which messages are delivered, computed from the markers alone. `rebuild` replaces a lost checkpoint with this."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one checkpoint has delivered, by the last marker of each of its shards.
+    """What one checkpoint has delivered, according to the last marker of each of its shards.
 
-    A shard's marker is of the last batch that delivered anything of it. So of what was accepted before that batch all
-    below the cutoff before it is out, of that batch's messages all up to the marker's last one, and of what came
-    later nothing. (The last one can be a dead letter, whose time may lie beyond the cutoff.)
+    A shard's marker belongs to the last batch N that delivered messages of the shard. Of the shard's messages:
+
+    - accepted before batch N and due below the previous cutoff: all are delivered
+    - due in batch N: delivered up to the marker's last message. This can be a dead letter, whose due time may lie
+      beyond the cutoff.
+    - due or accepted later: none is delivered
     """
 
     markers: tuple[Progress, ...]
@@ -36,7 +39,7 @@ class Delivered:
 
     @property
     def last_batch(self) -> int:
-        """The newest batch that delivered anything; -1 if none has."""
+        """The newest batch that delivered messages; -1 if none did."""
         return max(marker.batch.batch_id for marker in self.markers)
 
     @property
@@ -51,62 +54,64 @@ class Delivered:
 
     @property
     def whole_before_ms(self) -> int:
-        """The instant before which all is delivered of every shard, epoch ms; 0 until the first batch is over.
+        """The instant before which every shard has delivered all messages, epoch ms; 0 until the first batch is over.
 
-        A batch runs when the one before is committed; of the newest itself, shards may have delivered more or less.
+        A batch runs only after the previous one is committed. The newest batch itself may be delivered in part.
         """
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
     def ends(self) -> Offsets:
-        """Up to where the batches of the markers have read the input."""
-        found: Offsets = {}
+        """The offsets up to which the batches of the markers have read the input."""
+        ends: Offsets = {}
         for offsets in (self.origin.offsets, *(marker.batch.ends for marker in self.markers)):
             for topic, by_partition in offsets.items():
-                known = found.setdefault(topic, {})
+                known = ends.setdefault(topic, {})
                 for partition, offset in by_partition.items():
                     known[partition] = max(offset, known.get(partition, 0))
-        return found
+        return ends
 
     def of_input(self, messages: pa.Table) -> Mask:
-        """Say of each message, accepted again from the input, whether it is delivered.
+        """Return which of `messages`, accepted again from the input, are delivered.
 
-        What was accepted before the birth counts as delivered: it is, or it was sealed then.
+        Messages accepted before the checkpoint began count as delivered: each was delivered or sealed by then.
         """
-        gone = _below(messages, self.origin.offsets)
+        taken_over = _below(messages, self.origin.offsets)
 
-        def by(marker: Progress, some: pa.Table) -> Mask:
-            before = _below(some, marker.batch.starts) & _due(some, marker.batch.previous_ms)
-            now = _below(some, marker.batch.ends) & _due(some, marker.batch.cutoff_ms)
-            return before | (now & _up_to(some, marker))
+        def is_delivered(marker: Progress, own: pa.Table) -> Mask:
+            before = _below(own, marker.batch.starts) & _due(own, marker.batch.previous_ms)
+            now = _below(own, marker.batch.ends) & _due(own, marker.batch.cutoff_ms)
+            return before | (now & _up_to(own, marker))
 
-        return np.asarray(gone | self._by_shard(messages, by))
+        return np.asarray(taken_over | self._by_shard(messages, is_delivered))
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
-        """Say of each message of a sealed bucket whether it is delivered."""
+        """Return which of `messages` of a sealed bucket are delivered."""
         due = messages.column("deliver_at_ms").to_numpy()
-        gone = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
+        taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
 
-        def by(marker: Progress, some: pa.Table) -> Mask:
-            # By its due time alone, even if it is a dead letter that an earlier rebuild sealed.
-            due = some.column("deliver_at_ms").to_numpy()
+        def is_delivered(marker: Progress, own: pa.Table) -> Mask:
+            # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
+            due = own.column("deliver_at_ms").to_numpy()
             past, now = due < marker.batch.previous_ms, due < marker.batch.cutoff_ms
-            return np.asarray(past | (now & _up_to(some, marker)))
+            return np.asarray(past | (now & _up_to(own, marker)))
 
-        return np.asarray(gone | self._by_shard(messages, by))
+        return np.asarray(taken_over | self._by_shard(messages, is_delivered))
 
-    def _by_shard(self, messages: pa.Table, by: Callable[[Progress, pa.Table], Mask]) -> Mask:
-        found = np.zeros(messages.num_rows, dtype=bool)
-        of = shards_of(messages, len(self.markers))
-        for shard in np.unique(of).tolist():
-            found[of == shard] = by(self.markers[shard], messages.filter(pa.array(of == shard)))
-        return found
+    def _by_shard(self, messages: pa.Table, is_delivered: Callable[[Progress, pa.Table], Mask]) -> Mask:
+        delivered = np.zeros(messages.num_rows, dtype=bool)
+        shard_of_row = shards_of(messages, len(self.markers))
+        for shard in np.unique(shard_of_row).tolist():
+            rows = shard_of_row == shard
+            delivered[rows] = is_delivered(self.markers[shard], messages.filter(pa.array(rows)))
+        return delivered
 
 
 def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
-    """Return what the newest checkpoint has delivered, from the last marker in each partition of the progress topic.
+    """Return what the newest checkpoint has delivered; None if a marker of it is missing.
 
-    Every birth writes a marker for each of its shards, and so into the first partition. None if a shard lacks its own.
+    `last` has the last marker in each partition of the progress topic. A checkpoint begins with a marker for each of
+    its shards, so the first partition always has one of the newest checkpoint.
     """
     if not last or last[0] is None:
         return None
@@ -116,24 +121,24 @@ def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
 
 
 def _up_to(messages: pa.Table, marker: Progress) -> Mask:
-    """Say which messages are not after the marker's last one; none if it has none."""
+    """Return which messages are not after the marker's last one; none if the marker has none."""
     return np.zeros(messages.num_rows, dtype=bool) if marker.last is None else up_to(messages, marker.last)
 
 
 def _due(messages: pa.Table, cutoff_ms: int) -> Mask:
-    """Say which messages a batch delivers that accepts them: a dead letter goes out at once, whatever time it bears."""
-    bad = np.asarray(pc.is_valid(messages.column("error_code")))
-    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | bad)
+    """Return which messages are due in the batch that accepts them. Dead letters are, whatever their due time."""
+    is_dead_letter = np.asarray(pc.is_valid(messages.column("error_code")))
+    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | is_dead_letter)
 
 
 def _below(messages: pa.Table, offsets: Offsets) -> Mask:
-    """Say which messages were read from below `offsets`; of a partition that is not among them, none."""
+    """Return which messages have an input offset below `offsets`; none in a partition that `offsets` lacks."""
     topics = messages.column("topic").dictionary_encode().combine_chunks()
     names = np.asarray(topics.indices)
     partitions = messages.column("partition").to_numpy()
     read = messages.column("offset").to_numpy()
-    found = np.zeros(messages.num_rows, dtype=bool)
+    below = np.zeros(messages.num_rows, dtype=bool)
     for at, topic in enumerate(topics.dictionary.to_pylist()):
         for partition, offset in offsets.get(topic, {}).items():
-            found |= (names == at) & (partitions == int(partition)) & (read < offset)
-    return found
+            below |= (names == at) & (partitions == int(partition)) & (read < offset)
+    return below

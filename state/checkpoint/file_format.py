@@ -1,4 +1,4 @@
-"""The format of the files that a checkpoint keeps beside Spark's: one number in each, for all of them."""
+"""The format number in each file that a checkpoint keeps beside Spark's. All files share one number."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import json
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 
-# Another number for every change after which an earlier Delayline would misread a file.
+# Raise this with every change after which an earlier Delayline would misread a file.
 FORMAT = 1
 _KEY = "format"
 
 
 def with_format(text: str) -> str:
-    """Return the JSON object `text` with the number of its format."""
+    """Return the JSON object `text` with the format number added."""
     return json.dumps({_KEY: FORMAT, **json.loads(text)}, indent=1)
 
 
 def without_format(text: str, file: str) -> str:
-    """Return the JSON object `text`, read from `file`, without that number.
+    """Return the JSON object `text`, read from `file`, without its format number.
 
-    A file without one is of the first format. Raises CheckpointVersion if it is of another than `FORMAT`,
-    CheckpointUnreadable if it is no JSON object.
+    A file without a number has format 1. Raises CheckpointVersion for any format but `FORMAT`, and
+    CheckpointUnreadable if `text` is not a JSON object.
     """
     try:
-        facts = dict(json.loads(text))
+        content = dict(json.loads(text))
     except (TypeError, ValueError) as problem:
         raise CheckpointUnreadable(
-            f"{file} is damaged ({problem!r}). Put it back from a backup, or let `delayline rebuild "
-            "--discard-checkpoint` make a new checkpoint"
+            f"{file} is damaged ({problem!r}). Restore it from a backup, or make a new checkpoint with "
+            "`delayline rebuild --discard-checkpoint`"
         ) from problem
-    found = facts.pop(_KEY, 1)
-    if found != FORMAT:
+    version = content.pop(_KEY, 1)
+    if version != FORMAT:
         raise CheckpointVersion(
-            f"{file} is of format {found!r}, and this Delayline reads format {FORMAT}: run the version that wrote it, "
-            "or let `delayline rebuild --discard-checkpoint` of this one make a new checkpoint"
+            f"{file} is in format {version!r}, but this Delayline reads format {FORMAT}: run the version that wrote "
+            "it, or make a new checkpoint with `delayline rebuild --discard-checkpoint` of this version"
         )
-    return json.dumps(facts)
+    return json.dumps(content)

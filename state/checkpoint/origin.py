@@ -1,4 +1,4 @@
-"""How a checkpoint began: what it took over from the one before, if there was one."""
+"""How a checkpoint began: what it took over from the previous checkpoint, if there was one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-# The next record of each input partition, by topic and partition, as Spark's offset log writes them.
+# The offset of the next record by topic and partition, as in Spark's offset log: {"orders": {"0": 17}}.
 Offsets = dict[str, dict[str, int]]
 
-# Of values that are stored as JSON: what is read must have the very types that were written, and no other keys.
+# For values stored as JSON: what is read must have exactly the types that were written, and no other keys.
 STORED = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
 
 def stored_as(name: str) -> Any:
-    """Mark a field whose stored JSON key is `name`: the format keeps its keys when the code finds better words."""
+    """Declare a field whose stored JSON key is `name`: stored keys stay the same when a field is renamed."""
     return Field(validation_alias=name, serialization_alias=name)
 
 
 @dataclass(frozen=True, config=STORED)
 class CheckpointOrigin:
-    """Written once into a checkpoint, and with every marker of its deliveries.
+    """How a checkpoint began. Written once into the checkpoint, and again with each of its delivery markers.
 
-    The records below `offsets` (none for a first checkpoint) were accepted by the checkpoint before: each of them is
-    delivered or sealed. Of what is sealed, all below `cutoff_ms` (epoch ms) is delivered, except in the bucket just
-    before `first_bucket`: there it is overdue, and comes in the first batch. Batch n seals bucket `first_bucket + n`.
+    - `offsets`: the previous checkpoint accepted all records below them, and delivered or sealed each; empty for a
+      first checkpoint
+    - `cutoff_ms`: all sealed messages due below it (epoch ms) are delivered, except in the bucket before
+      `first_bucket`: there they are overdue, and the first batch delivers them
+    - `first_bucket`: batch n seals bucket `first_bucket + n`
     """
 
     checkpoint: str
@@ -38,11 +40,11 @@ class CheckpointOrigin:
 
     @property
     def overdue_bucket(self) -> int:
-        """The bucket whose messages below `cutoff_ms` were not delivered when the checkpoint began."""
+        """The bucket whose messages due below `cutoff_ms` were not delivered when the checkpoint began."""
         return self.first_bucket - 1
 
     def to_json(self) -> str:
-        """Write it as one JSON object."""
+        """Return the origin as one JSON object."""
         return _ORIGIN.dump_json(self).decode()
 
     @staticmethod
@@ -56,5 +58,5 @@ _OFFSETS = TypeAdapter(Offsets, config=STORED)
 
 
 def check_offsets(offsets: object) -> None:
-    """Raise ValueError if these are no `Offsets`."""
+    """Raise ValueError if `offsets` are not `Offsets`."""
     _OFFSETS.validate_python(offsets)

@@ -1,4 +1,4 @@
-"""The delivery marker: how far a shard's delivery is committed, and what that says of each message."""
+"""The delivery marker: how far a shard's delivery is committed, and what a replay must skip."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import STORED, CheckpointOrigin, Offsets, stored_as
 from state.order import OrderKey
 
-# What an error shows of a value that is no marker.
+# How many bytes an error shows of a value that is not a marker.
 _SHOWN_BYTES = 80
 
 
 @dataclass(frozen=True, config=STORED)
 class BatchSpan:
-    """A batch as its marker names it: of which checkpoint, what it read, its cutoff and that of the batch before.
+    """A batch as its marker describes it: the checkpoint, the input range, its cutoff and the previous cutoff.
 
-    It accepted the records from `starts` up to `ends`. Cutoffs are epoch ms, `previous_ms` is 0 for a first batch.
-    `batch_id` -1 stands for a checkpoint that has delivered nothing yet.
+    The batch accepted the records from `starts` up to `ends`. Cutoffs are epoch ms; `previous_ms` is 0 for a first
+    batch. `batch_id` -1 stands for a checkpoint that has delivered nothing yet.
     """
 
     origin: Annotated[CheckpointOrigin, stored_as("birth")]
@@ -34,25 +34,25 @@ class BatchSpan:
 
 @dataclass(frozen=True, config=STORED)
 class Progress:
-    """Of a shard's due messages in `batch`, the first `messages` are committed; `last` is the place of the last one."""
+    """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`."""
 
     batch: BatchSpan
     messages: int = 0
     last: OrderKey | None = None
 
     def to_bytes(self) -> bytes:
-        """Write it as the value of a marker record."""
+        """Return the value of a marker record."""
         return _PROGRESS.dump_json(self, by_alias=True)
 
     @staticmethod
     def from_bytes(value: bytes) -> Progress:
-        """Read a marker record. Raises CheckpointMismatch if it is none."""
+        """Read the value of a marker record. Raises CheckpointMismatch if it is not one."""
         try:
             return _PROGRESS.validate_json(value)
         except ValueError as problem:
             raise CheckpointMismatch(
-                f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is no marker of this version of Delayline; "
-                "nothing but the job may write to it"
+                f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is not a marker of this Delayline version; "
+                "only Delayline may write to it"
             ) from problem
 
 
@@ -60,25 +60,25 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:
-    """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than what `last` tells of."""
+    """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than the marker `last`."""
     other = last.batch.origin
     if other.generation > origin.generation:
         raise CheckpointMismatch(
             f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
-            "going on would deliver twice. Put back the newer checkpoint"
+            "going on would deliver messages twice. Restore the newer checkpoint"
         )
     if other.checkpoint == origin.checkpoint and last.batch.batch_id > batch_id:
         raise CheckpointMismatch(
             f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch_id}; "
-            "going on would deliver twice. Put back the newest checkpoint"
+            "going on would deliver messages twice. Restore the newest checkpoint"
         )
 
 
 def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
-    """Return how many messages of `batch` are committed already: those a replay must skip.
+    """Return how many messages of `batch` are committed already and must be skipped in a replay.
 
-    Raises CheckpointMismatch if a later batch was delivered, or another of the same number, as when an old checkpoint
-    was put back, or if a newer checkpoint of the application has taken over.
+    Raises CheckpointMismatch if a later batch was delivered, or a different one of the same number, as after an old
+    checkpoint was restored; or if a newer checkpoint of the application has taken over.
     """
     if last is None:
         return 0
@@ -87,8 +87,8 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
         return 0
     if last.batch != batch:
         raise CheckpointMismatch(
-            f"batch {batch.batch_id} has been delivered up to cutoff {last.batch.cutoff_ms}, and the offset log has it "
-            f"with cutoff {batch.cutoff_ms}: its entry was lost, and planned anew. Put back the newest checkpoint, or "
-            "let `delayline rebuild --discard-checkpoint` make a new one"
+            f"batch {batch.batch_id} has been delivered up to cutoff {last.batch.cutoff_ms}, but the offset log has it "
+            f"with cutoff {batch.cutoff_ms}: its entry was lost, and the batch planned again. Restore the newest "
+            "checkpoint, or make a new one with `delayline rebuild --discard-checkpoint`"
         )
     return last.messages

@@ -1,7 +1,7 @@
-"""How many messages are due in each tick: all that a histogram of what waits needs, and no message id.
+"""Counts of messages by time slot: all that a histogram of waiting messages needs, without message ids.
 
-A tick is the span of due times that differ in their low `precision_bits` bits only, as Pulsar trims timestamps
-in its TimeBucket (PR 23611): 2^precision_bits ms long, and aligned to that.
+A time slot is the span of due times that differ only in their low `precision_bits` bits, as Pulsar trims timestamps in
+its TimeBucket (PR 23611). It is 2^precision_bits ms long, and aligned to its length.
 """
 
 from __future__ import annotations
@@ -12,69 +12,69 @@ import numpy as np
 
 from conf.errors import BucketUnreadable
 
-# Counts that are not in order yet, beyond a share of those that are: putting them in order costs a pass over all.
-_MOST_UNORDERED = 4096
+# So many counts may be unordered, besides a share of the ordered ones: ordering them costs a pass over all.
+_MAX_UNORDERED = 4096
 
 
 class TimeSlot(NamedTuple):
-    """When something is due, to precision: in [start_ms, end_ms), epoch ms."""
+    """A time slot: the due times in [start_ms, end_ms), epoch ms."""
 
     start_ms: int
     end_ms: int
 
 
 class Bounds(NamedTuple):
-    """A count that lies between `low` and `high`, both included."""
+    """A count that lies between `low` and `high`, both inclusive."""
 
     low: int
     high: int
 
     @property
     def exact(self) -> bool:
-        """Whether the count is known: no tick with messages is cut by an end of the range."""
+        """Whether the count is exact: no end of the range falls inside a slot with messages."""
         return self.low == self.high
 
 
 class DueCounts:
-    """Counts by tick, and their sums. Counting never visits a message.
+    """Counts by time slot, and their running sums. Counting never visits a message.
 
-    Adding costs amortised constant time. The first question after a change costs one pass over the ticks, each
-    further one a binary search.
+    Adding costs amortised constant time. The first query after a change costs one pass over the slots, each further
+    query a binary search.
     """
 
     def __init__(self, precision_bits: int) -> None:
         self.precision_bits = precision_bits
-        # Numbers of the ticks that hold something, ascending, and how many are due before each and after the last.
+        # The numbers of slots with messages, ascending; and how many messages are due before each, and in all.
         self._slots = np.empty(0, dtype=np.int64)
         self._before = np.zeros(1, dtype=np.int64)
         self._unordered: dict[int, int] = {}
         self._total = 0
 
     def __len__(self) -> int:
-        """How many are counted."""
+        """The number of messages counted."""
         return self._total
 
     def add(self, slot_ms: int, count: int) -> None:
-        """Count `count` more in the tick that begins at `slot_ms`, epoch ms.
+        """Add `count` messages to the time slot that begins at `slot_ms`, epoch ms.
 
-        Raises `BucketUnreadable` where no tick of this precision begins there, or nothing is counted.
+        Raises BucketUnreadable if no slot of this precision begins there, or `count` is below 1.
         """
         number = slot_number(slot_ms, self.precision_bits)
         if count < 1:
             raise BucketUnreadable(
-                f"the tick at {slot_ms} ms is stored with a count of {count}; only ticks with messages are: "
+                f"the time slot at {slot_ms} ms is stored with a count of {count}; only slots with messages are: "
                 f"the metadata is damaged"
             )
-        self._put(number, count)
+        self._add_to_slot(number, count)
 
     def add_instants(self, deliver_at_ms: np.ndarray) -> None:
-        """Count messages by their due times: epoch ms, in any order."""
+        """Add messages by their due times: epoch ms, in any order."""
         for number, count in zip(*_counted(deliver_at_ms >> self.precision_bits), strict=True):
-            self._put(number, count)
+            self._add_to_slot(number, count)
 
     def before(self, instant_ms: int) -> Bounds:
-        """Return how many are due before `instant_ms`, epoch ms; exact where a tick begins there."""
-        self._order()
+        """Return how many messages are due before `instant_ms`, epoch ms; exact if a slot begins there."""
+        self._sort_slots()
         number = instant_ms >> self.precision_bits
         low = high = int(self._before[np.searchsorted(self._slots, number)])
         if instant_ms != number << self.precision_bits:
@@ -82,36 +82,39 @@ class DueCounts:
         return Bounds(low, high)
 
     def between(self, start_ms: int, end_ms: int) -> Bounds:
-        """Return how many are due in [start_ms, end_ms), epoch ms: `low` in ticks inside, `high` in all it touches."""
+        """Return how many messages are due in [start_ms, end_ms), epoch ms.
+
+        `low` counts the slots inside the range, `high` all slots that it touches.
+        """
         if end_ms <= start_ms:
             return Bounds(0, 0)
         start, end = self.before(start_ms), self.before(end_ms)
-        # Both ends may cut the same tick, which then holds all that is in question and nothing that is certain.
+        # Both ends may fall inside the same slot: all of its messages are then possible, and none is certain.
         return Bounds(max(0, end.low - start.high), end.high - start.low)
 
     def next_due(self) -> TimeSlot | None:
-        """Return the earliest tick that holds something, or None when nothing is counted."""
-        self._order()
+        """Return the earliest slot with messages, or None if nothing is counted."""
+        self._sort_slots()
         return time_slot(int(self._slots[0]), self.precision_bits) if len(self._slots) else None
 
     def forget_before(self, cutoff_ms: int) -> int:
-        """Drop the ticks that end at or before `cutoff_ms`, epoch ms, and return how many they counted."""
-        self._order()
-        gone = int(np.searchsorted(self._slots, cutoff_ms >> self.precision_bits))
-        count = int(self._before[gone])
-        # Copies: a view would keep what is forgotten in memory.
-        self._slots, self._before = self._slots[gone:].copy(), self._before[gone:] - count
+        """Drop the slots that end at or before `cutoff_ms`, epoch ms, and return how many messages they counted."""
+        self._sort_slots()
+        dropped = int(np.searchsorted(self._slots, cutoff_ms >> self.precision_bits))
+        count = int(self._before[dropped])
+        # Copies: a view would keep the dropped slots in memory.
+        self._slots, self._before = self._slots[dropped:].copy(), self._before[dropped:] - count
         self._total -= count
         return count
 
-    def _put(self, number: int, count: int) -> None:
+    def _add_to_slot(self, number: int, count: int) -> None:
         self._unordered[number] = self._unordered.get(number, 0) + count
         self._total += count
-        if len(self._unordered) > _MOST_UNORDERED + len(self._slots) // 4:
-            self._order()
+        if len(self._unordered) > _MAX_UNORDERED + len(self._slots) // 4:
+            self._sort_slots()
 
-    def _order(self) -> None:
-        """Merge what was added into the ordered ticks."""
+    def _sort_slots(self) -> None:
+        """Merge the unordered counts into the ordered ones."""
         if not self._unordered:
             return
         slots = np.concatenate((self._slots, np.fromiter(self._unordered.keys(), np.int64)))
@@ -123,12 +126,12 @@ class DueCounts:
 
 
 def _counted(numbers: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the distinct ones of `numbers`, and how often each is there."""
+    """Return the distinct `numbers`, and how often each occurs."""
     if not len(numbers):
         return [], []
     first = numbers.min()
     if numbers.max() - first < 4 * len(numbers):
-        # Many to a tick, as a rule: counting them in place takes a tenth of the time of sorting them.
+        # Usually many messages share a slot: counting in place takes a tenth of the time of sorting.
         counts = np.bincount(numbers - first)
         present = np.flatnonzero(counts)
         return (present + first).tolist(), counts[present].tolist()
@@ -137,16 +140,16 @@ def _counted(numbers: np.ndarray) -> tuple[list[int], list[int]]:
 
 
 def time_slot(number: int, precision_bits: int) -> TimeSlot:
-    """Return when the tick of that number begins and ends."""
+    """Return the time slot with this number."""
     return TimeSlot(number << precision_bits, number + 1 << precision_bits)
 
 
 def slot_number(slot_ms: int, precision_bits: int) -> int:
-    """Return the number of the tick that begins at `slot_ms`, or raise `BucketUnreadable` where none does."""
+    """Return the number of the slot that begins at `slot_ms`. Raises BucketUnreadable if none does."""
     number = slot_ms >> precision_bits
     if number << precision_bits != slot_ms:
         raise BucketUnreadable(
-            f"no tick of {1 << precision_bits} ms begins at {slot_ms} ms: the metadata was written with another "
+            f"no time slot of {1 << precision_bits} ms begins at {slot_ms} ms: the metadata was written with another "
             f"precision than {precision_bits} bits, or is damaged"
         )
     return number

@@ -1,4 +1,4 @@
-"""The ids of one source, (topic, partition), in the message-id index: pages in offset order."""
+"""The ids of one source, (topic, partition), in the message-id index, as pages in offset order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from state.index.slot_page import REACH, SlotPage
+from state.index.slot_page import PAGE_SPAN, SlotPage
 
-# The most ids of one page, hence what adding one more may have to rewrite (about 3 ms).
+# The most ids of a page, which limits what adding one more id may have to rewrite (about 3 ms).
 PAGE_IDS = 1 << 16
 
 _LAST_OFFSET = (1 << 63) - 1
@@ -18,9 +18,9 @@ _NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class SourcePages:
-    """Pages of at most `PAGE_IDS` ids that do not overlap. `floor` is the first tick that is not forgotten.
+    """Pages of at most `PAGE_IDS` ids that do not overlap. `floor` is the first slot that is not dropped.
 
-    What is forgotten stays in its page until that is written anew, so that to forget costs nothing by itself.
+    Deletes are lazy: dropped ids stay until the page is next rewritten.
     """
 
     def __init__(self) -> None:
@@ -28,76 +28,77 @@ class SourcePages:
         self._firsts: list[int] = []
 
     def __len__(self) -> int:
-        """How many ids it stores, forgotten ones included."""
+        """The number of ids stored, including dropped ones."""
         return sum(map(len, self._pages))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the content, without Python's objects around it."""
+        """Bytes of the content, without the Python objects around it."""
         return sum(page.nbytes for page in self._pages)
 
     def slot_of(self, offset: int) -> int | None:
-        """Return the number of an id's tick, forgotten or not, or None for an id that is not here."""
+        """Return the number of an id's slot, dropped or not, or None if no page has the id."""
         at = bisect_right(self._firsts, offset) - 1
         return self._pages[at].slot_of(offset) if at >= 0 else None
 
     def add(self, offsets: np.ndarray, slots: np.ndarray, floor: int) -> np.ndarray:
-        """Take in ids, and return the ticks of those that were not here.
+        """Add ids, and return the slots of those that are new.
 
-        `offsets`, one or more, ascend; of equal ones the first counts.
+        `offsets`, at least one, ascend; of equal ones the first counts.
         """
         homes = np.maximum(np.searchsorted(np.array(self._firsts, dtype=np.int64), offsets, side="right") - 1, 0)
         starts = np.flatnonzero(np.diff(homes, prepend=-1))
         pages: list[SlotPage] = []
-        fresh: list[np.ndarray] = []
+        added: list[np.ndarray] = []
         done = 0
         for start, end in pairwise([*starts.tolist(), len(offsets)]):
             home = int(homes[start])
             pages += self._pages[done:home]
-            known = _living(self._pages[home], floor) if self._pages else _NOTHING
-            merged, merged_ticks, new = _union(known, (offsets[start:end], slots[start:end]))
-            pages += _paged(merged, merged_ticks)
-            fresh.append(new)
+            known = _live(self._pages[home], floor) if self._pages else _NOTHING
+            merged, merged_slots, new = _union(known, (offsets[start:end], slots[start:end]))
+            pages += _paged(merged, merged_slots)
+            added.append(new)
             done = home + 1
         self._replace(pages + self._pages[done:])
-        return np.concatenate(fresh)
+        return np.concatenate(added)
 
     def sweep(self, floor: int) -> None:
-        """Drop what is forgotten, and join pages that became small."""
+        """Rewrite the pages without dropped ids, and join pages that became small."""
         pages: list[SlotPage] = []
         offsets, slots = _NOTHING
         for page in self._pages:
-            if page.last_tick < floor:
+            if page.last_slot < floor:
                 continue
-            more, more_ticks = _living(page, floor)
+            more, more_slots = _live(page, floor)
             if len(offsets) + len(more) > PAGE_IDS:
                 pages += _paged(offsets, slots)
                 offsets, slots = _NOTHING
-            offsets, slots = np.concatenate((offsets, more)), np.concatenate((slots, more_ticks))
+            offsets, slots = np.concatenate((offsets, more)), np.concatenate((slots, more_slots))
         self._replace(pages + _paged(offsets, slots))
 
     def offsets(self, floor: int) -> Iterator[np.ndarray]:
-        """Give the offsets that are not forgotten, ascending, a page at a time."""
+        """Yield the offsets that are not dropped, ascending, a page at a time."""
         for page in self._pages:
-            if page.last_tick >= floor:
-                yield _living(page, floor)[0]
+            if page.last_slot >= floor:
+                yield _live(page, floor)[0]
 
     def _replace(self, pages: list[SlotPage]) -> None:
         self._pages, self._firsts = pages, [page.first_offset for page in pages]
 
 
-def _living(page: SlotPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
+def _live(page: SlotPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets and slots of a page that are not dropped."""
     offsets, slots = page.content()
-    if page.first_tick >= floor:
+    if page.first_slot >= floor:
         return offsets, slots
-    living = slots >= floor
-    return offsets[living], slots[living]
+    live = slots >= floor
+    return offsets[live], slots[live]
 
 
 def _union(
     known: tuple[np.ndarray, np.ndarray], added: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all offsets in order and their ticks, and the ticks of those that only `added` has."""
+    """Return all offsets in order, their slots, and the slots of those that only `added` has."""
     offsets, slots = np.concatenate((known[0], added[0])), np.concatenate((known[1], added[1]))
     order = np.argsort(offsets, kind="stable")
     ordered = offsets[order]
@@ -108,11 +109,11 @@ def _union(
 
 
 def _paged(offsets: np.ndarray, slots: np.ndarray) -> list[SlotPage]:
-    """Cut ids into as few pages as limits allow, of about the same count, none without ids."""
+    """Cut ids into as few pages as the limits allow, of about equal size, none of them empty."""
     pages: list[SlotPage] = []
     start = 0
     while start < len(offsets):
-        last = min(int(offsets[start]) + REACH - 1, _LAST_OFFSET)
+        last = min(int(offsets[start]) + PAGE_SPAN - 1, _LAST_OFFSET)
         left = int(np.searchsorted(offsets, last, side="right")) - start
         end = start + -(-left // -(-left // PAGE_IDS))
         pages.append(SlotPage(offsets[start:end], slots[start:end]))

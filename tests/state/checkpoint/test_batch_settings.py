@@ -61,7 +61,7 @@ def test_a_batch_has_the_newest_settings_that_began_with_it_or_before() -> None:
 
 @pytest.mark.parametrize("history", [SettingsHistory(()), SettingsHistory(((2, OLD),))])
 def test_a_batch_from_before_the_first_settings_is_an_error(history: SettingsHistory) -> None:
-    with pytest.raises(CheckpointMismatch, match="rules of batch 1"):
+    with pytest.raises(CheckpointMismatch, match="settings of batch 1"):
         history.at(1)
 
 

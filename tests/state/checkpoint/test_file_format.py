@@ -21,7 +21,7 @@ def test_a_file_without_a_format_number_has_the_first_format() -> None:
 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, "1", None])
 def test_another_format_is_refused_with_the_file_and_both_numbers(number: object) -> None:
-    with pytest.raises(CheckpointVersion, match=rf"/c/file is of format {number!r}.* reads format {FORMAT}") as raised:
+    with pytest.raises(CheckpointVersion, match=rf"/c/file is in format {number!r}.* reads format {FORMAT}") as raised:
         without_format(json.dumps({"format": number}), "/c/file")
     assert "delayline rebuild" in str(raised.value)
 

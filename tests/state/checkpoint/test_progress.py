@@ -63,7 +63,7 @@ def changed(path: str, value: Any) -> bytes:
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_a_marker_is_refused(value: bytes) -> None:
-    with pytest.raises(CheckpointMismatch, match="no marker of this version"):
+    with pytest.raises(CheckpointMismatch, match="not a marker of this Delayline version"):
         Progress.from_bytes(value)
 
 

@@ -39,7 +39,7 @@ def test_counts_and_bounds_are_those_of_the_due_times(
 ) -> None:
     counts, model = DueCounts(BITS), list[int]()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(due_counts, "_MOST_UNORDERED", most_unordered)
+        patched.setattr(due_counts, "_MAX_UNORDERED", most_unordered)
         for action, subject in steps:
             if action == "add":
                 slot_ms, count = subject[0] * SLOT_MS, subject[1]
@@ -118,7 +118,7 @@ def test_a_slot_that_a_cutoff_falls_inside_is_not_forgotten() -> None:
 
 
 def test_a_slot_of_another_precision_is_refused() -> None:
-    with pytest.raises(BucketUnreadable, match="no tick of 1024 ms begins at 1536 ms"):
+    with pytest.raises(BucketUnreadable, match="no time slot of 1024 ms begins at 1536 ms"):
         DueCounts(10).add(1536, 1)
 
 

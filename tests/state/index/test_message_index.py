@@ -44,8 +44,8 @@ STEPS = st.lists(
 # The most ids in a page, staged, and outside pages: small values, so that pages split and join, and the defaults.
 LIMITS = st.tuples(
     st.sampled_from([1, 3, source_pages.PAGE_IDS]),
-    st.sampled_from([0, 4, message_index._MOST_STAGED]),
-    st.sampled_from([0, 4, message_index._MOST_SINGLE]),
+    st.sampled_from([0, 4, message_index._MAX_STAGED]),
+    st.sampled_from([0, 4, message_index._MAX_SINGLE]),
 )
 
 
@@ -53,8 +53,8 @@ LIMITS = st.tuples(
 def limits(page_ids: int, most_staged: int, most_single: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(source_pages, "PAGE_IDS", page_ids)
-        patched.setattr(message_index, "_MOST_STAGED", most_staged)
-        patched.setattr(message_index, "_MOST_SINGLE", most_single)
+        patched.setattr(message_index, "_MAX_STAGED", most_staged)
+        patched.setattr(message_index, "_MAX_SINGLE", most_single)
         yield
 
 

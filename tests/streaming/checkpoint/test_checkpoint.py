@@ -88,8 +88,8 @@ def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, 
 @pytest.mark.parametrize(
     ("name", "text", "mismatch"),
     [
-        ("delayline-birth.json", '{"format": 2, "id": "c"}', "of format 2, and this Delayline reads format 1"),
-        ("delayline-rules.json", '{"format": 2, "book": []}', "of format 2, and this Delayline reads format 1"),
+        ("delayline-birth.json", '{"format": 2, "id": "c"}', "in format 2, but this Delayline reads format 1"),
+        ("delayline-rules.json", '{"format": 2, "book": []}', "in format 2, but this Delayline reads format 1"),
         ("offsets/4", "v2\n{}", "of version v2, and the Spark of this Delayline reads v1"),
         ("commits/3", "v9\n{}", "of version v9, and the Spark of this Delayline reads v1"),
     ],
