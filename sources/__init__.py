@@ -1,7 +1,7 @@
-"""Getting in: records of Kafka become scheduled messages, and when and where each goes is decided once.
+"""Input: Kafka records become scheduled messages. When and where each message goes is decided here, once.
 
-Nothing waits here; what waits lives in `state`. This package does not know `sinks`.
+No message waits here; waiting messages are in `state`. This package does not import `sinks`.
 
-Read `intake` (the job's way in), then `dead_letters` (what could not be scheduled), `publisher` and `subscriber` (the
-command line's clients).
+Read `intake` (how the job reads its input), then `dead_letters` (records that could not be scheduled), `publisher` and
+`subscriber` (the clients of the command line).
 """

@@ -1,4 +1,4 @@
-"""Publishing messages for people and scripts: confirmed by all in-sync replicas, and named by their ids."""
+"""Publishing messages for people and scripts. All in-sync replicas confirm each message, and its id is returned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PRODUCER: dict[str, Any] = {
     "delivery_timeout_ms": DELIVERY_TIMEOUT_MS,
     "linger_ms": 5,
     "batch_size": 256 * 1024,
-    # A record's limit is the topic's; the client must not have a lower one of its own.
+    # The topic limits a record's size; the client must not have a lower limit.
     "max_request_size": 100_000_000,
 }
 
@@ -36,12 +36,13 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class Publisher:
-    """An idempotent producer for one topic, or one partition of it. Close it, or use it as a context."""
+    """An idempotent producer for one topic, or one partition of it. Close it, or use it as a context manager."""
 
     def __init__(self, settings: Settings, topic: str, partition: int | None = None) -> None:
-        """Connect, and look the topic up.
+        """Connect, and check that the topic and partition exist.
 
-        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition), and what `check_contact` does.
+        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition), SettingError, and what `check_contact`
+        raises.
         """
         self.topic = topic
         self._partition = partition
@@ -66,22 +67,22 @@ class Publisher:
     def publish(self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()) -> Iterator[str]:
         """Send each value, and yield the message ids in the same order, each as soon as it is confirmed.
 
-        Values are taken while earlier ones are on their way, at most `MAX_IN_FLIGHT_MESSAGES` and
-        `MAX_IN_FLIGHT_BYTES` of them. Raises PublishFailed at the first that the broker refuses or does not
-        confirm within `DELIVERY_TIMEOUT_MS`; of those after it some may have been published.
+        Up to `MAX_IN_FLIGHT_MESSAGES` and `MAX_IN_FLIGHT_BYTES` are sent and not yet confirmed. Raises PublishFailed
+        at the first message that the broker refuses or does not confirm within `DELIVERY_TIMEOUT_MS`; some later ones
+        may have been published.
         """
         in_flight = _InFlight()
-        # A thread, so that an id is given while the next value is still awaited (a slow pipe).
+        # A thread, so that ids are yielded while the next value is still awaited (a slow pipe).
         feeder = threading.Thread(target=self._feed, args=(in_flight, values, key, list(headers)), daemon=True)
         feeder.start()
         try:
-            while (landing := in_flight.next()) is not None:
-                yield self._confirmed(landing)
+            while (sent := in_flight.next()) is not None:
+                yield self._confirmed(sent)
         finally:
             in_flight.cancel()
 
     def close(self) -> None:
-        """Give what is on its way a moment, and disconnect."""
+        """Wait up to 5 s for messages in flight, and disconnect."""
         self._producer.close(timeout=5)
 
     def __enter__(self) -> Publisher:
@@ -93,7 +94,7 @@ class Publisher:
         self.close()
 
     def _check_topic(self, options: dict[str, Any]) -> None:
-        # By an admin client: a producer would wait for a missing topic to appear until its patience ends.
+        # With an admin client: a producer would wait until its timeout for a missing topic to appear.
         with KafkaAdminClient(**options) as admin:
             (described,) = admin.describe_topics([self.topic])
         partitions = len(described["partitions"])
@@ -115,36 +116,37 @@ class Publisher:
                 sent = self._producer.send(self.topic, value=value, key=key, headers=headers, partition=self._partition)
                 in_flight.put(sent, len(value or b""))
             in_flight.put(None)
-        except BaseException as error:  # noqa: BLE001, the thread that confirms raises it
+        except BaseException as error:  # noqa: BLE001, the confirming thread raises it
             in_flight.put(error)
 
-    def _confirmed(self, landing: Any) -> str:
+    def _confirmed(self, sent: Any) -> str:
+        """Wait until a message is confirmed, and return its id."""
         try:
-            if isinstance(landing, BaseException):
-                raise landing
-            record = landing.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
+            if isinstance(sent, BaseException):
+                raise sent
+            record = sent.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
         except KafkaError as error:
             raise PublishFailed(f"{self.topic} at {self._servers}: {type(error).__name__}: {error}") from error
         return f"{record.topic}/{record.partition}/{record.offset}"
 
 
 class _InFlight:
-    """What is sent and not confirmed yet, in order: bounded in number and bytes."""
+    """The messages sent and not confirmed yet, in order: bounded in number and bytes."""
 
     def __init__(self) -> None:
-        self._landings: queue.Queue[tuple[Any, int]] = queue.Queue()
+        self._sent: queue.Queue[tuple[Any, int]] = queue.Queue()
         self._changed = threading.Condition()
         self._messages = 0
         self._bytes = 0
         self._cancelled = False
 
     def acquire(self, size: int) -> bool:
-        """Wait until a message of `size` bytes may be sent too. False: no more are wanted."""
+        """Wait until another message of `size` bytes may be sent. Returns False if none is wanted any more."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._cancelled
-                    # One that is alone may be of any size, or it could never be sent.
+                    # A message alone may have any size, or it could never be sent.
                     or self._messages == 0
                     or (self._messages < MAX_IN_FLIGHT_MESSAGES and self._bytes + size <= MAX_IN_FLIGHT_BYTES)
                 )
@@ -154,12 +156,12 @@ class _InFlight:
             return not self._cancelled
 
     def put(self, sent: Any, size: int = 0) -> None:
-        """Add a future; None when there are no more, or the error that ended it."""
-        self._landings.put((sent, size))
+        """Add a message's future, or None after the last one, or the error that ended the feeding."""
+        self._sent.put((sent, size))
 
     def next(self) -> Any:
-        """Wait for the oldest, and make room for another."""
-        sent, size = self._landings.get()
+        """Return the oldest future, waiting for one, and admit another message."""
+        sent, size = self._sent.get()
         with self._changed:
             self._messages -= 1
             self._bytes -= size
@@ -167,7 +169,7 @@ class _InFlight:
         return sent
 
     def cancel(self) -> None:
-        """Let the feeding end."""
+        """End the feeding."""
         with self._changed:
             self._cancelled = True
             self._changed.notify()

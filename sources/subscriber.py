@@ -1,7 +1,7 @@
-"""Reading a topic as a subscriber sees it: committed records only, each with how late it came.
+"""Reading a topic as a subscriber does: committed records only, each with its lateness.
 
-By confluent-kafka: kafka-python reads committed records rightly too, but stops with an error at the first
-batch that is compressed with lz4, snappy or zstd, unless further packages are installed.
+Uses confluent-kafka: kafka-python reads committed records correctly too, but without further packages it stops with an
+error at the first batch that is compressed with lz4, snappy or zstd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Received:
-    """One record, and when it was received (epoch ms)."""
+    """One record, with the time at which it was received (epoch ms)."""
 
     topic: str
     partition: int
@@ -42,8 +42,8 @@ class Received:
     received_ms: int
 
     def header(self, name: str) -> bytes | None:
-        """The value of the last header of this name, None if there is none."""
-        # The last: the service adds its own behind those of the publisher.
+        """Return the value of the last header with this name, or None if there is none."""
+        # The last one: the service adds its headers after the publisher's.
         return next((value for given, value in reversed(self.headers) if given == name), None)
 
     @property
@@ -54,24 +54,27 @@ class Received:
 
     @property
     def deliver_at_ms(self) -> int | None:
-        """When it was due, epoch ms; None if Delayline did not deliver the record."""
+        """The due time, epoch ms; None if Delayline did not deliver the record."""
         value = self.header(DELIVER_AT_HEADER)
         return int(value) if value is not None and value.isdigit() else None
 
     @property
     def lateness_ms(self) -> int | None:
-        """How long after it was due it was received."""
+        """The time from the due time until the record was received; None if it has no due time."""
         return None if self.deliver_at_ms is None else self.received_ms - self.deliver_at_ms
 
 
 class Subscriber:
-    """A consumer of all partitions of a topic, in no group. Partitions that are added later are not read.
+    """A consumer of all partitions of a topic, in no group. It does not read partitions that are added later.
 
-    Where it starts is fixed when it is made, so that what is published after that is not missed.
+    Its creation fixes the start offsets, so that no record published afterwards is missed.
     """
 
     def __init__(self, settings: Settings, topic: str, from_beginning: bool = False) -> None:
-        """Raises BrokerUnreachable, TopicMissing, SettingError, and what `check_contact` does."""
+        """Connect, and fix the start offsets: the end of each partition, or its beginning.
+
+        Raises BrokerUnreachable, TopicMissing, SettingError, and what `check_contact` raises.
+        """
         check_contact(settings.kafka)
         self.topic = topic
         self._servers = settings.kafka.bootstrap_servers
@@ -79,11 +82,11 @@ class Subscriber:
             "log_level": "3",
             "fetch.wait.max.ms": "50",
             **librdkafka_options(settings.kafka),
-            # The client wants one; nothing is committed to it and no group is joined.
+            # The client requires a group id; no group is joined, and nothing is committed to it.
             "group.id": f"{settings.application_id}-subscribe-{uuid.uuid4().hex}",
             "isolation.level": "read_committed",
             "enable.auto.commit": "false",
-            # For records that retention deletes before they are read.
+            # Applies when retention deletes records before they are read.
             "auto.offset.reset": "earliest",
         }
         try:
@@ -100,15 +103,15 @@ class Subscriber:
             raise
 
     def records(self, count: int | None = None, timeout_ms: int | None = None) -> Iterator[Received]:
-        """Yield records as they come, until there were `count`, or for `timeout_ms`; None: without end.
+        """Yield records as they come, up to `count` and for up to `timeout_ms`. None means no limit.
 
-        Raises BrokerUnreachable for an error that the client does not mend by itself.
+        Raises BrokerUnreachable for an error from which the client does not recover by itself.
         """
         deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         seen = 0
         while (count is None or seen < count) and (deadline_s is None or time.monotonic() < deadline_s):
             wanted = _POLL_MESSAGES if count is None else min(_POLL_MESSAGES, count - seen)
-            # Not all of `wanted` at once, for that would wait for more while the first is due to be shown.
+            # Poll for one message first: `consume` alone would wait for all of `wanted`, and delay the first.
             first = self._consumer.poll(_POLL_S)
             messages = [] if first is None else [first, *self._consumer.consume(wanted - 1, 0)]
             received_ms = int(time.time() * 1000)
@@ -142,7 +145,7 @@ class Subscriber:
                 raise KafkaException(described.error)
             offsets = {}
             for number in sorted(described.partitions):
-                # The end for a reader of committed records: before a transaction that is still open.
+                # For a reader of committed records, the end is before a transaction that is still open.
                 low, high = self._consumer.get_watermark_offsets(
                     TopicPartition(self.topic, number), CONNECT_TIMEOUT_S, cached=False
                 )
@@ -152,7 +155,7 @@ class Subscriber:
             raise self._unreachable(error.args[0]) from error
 
     def _check(self, error: KafkaError) -> None:
-        # The client goes on by itself after a lost connection; and a group is neither joined nor written to.
+        # The client recovers from a lost connection by itself, and the group is neither joined nor written to.
         lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
         if lost or error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             log.warning("%s", error.str())
@@ -167,7 +170,7 @@ class Subscriber:
 
 
 def received(message: Message, received_ms: int) -> Received:
-    """Return confluent-kafka's `message`, which is no error, as it was received at `received_ms`, epoch ms."""
+    """Return confluent-kafka's `message`, which must not be an error, as received at `received_ms`, epoch ms."""
     return Received(
         topic=message.topic() or "",
         partition=message.partition() or 0,
@@ -175,7 +178,7 @@ def received(message: Message, received_ms: int) -> Received:
         timestamp_ms=message.timestamp()[1],
         key=message.key(),
         value=message.value(),
-        # Read from a topic, values are bytes; the client's type is that of headers to be written.
+        # Header values read from a topic are bytes; the client's type is for headers to be written.
         headers=cast(list[tuple[str, bytes | None]], message.headers() or []),
         received_ms=received_ms,
     )

@@ -1,11 +1,12 @@
-"""Dead letters on their way back: reading them, and how far they are resent.
+"""Reading dead letters, and how far they are resent.
 
-It sends nothing; `sinks.resender` does, and `streaming.operations.resend` joins both.
+This package sends nothing; `sinks.resender` does, and `streaming.operations.resend` joins both. Read `letter` (a dead
+letter as values), `reader`, and `position` (how Kafka stores what is resent). A resend takes these steps:
 
-Read `letter` (a dead letter as values), `reader`, `position` (how Kafka keeps what is resent).
-
-The dead-letter topic is read up to where it ended at the start. `sources.intake.accept` says what the job would say
-of each changed record. The transaction that resends records also commits, for a consumer group, an offset below which
-all is done, and beside it, as the text that Kafka keeps with an offset, a bitmap of what is done behind it: a choice
-by error code leaves gaps. A new run fences an earlier one before it reads the positions.
+1. Fence an earlier run, then read the positions.
+2. Read the dead-letter topic up to its end at the start of the command.
+3. Check each changed record with `sources.intake.accept`, as the job will.
+4. Send the records in a transaction, which also commits, for a consumer group, an offset below which all letters are
+   done. The text that Kafka stores with that offset has a bitmap of the letters done after it, since a choice by error
+   code leaves gaps.
 """

@@ -1,4 +1,4 @@
-"""A dead letter as values: the record that could not be scheduled, why, and what to change before it is sent again."""
+"""A dead letter as values: the record, why it was rejected, and what to change before it is resent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from state.dead_letter import FIRST_ID_HEADER, Headers, split_headers
 class DeadLetter:
     """One record of the dead-letter topic, at `partition` and `offset` there.
 
-    `topic`, `input_partition` and `input_offset` are its message id: where it was published. `headers` are those that
-    it had there. `timestamp_ms` (epoch ms) is the input record's.
+    `topic`, `input_partition` and `input_offset` are its message id: where it was published. `headers` and
+    `timestamp_ms` (epoch ms) are those of the input record. `code` and `text` are those of the error.
     """
 
     partition: int
@@ -36,16 +36,16 @@ class DeadLetter:
 
     @property
     def nbytes(self) -> int:
-        """How large it is: key, value and headers."""
+        """Bytes of key, value and headers."""
         headers = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + headers
 
 
 def read_letter(record: Received) -> DeadLetter | None:
-    """Return the dead letter that `record` is; None for one that no Delayline has written."""
-    if (found := split_headers(record.headers)) is None:
+    """Return `record` as a dead letter, or None if Delayline did not write it."""
+    if (parts := split_headers(record.headers)) is None:
         return None
-    own, verdict = found
+    own, verdict = parts
     return DeadLetter(
         record.partition, record.offset, verdict.topic, verdict.partition, verdict.offset, verdict.timestamp_ms,
         record.key, record.value, own, verdict.code, verdict.text,
@@ -54,10 +54,11 @@ def read_letter(record: Received) -> DeadLetter | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which dead letters are meant; what is empty or None asks for nothing.
+    """Which dead letters to choose. Each field must match; an empty field or None matches every letter.
 
-    `codes` and `ids` each name some of which one must fit. `partition`, and `first` to `last` (both included), are of
-    the dead-letter topic. `since_ms` (included) and `until_ms` (not included) are epoch ms of when it was published.
+    - `codes`, `ids`: the error code and the message id are among these
+    - `partition`, `first`, `last`: the place in the dead-letter topic, offsets from `first` to `last`, both inclusive
+    - `since_ms` (inclusive), `until_ms` (exclusive): when the input record was published, epoch ms
     """
 
     codes: frozenset[str] = frozenset()
@@ -69,7 +70,7 @@ class Choice:
     until_ms: int | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Say whether `letter` is one of them."""
+        """Return whether `letter` is chosen."""
         return (
             (not self.codes or letter.code in self.codes)
             and (not self.ids or letter.id in self.ids)
@@ -83,24 +84,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class HeaderChanges:
-    """Headers to set, in this order and repeated names included, and names to drop."""
+    """Headers to set, in this order, where a name may repeat; and names of headers to drop."""
 
     to_set: Sequence[tuple[str, bytes]] = ()
     to_drop: frozenset[str] = field(default=frozenset())
 
     def applied(self, letter: DeadLetter) -> Headers:
-        """Return the headers that `letter` is sent again with.
+        """Return the headers with which `letter` is resent.
 
-        What is set stands where the first header of that name stood, or behind all others. Of the headers that the
-        service added none is left, and one links to the first id: it stays the same however often a record comes back.
+        A header that is set takes the place of the first header with its name, or comes after all others. The headers
+        that the service added are removed. The last header has the first message id, which stays the same however
+        often a record is resent.
         """
-        first = next((value for name, value in letter.headers if name == FIRST_ID_HEADER), letter.id.encode())
+        first_id = next((value for name, value in letter.headers if name == FIRST_ID_HEADER), letter.id.encode())
         changed: Headers = []
-        waiting = list(self.to_set)
+        not_placed = list(self.to_set)
         for name, value in letter.headers:
-            if any(name == given for given, _ in self.to_set):
-                changed += [each for each in waiting if each[0] == name]
-                waiting = [each for each in waiting if each[0] != name]
+            if any(name == set_name for set_name, _ in self.to_set):
+                changed += [each for each in not_placed if each[0] == name]
+                not_placed = [each for each in not_placed if each[0] != name]
             elif name not in self.to_drop and name != FIRST_ID_HEADER:
                 changed.append((name, value))
-        return [*changed, *waiting, (FIRST_ID_HEADER, first)]
+        return [*changed, *not_placed, (FIRST_ID_HEADER, first_id)]

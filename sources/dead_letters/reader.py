@@ -1,4 +1,4 @@
-"""Reading the dead-letter topic up to where it ends now, and how far it is resent, which Kafka keeps with a group."""
+"""Reading the dead-letter topic up to its present end, and how far it is resent, which Kafka stores for a group."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 def resend_group(application_id: str) -> str:
-    """Return the name of the consumer group that keeps how far the dead letters are resent."""
+    """Return the name of the consumer group whose offsets store how far the dead letters are resent."""
     return f"{application_id}-resend"
 
 
 class DeadLetterReader:
-    """A consumer of some partitions of the dead-letter topic, which joins no group. Close it after use."""
+    """A consumer of some partitions of the dead-letter topic. It joins no group. Close it after use."""
 
     def __init__(self, settings: Settings, partitions: range) -> None:
         self._topic = settings.topics.dead_letter
@@ -45,36 +45,36 @@ class DeadLetterReader:
             "isolation.level": "read_committed",
             "enable.auto.commit": "false",
             "enable.partition.eof": "true",
-            # For letters that retention deletes before they are read.
+            # Applies when retention deletes letters before they are read.
             "auto.offset.reset": "earliest",
         }
         self._consumer = Consumer(options, logger=log)
 
     def positions(self) -> dict[int, ResendPosition]:
-        """Return how far each partition is resent; one that is not known has nothing resent.
+        """Return how far each partition is resent; in a partition that has no position, nothing is.
 
         Raises BrokerUnreachable, PositionInvalid.
         """
-        kept = self._committed(time.monotonic() + _TIMEOUT_S)
+        committed = self._committed(time.monotonic() + _TIMEOUT_S)
         return {
             each.partition: ResendPosition.from_text(each.offset, each.metadata or "")
             if each.offset >= 0
             else ResendPosition()
-            for each in kept
+            for each in committed
         }
 
     def records(self, starts: Mapping[int, int]) -> Iterator[Received]:
-        """Yield the committed records of each partition from its start up to where it ends now.
+        """Yield the committed records of each partition from its start up to its present end.
 
         Raises BrokerUnreachable.
         """
         unread = self._assign(starts)
-        heard_s = time.monotonic()
+        last_answer_s = time.monotonic()
         while unread:
-            # Not all at once, for that would wait for more than there is.
+            # Poll for one message first: `consume` alone would wait for a full batch.
             first = self._consumer.poll(_POLL_S)
             for message in [] if first is None else [first, *self._consumer.consume(_POLL_MESSAGES, 0)]:
-                heard_s = time.monotonic()
+                last_answer_s = time.monotonic()
                 number, offset = message.partition() or 0, message.offset() or 0
                 if error := message.error():
                     self._check(error)
@@ -83,15 +83,15 @@ class DeadLetterReader:
                 elif offset < unread.get(number, 0):
                     yield received(message, int(time.time() * 1000))
                 else:
-                    # Written since.
+                    # Written after the end was read.
                     unread.pop(number, None)
-            if time.monotonic() - heard_s > _TIMEOUT_S:
+            if time.monotonic() - last_answer_s > _TIMEOUT_S:
                 raise BrokerUnreachable(
                     f"{self._topic} cannot be read at {self._servers}: no answer for {_TIMEOUT_S:g} s"
                 )
 
     def group(self) -> Any:
-        """What a transaction asks for that keeps positions of the group."""
+        """Return the group metadata with which a transaction commits positions."""
         return self._consumer.consumer_group_metadata()
 
     def close(self) -> None:
@@ -99,36 +99,36 @@ class DeadLetterReader:
         self._consumer.close()
 
     def _committed(self, deadline_s: float) -> list[TopicPartition]:
-        asked = [TopicPartition(self._topic, number) for number in self._partitions]
+        partitions = [TopicPartition(self._topic, number) for number in self._partitions]
         while True:
             try:
-                kept: list[TopicPartition] = self._consumer.committed(asked, _TIMEOUT_S)
-                return kept
+                committed: list[TopicPartition] = self._consumer.committed(partitions, _TIMEOUT_S)
+                return committed
             except KafkaException as problem:
-                # At the first use of a group its coordinator is just coming up.
+                # When a group is first used, its coordinator is still starting.
                 error = problem.args[0]
-                coming = error.retriable() or error.code() in _COORDINATOR
-                if not coming or time.monotonic() > deadline_s:
+                starting = error.retriable() or error.code() in _COORDINATOR
+                if not starting or time.monotonic() > deadline_s:
                     raise self._unreachable(error) from problem
                 time.sleep(_POLL_S)
 
     def _assign(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Begin to read, and return the ends of those partitions that have anything from their start on."""
-        ends, places = {}, []
+        """Start to read, and return the ends of the partitions that have records from their start on."""
+        ends, assigned = {}, []
         try:
             for number, start in starts.items():
-                place = TopicPartition(self._topic, number)
-                low, high = self._consumer.get_watermark_offsets(place, _TIMEOUT_S, cached=False)
+                partition = TopicPartition(self._topic, number)
+                low, high = self._consumer.get_watermark_offsets(partition, _TIMEOUT_S, cached=False)
                 if max(low, start) < high:
                     ends[number] = high
-                    places.append(TopicPartition(self._topic, number, max(low, start)))
+                    assigned.append(TopicPartition(self._topic, number, max(low, start)))
         except KafkaException as problem:
             raise self._unreachable(problem.args[0]) from problem
-        self._consumer.assign(places)
+        self._consumer.assign(assigned)
         return ends
 
     def _check(self, error: KafkaError) -> None:
-        # The client goes on by itself after a lost connection.
+        # The client recovers from a lost connection by itself.
         lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
         if not (lost or error.retriable() or error.code() == KafkaError._PARTITION_EOF):
             raise self._unreachable(error)

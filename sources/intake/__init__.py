@@ -1,8 +1,9 @@
-"""The job's way in: read the input topics, accept each record, and move the clock.
+"""The job's input: reads the input topics, accepts each record, and moves the watermark.
 
-It decides when and where a message goes, and holds nothing. Pure but for `kafka_reader`, `clock` and `stamp_check`.
+This package decides when and where a message goes, and holds no messages. All but `kafka_reader`, `clock` and
+`stamp_check` is pure.
 
 Read `kafka_reader`, `accept` (a table of records becomes a table of messages), `schedule` (one delay header),
-`partitioner` (Kafka's rule for keys), `clock` (what moves the watermark), `schedule_headers` (from `--after 10s` to
-headers), `stamp_check` (timestamps that Spark cannot read).
+`partitioner` (Kafka's partitioner for keys), `clock` (moves the watermark), `schedule_headers` (turns `--after 10s`
+into headers), `stamp_check` (finds timestamps that Spark cannot read).
 """

@@ -1,7 +1,6 @@
 """Accepting records: a table of Kafka records becomes a table of scheduled, routed messages.
 
-Vectorised over a table at a time; a header's text is parsed once for each distinct value. Pure: the batch's
-clock comes in as a number.
+Works on whole columns, and parses each distinct header value once. Pure: the batch's clock is an argument.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass
-class _Verdicts:
-    """The errors found so far, by row. The first one found for a row stands."""
+class _Rejections:
+    """The errors so far, by row. A row keeps its first error."""
 
     errors: dict[int, Rejected] = field(default_factory=dict)
 
@@ -64,28 +63,28 @@ class _Headers:
 
 def _flatten(headers: pa.Array) -> _Headers:
     flat = headers.flatten()
-    # Not `list_parent_indices`: it counts what lies under a null list too, which `flatten` leaves out.
+    # Not `list_parent_indices`: it also counts entries under a null list, which `flatten` leaves out.
     rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))
     return _Headers(rows, pc.struct_field(flat, 0), pc.struct_field(flat, 1))
 
 
 def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return `records` as messages of `MESSAGE_SCHEMA`, in the same order; none is dropped.
+    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order.
 
-    `records` has key, value, headers, topic, partition, offset, timestamp_ms. `clock_ms` is the batch's own
-    time. A record that cannot be scheduled comes out addressed to the dead-letter topic, with its error.
+    `records` has key, value, headers, topic, partition, offset, timestamp_ms. `clock_ms` is the batch's clock, epoch
+    ms. A record that cannot be scheduled is addressed to the dead-letter topic, with its error.
     """
     headers = _flatten(_one_array(records.column("headers").cast(HEADERS)))
-    # A record can carry no timestamp (-1): it counts as written when its batch began.
-    with_format = records.column("timestamp_ms").to_numpy().astype(np.int64)
-    timestamps = np.where(with_format < 0, clock_ms, with_format)
-    verdicts = _Verdicts()
-    deliver_at = _schedule(headers, timestamps, batch_settings, clock_ms, verdicts)
-    topics = _route(headers, len(timestamps), batch_settings, verdicts)
-    _check_sizes(records, headers, batch_settings.max_message_bytes, verdicts)
+    # A record without a timestamp (-1) counts as written when its batch began.
+    published = records.column("timestamp_ms").to_numpy().astype(np.int64)
+    timestamps = np.where(published < 0, clock_ms, published)
+    rejections = _Rejections()
+    deliver_at = _schedule(headers, timestamps, batch_settings, clock_ms, rejections)
+    topics = _route(headers, len(timestamps), batch_settings, rejections)
+    _check_sizes(records, headers, batch_settings.max_message_bytes, rejections)
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
-    for row, error in verdicts.errors.items():
+    for row, error in rejections.errors.items():
         codes[row], texts[row] = error.code, str(error)
         topics[row] = batch_settings.dead_letter
         deliver_at[row] = min(timestamps[row], clock_ms)
@@ -116,11 +115,11 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _schedule(
-    headers: _Headers, timestamps: Ints, batch_settings: BatchSettings, clock_ms: int, verdicts: _Verdicts
+    headers: _Headers, timestamps: Ints, batch_settings: BatchSettings, clock_ms: int, rejections: _Rejections
 ) -> Ints:
-    """Return deliver_at for each row, and put errors into `verdicts`."""
+    """Return the due time of each row, and add errors to `rejections`."""
     deliver_at = np.minimum(timestamps, clock_ms)
-    seen = np.zeros(len(timestamps), dtype=np.int64)
+    header_counts = np.zeros(len(timestamps), dtype=np.int64)
     forms: list[tuple[str, Callable[[bytes | None], int], bool]] = [
         (batch_settings.headers.deliver_at, parse_deliver_at, True),
         (batch_settings.headers.deliver_after, parse_deliver_after, False),
@@ -134,32 +133,35 @@ def _schedule(
         rows, values = headers.named(name)
         if not len(rows):
             continue
-        np.add.at(seen, rows, 1)
-        parsed = _parse_distinct(rows, values, parse, verdicts)
+        np.add.at(header_counts, rows, 1)
+        parsed = _parse_distinct(rows, values, parse, rejections)
         delays = parsed - timestamps[rows] if absolute else parsed
         too_long = delays > batch_settings.max_delay_ms
         if too_long.any():
-            verdicts.reject(
+            rejections.reject(
                 rows[too_long],
                 DelayTooLong(
                     f"{name} asks for more than limits.max_delay ({format_duration(batch_settings.max_delay_ms)})"
                 ),
             )
-        # A delay that is refused is not added up: near the end of 64 bits the sum would wrap.
+        # A rejected delay is not added: near the end of 64 bits the sum would wrap.
         deliver_at[rows] = np.where(
             too_long, 0, parsed if absolute else timestamps[rows] + np.where(too_long, 0, parsed)
         )
-    twice = np.flatnonzero(seen > 1)
-    if len(twice):
+    ambiguous = np.flatnonzero(header_counts > 1)
+    if len(ambiguous):
         known = batch_settings.headers
         names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
-        for row in twice.tolist():
-            verdicts.errors[row] = TwoDelays(f"a message takes one delay header, once: {names} exclude each other")
+        for row in ambiguous.tolist():
+            # Replaces an error of one of the headers.
+            rejections.errors[row] = TwoDelays(f"a message may have one delay header, once: only one of {names}")
     return deliver_at
 
 
-def _parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], verdicts: _Verdicts) -> Ints:
-    """Parse each distinct header value once; rows whose value is unreadable get 0 and a verdict."""
+def _parse_distinct(
+    rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: _Rejections
+) -> Ints:
+    """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected."""
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
     results = np.zeros(len(encoded.dictionary), dtype=np.int64)
@@ -167,21 +169,21 @@ def _parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None]
         try:
             results[at] = parse(value)
         except Rejected as error:
-            verdicts.reject(rows[indices == at], error)
+            rejections.reject(rows[indices == at], error)
     return np.asarray(results[indices], dtype=np.int64)
 
 
 def _route(
-    headers: _Headers, count: int, batch_settings: BatchSettings, verdicts: _Verdicts
+    headers: _Headers, count: int, batch_settings: BatchSettings, rejections: _Rejections
 ) -> npt.NDArray[np.object_]:
-    """Return the output topic of each row, and put errors into `verdicts`."""
+    """Return the output topic of each row, and add errors to `rejections`."""
     topics = np.full(count, batch_settings.output, dtype=object)
     rows, values = headers.named(batch_settings.headers.deliver_to)
     if not len(rows):
         return topics
-    # Told before what is wrong with either value, or the one told would depend on the records around.
+    # Before any error of the values: which of a row's values is parsed first depends on the other records.
     repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
-    verdicts.reject(repeated, BadDeliverTo(f"a message takes one {batch_settings.headers.deliver_to} header"))
+    rejections.reject(repeated, BadDeliverTo(f"a message may have one {batch_settings.headers.deliver_to} header"))
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
     for at, value in enumerate(encoded.dictionary.to_pylist()):
@@ -189,19 +191,19 @@ def _route(
         try:
             topics[chosen] = _allowed(parse_deliver_to(value), batch_settings)
         except Rejected as error:
-            verdicts.reject(chosen, error)
+            rejections.reject(chosen, error)
     return topics
 
 
-def _check_sizes(records: pa.Table, headers: _Headers, most: int, verdicts: _Verdicts) -> None:
-    """Reject rows whose key, value and headers have together more than `most` bytes."""
+def _check_sizes(records: pa.Table, headers: _Headers, max_bytes: int, rejections: _Rejections) -> None:
+    """Reject rows whose key, value and headers together have more than `max_bytes` bytes."""
     sizes = _lengths(records.column("key")) + _lengths(records.column("value"))
     np.add.at(sizes, headers.rows, _lengths(headers.keys) + _lengths(headers.values))
-    for row in np.flatnonzero(sizes > most).tolist():
-        verdicts.reject(
+    for row in np.flatnonzero(sizes > max_bytes).tolist():
+        rejections.reject(
             np.array([row]),
             MessageTooLarge(
-                f"key, value and headers have {sizes[row]} bytes; limits.max_message_bytes is {most}: "
+                f"key, value and headers have {sizes[row]} bytes; limits.max_message_bytes is {max_bytes}: "
                 "send less, or raise that limit"
             ),
         )
@@ -213,7 +215,7 @@ def _lengths(column: pa.Array | pa.ChunkedArray) -> Ints:
 
 def _allowed(topic: str, batch_settings: BatchSettings) -> str:
     if not batch_settings.allows(topic):
-        raise TopicNotAllowed(f"{topic!r} is not among topics.allowed_outputs, or is a topic of the job's own")
+        raise TopicNotAllowed(f"{topic!r} is not among topics.allowed_outputs, or is one of the job's own topics")
     if topic not in batch_settings.partitions:
         raise TopicUnknown(f"{topic!r} is allowed but did not exist when the job started; create it and restart")
     return topic

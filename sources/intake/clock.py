@@ -1,4 +1,4 @@
-"""The clock: the one thing that moves the watermark."""
+"""The clock stream, which alone moves the watermark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def tick(spark: SparkSession, lookahead_ms: int) -> DataFrame:
-    """Return a stream of one row a batch whose event time is the batch's own time plus `lookahead_ms`.
+    """Return a stream of one row for each batch; its event time is the batch's clock plus `lookahead_ms`.
 
-    It has the columns of `sources.intake.kafka_reader.CHUNK_SCHEMA`, and no chunk. `rate-micro-batch` gives a row at
-    every trigger; `rate` would tick in whole seconds.
+    The columns are those of `sources.intake.kafka_reader.CHUNK_SCHEMA`, with a null chunk. `rate-micro-batch` makes a
+    row at every trigger; `rate` only counts whole seconds.
     """
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
     return ticks.selectExpr(

@@ -1,4 +1,4 @@
-"""Reading the input topics, and accepting what is read: records in, chunks of messages for each shard out."""
+"""Reading and accepting the input: records in, chunks of messages for each shard out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CHUNK_SCHEMA = pa.schema(
 _COLUMNS = (
     "key", "value", "headers", "topic", "partition", "offset",
     "unix_millis(timestamp) AS timestamp_ms",
-    # The batch's own time, which the offset log records: a replayed batch reads the same.
+    # The batch's clock, which the offset log records: a replayed batch reads the same value.
     "unix_millis(current_timestamp()) AS clock_ms",
 )  # fmt: skip
-# Java's client gives up asking for offsets after a minute (default.api.timeout.ms); Spark asks again, and by default
-# waits two minutes for records that it knows to be there.
-_ASKED_MS, _POLLED_MS = 60_000, 120_000
+# The Java client gives up a request for offsets after a minute (default.api.timeout.ms), and Spark repeats it. For
+# records that it knows to exist, Spark waits two minutes by default.
+_OFFSET_TIMEOUT_MS, _POLL_TIMEOUT_MS = 60_000, 120_000
 
 
 def read_records(
@@ -37,15 +37,20 @@ def read_records(
     outage_limit_ms: int,
     skip_expired: bool,
 ) -> DataFrame:
-    """Return the stream of input records. `options` are the Java client's, without prefix.
+    """Return the stream of input records, with the columns that `accept` needs and `clock_ms`.
 
-    Where no batch has been yet it starts at `starts`, which names every partition, or none: then at the beginning.
-    Brokers that do not answer are waited for, `outage_limit_ms` or a little longer. With `skip_expired` it goes on
-    behind records that are gone; otherwise the query then ends.
+    Args:
+        spark: the session of the query
+        options: options of the Java client, without the prefix `kafka.`
+        topics: the input topics
+        messages_per_trigger: the most records of a batch
+        starts: the first offset of every partition, for a query without batches; empty: the beginning
+        outage_limit_ms: how long to wait for brokers that do not answer; it may be a little longer
+        skip_expired: whether to go on after records that were deleted unread; otherwise the query ends
     """
     reader = spark.readStream.format("kafka").options(**_options(options, topics))
-    reader = reader.option("fetchOffset.numRetries", 3 + outage_limit_ms // _ASKED_MS)
-    reader = reader.option("kafkaConsumer.pollTimeoutMs", max(_POLLED_MS, outage_limit_ms))
+    reader = reader.option("fetchOffset.numRetries", 3 + outage_limit_ms // _OFFSET_TIMEOUT_MS)
+    reader = reader.option("kafkaConsumer.pollTimeoutMs", max(_POLL_TIMEOUT_MS, outage_limit_ms))
     return (
         reader.option("startingOffsets", json.dumps(starts) if starts else "earliest")
         .option("maxOffsetsPerTrigger", messages_per_trigger)
@@ -58,7 +63,15 @@ def read_records(
 def read_range(
     spark: SparkSession, options: dict[str, str], topics: Sequence[str], starts: Offsets, ends: Offsets
 ) -> DataFrame:
-    """Return the input records from `starts` up to `ends`, which both name every partition, as `read_records` does."""
+    """Return the input records in a range of offsets, with the columns of `read_records`.
+
+    Args:
+        spark: the session to read with
+        options: options of the Java client, without the prefix `kafka.`
+        topics: the input topics
+        starts: the first offset of every partition
+        ends: the offset after the last one, of every partition
+    """
     reader = spark.read.format("kafka").options(**_options(options, topics))
     offsets = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
     return reader.options(**offsets).load().selectExpr(*_COLUMNS)
@@ -73,10 +86,10 @@ def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
 def accepting(
     settings_now: Callable[[], tuple[int, BatchSettings]],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function for `mapInArrow` that turns records into rows of `CHUNK_SCHEMA`.
+    """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`.
 
-    The event time of a chunk is null: only the clock may move the watermark, and Spark drops a stateful row whose
-    event time is behind it.
+    A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row whose event
+    time is behind it.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

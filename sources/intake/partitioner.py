@@ -1,4 +1,4 @@
-"""Kafka's default partitioner for keys, over a column at a time."""
+"""Kafka's default partitioner for keys, applied to a column at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BYTES_AT_ONCE = 4 * 1024 * 1024
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
-    """Return the murmur2 hash of each key, as `org.apache.kafka.common.utils.Utils.murmur2` gives it.
+    """Return the murmur2 hash of each key, as `org.apache.kafka.common.utils.Utils.murmur2` computes it.
 
-    `keys` is a binary array without nulls. Keys of one length are hashed together, a word at a time.
+    `keys` is a binary array without nulls. Keys of the same length are hashed together, a word at a time.
     """
     offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
     content = keys.buffers()[2]
@@ -23,7 +23,7 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     hashes = np.empty(len(keys), dtype=np.uint32)
     for length in np.unique(lengths):
         same = np.flatnonzero(lengths == length)
-        # The index of a byte takes eight: a batch of large keys goes through in parts.
+        # The index of each byte takes eight bytes, so large keys are hashed in parts.
         step = max(1, _BYTES_AT_ONCE // max(1, int(length)))
         for rows in (same[at : at + step] for at in range(0, len(same), step)):
             hashes[rows] = _murmur2_of_one_length(flat[starts[rows, None] + np.arange(length)])
@@ -31,7 +31,7 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
 
 
 def _murmur2_of_one_length(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Hash the rows of an (n, length) matrix of bytes."""
+    """Return the hash of each row of an (n, length) matrix of bytes."""
     count, length = keys.shape
     with np.errstate(over="ignore"):
         h = np.full(count, _SEED ^ np.uint32(length), dtype=np.uint32)
@@ -53,9 +53,9 @@ def _murmur2_of_one_length(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32
 def partitions_for(
     keys: pa.Array, input_partitions: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the output partition of each message: by its key, or by its input partition if it has none.
+    """Return the output partition of each message: by its key, or by its input partition if it has no key.
 
-    `counts` is the number of partitions of each message's output topic.
+    `counts` has the number of partitions of each message's output topic.
     """
     chosen = input_partitions % counts
     keyed = np.flatnonzero(np.asarray(keys.is_valid()))

@@ -1,4 +1,4 @@
-"""Reading one delay header. Pure: text in, milliseconds out, or the error that goes to the dead letter."""
+"""Parsing one delay header. Pure: text in, milliseconds out, or the error of the dead letter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from conf.durations import FORMS, parse_duration_ms
 from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo
 
-# Far above any instant that a maximum delay lets through, and safe to add to in 64 bits.
+# Far above any instant that limits.max_delay allows, and safe to add to in 64 bits.
 MAX_INSTANT_MS = 2**61
 _NANOSECONDS = re.compile(r"[.,]\d{6}0*[1-9]", re.ASCII)
-# What Kafka takes as the name of a topic.
+# The topic names that Kafka allows.
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,15 +25,16 @@ def _text(value: bytes | None) -> str:
         raise ValueError(f"{value[:40]!r} is not UTF-8 text") from None
 
 
-def _number(digits: str, most: int) -> int:
-    # Python refuses to read a number of thousands of digits.
-    return min(int(digits.lstrip("0")[:40] or "0"), most)
+def _number(digits: str, maximum: int) -> int:
+    # Cut, since Python refuses to parse a number of thousands of digits.
+    return min(int(digits.lstrip("0")[:40] or "0"), maximum)
 
 
 def parse_deliver_at(value: bytes | None) -> int:
     """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
 
-    Raises BadDeliverAt for anything else, for an instant before 1970 included.
+    For example `1798135200000`, `2026-12-24T18:00:00Z` and `2026-12-24T19:00:00+01:00` are the same instant. Raises
+    BadDeliverAt for anything else, and for an instant before 1970.
     """
     try:
         text = _text(value)
@@ -42,7 +43,7 @@ def parse_deliver_at(value: bytes | None) -> int:
         instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:
             raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
-        # Whole milliseconds, rounded up: rounding down would be early. Python leaves out what is below 1 us.
+        # Round up to whole milliseconds: rounding down would be early. Python drops the digits below 1 us.
         if _NANOSECONDS.search(text):
             instant += timedelta(microseconds=1)
         ms = -((_EPOCH - instant) // timedelta(milliseconds=1))
@@ -56,7 +57,7 @@ def parse_deliver_at(value: bytes | None) -> int:
 
 
 def parse_deliver_after(value: bytes | None) -> int:
-    """Return the delay in ms. Raises BadDeliverAfter if it is none of the forms of `conf.durations`."""
+    """Return the delay in ms. Raises BadDeliverAfter if the value has none of the forms in `conf.durations`."""
     try:
         return min(parse_duration_ms(_text(value)), MAX_INSTANT_MS)
     except ValueError as problem:
@@ -75,12 +76,12 @@ def parse_delay_level(value: bytes | None) -> int:
 
 
 def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
-    """Return the delay of a level, as RocketMQ has it: 0 is none, above the last means the last."""
+    """Return the delay of a level, as in RocketMQ: level 0 has no delay, a level above the last means the last."""
     return 0 if level == 0 else levels_ms[min(level, len(levels_ms)) - 1]
 
 
 def parse_deliver_to(value: bytes | None) -> str:
-    """Return the topic's name. Raises BadDeliverTo if it can be none."""
+    """Return the topic's name. Raises BadDeliverTo if it is not a valid topic name."""
     try:
         text = _text(value)
         if not _TOPIC.fullmatch(text):

@@ -1,4 +1,4 @@
-"""From what a person asks for (`--after 10s`) to the headers of a message."""
+"""Turns a schedule from the command line (`--after 10s`) into the headers of a message."""
 
 from __future__ import annotations
 
@@ -18,10 +18,20 @@ def schedule_headers(
     to: str | None = None,
     checked: bool = True,
 ) -> list[tuple[str, bytes]]:
-    """Return the headers that ask for this schedule, their values in the bytes of the command line's arguments.
+    """Return the headers for a schedule. The values are the bytes of the command line's arguments.
 
-    Checked as the job would read them: raises TwoDelays, BadDeliverAfter, BadDeliverAt, BadDelayLevel or
-    BadDeliverTo. What depends on the job's own settings (maximum delay, allow-list) the job alone can tell.
+    Only the job can check what depends on its settings (maximum delay, allow-list).
+
+    Args:
+        names: the header names
+        after: a delay, such as `10s`
+        at: an instant, such as `2026-12-24T18:00:00Z`
+        level: a delay level, such as `3`
+        to: the output topic
+        checked: whether to check the values as the job does
+
+    Raises:
+        TwoDelays, BadDeliverAfter, BadDeliverAt, BadDelayLevel, BadDeliverTo: if `checked`
     """
     delays = {names.deliver_after: after, names.deliver_at: at, names.delay_level: level}
     headers = [(name, os.fsencode(text)) for name, text in delays.items() if text is not None]
@@ -36,7 +46,7 @@ def schedule_headers(
 
 def _check(names: HeaderSettings, delays: Sequence[tuple[str, bytes]]) -> None:
     if len(delays) > 1:
-        raise TwoDelays(f"one of {', '.join(name for name, _ in delays)} is allowed on one message")
+        raise TwoDelays(f"a message may have only one of {', '.join(name for name, _ in delays)}")
     parsers = {
         names.deliver_after: parse_deliver_after,
         names.deliver_at: parse_deliver_at,

@@ -1,4 +1,7 @@
-"""Input records whose timestamp Spark cannot read: it counts microseconds, and Kafka takes any 64-bit number of ms."""
+"""Finding input records whose timestamp Spark cannot read.
+
+Spark counts microseconds in 64 bits, but Kafka accepts any 64-bit number of milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 
-# The last one that Spark can read: in the year 294,247.
+# The last timestamp that Spark can read: in the year 294,247.
 LAST_MS = ((1 << 63) - 1) // 1000
 _TIMEOUT_S = 60.0
 _POLL_MESSAGES = 10_000
@@ -23,7 +26,7 @@ _Offsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Unreadable:
-    """One input record, and the timestamp (ms) that it has."""
+    """An input record with its timestamp in ms."""
 
     topic: str
     partition: int
@@ -31,15 +34,15 @@ class Unreadable:
     timestamp_ms: int
 
     def __str__(self) -> str:
-        return f"{self.topic}/{self.partition}: offset {self.offset} is stamped {self.timestamp_ms} ms"
+        return f"{self.topic}/{self.partition}: offset {self.offset} has timestamp {self.timestamp_ms} ms"
 
 
 def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> list[Unreadable]:
-    """Look through the records from `starts` up to `ends`; a partition that `starts` does not name begins at 0.
+    """Return the unreadable records from `starts` up to `ends`. A partition that `starts` lacks begins at 0.
 
-    Raises BrokerUnreachable if they cannot be read within a minute.
+    Raises BrokerUnreachable if the range cannot be read within a minute.
     """
-    left = {
+    unread = {
         (topic, int(number)): end
         for topic, offsets in ends.items()
         for number, end in offsets.items()
@@ -56,28 +59,30 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
             "log_level": "2",
         }
     )
-    found = []
+    unreadable = []
     deadline_s = time.monotonic() + _TIMEOUT_S
     try:
-        consumer.assign([TopicPartition(*place, starts.get(place[0], {}).get(str(place[1]), 0)) for place in left])
-        while left:
+        consumer.assign([TopicPartition(*place, starts.get(place[0], {}).get(str(place[1]), 0)) for place in unread])
+        while unread:
             if time.monotonic() > deadline_s:
-                raise BrokerUnreachable(f"{', '.join(sorted({topic for topic, _ in left}))} cannot be read to the end")
+                raise BrokerUnreachable(
+                    f"{', '.join(sorted({topic for topic, _ in unread}))} cannot be read to the end"
+                )
             for message in consumer.consume(_POLL_MESSAGES, _POLL_S):
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
                 if error is not None and error.name() != "_PARTITION_EOF":
-                    # A login need not be allowed the group: it is neither joined nor written to.
+                    # The login needs no right to the group, which is neither joined nor written to.
                     if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                         continue
                     raise BrokerUnreachable(f"{place[0]}/{place[1]} cannot be read: {error.str()}")
-                if error is None and (stamp := message.timestamp()[1]) > LAST_MS and offset < left.get(place, 0):
-                    found.append(Unreadable(*place, offset, stamp))
-                # The end of a partition is told with the offset that comes next.
-                if place in left and offset + (error is None) >= left[place]:
-                    del left[place]
+                if error is None and (stamp := message.timestamp()[1]) > LAST_MS and offset < unread.get(place, 0):
+                    unreadable.append(Unreadable(*place, offset, stamp))
+                # The end-of-partition event has the offset of the next record.
+                if place in unread and offset + (error is None) >= unread[place]:
+                    del unread[place]
     except KafkaException as problem:
         raise BrokerUnreachable(f"the input cannot be read: {problem}") from problem
     finally:
         consumer.close()
-    return found
+    return unreadable

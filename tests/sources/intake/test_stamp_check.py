@@ -32,4 +32,4 @@ def test_records_with_timestamps_that_spark_cannot_read_are_found_between_the_of
     assert unreadable(0, 3) == [first]
     assert unreadable(3, 5) == [second]
     assert unreadable(4, 6) == unreadable(0, 2) == unreadable(8, 8) == []
-    assert str(second) == f"{topic}/1: offset 3 is stamped 1700000000000000000 ms"
+    assert str(second) == f"{topic}/1: offset 3 has timestamp 1700000000000000000 ms"

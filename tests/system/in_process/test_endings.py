@@ -134,7 +134,7 @@ def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
         ledger.publish(application.input, b"%d" % number, partition=number % 2, output=application.output)
     ledger.flush()
     error_line = job.failure()
-    bad = f"{application.input}/1: offset 0 is stamped {nanoseconds} ms"
+    bad = f"{application.input}/1: offset 0 has timestamp {nanoseconds} ms"
     assert error_line.startswith(f"error: record-unreadable: {bad}: Spark reads none later than "), error_line
 
     # As the error advises.
