@@ -1,4 +1,4 @@
-"""Sending dead letters to their input topics again, in transactions that also keep how far they are resent."""
+"""Sending dead letters to their input topics again, in transactions that also store how far they are resent."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ class Outgoing:
 
 
 class Resender:
-    """A transactional producer. A new one of the same application fences the one before."""
+    """A transactional producer. A new one of the same application fences the previous one."""
 
     def __init__(self, settings: Settings, limits: Mapping[str, int]) -> None:
-        """`limits` are max.message.bytes of the input topics. Raises PublishFailed if the broker does not admit it."""
+        """Connect, and fence the previous producer. Raises PublishFailed if the broker refuses.
+
+        `limits` has max.message.bytes of each input topic.
+        """
         self._timeout_s = settings.delivery.transaction_timeout / 1000
         self._topic = settings.topics.dead_letter
         self._servers = settings.kafka.bootstrap_servers
@@ -44,12 +47,12 @@ class Resender:
             Producer,
             {
                 "log_level": "3",
-                # A record's limit is the topic's; the client must not have a lower one of its own.
+                # The topic limits a record's size; the client must not have a lower limit.
                 "message.max.bytes": "1000000000",
                 **options,
-                # Only what is alone in its batch can then be too large for its topic.
+                # Then only a record alone in its batch can be too large for its topic.
                 "batch.size": str(largest_batch(options, limits)),
-                # Java's, where librdkafka has another by default.
+                # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",
                 "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
@@ -61,20 +64,20 @@ class Resender:
             raise self._failed(problem.args[0]) from problem
 
     def send(self, records: Sequence[Outgoing], positions: Mapping[int, tuple[int, str]], group: Any) -> list[str]:
-        """Send `records` and keep `positions` of the dead-letter topic's partitions for `group`, all or nothing.
+        """Send `records`, and commit `positions` of the dead-letter topic's partitions for `group`: all or nothing.
 
-        A position is the offset and the text that Kafka keeps. Returns the ids of the records, in their order. Raises
-        PublishFailed, with nothing of it visible, or without an answer to the commit.
+        A position is an offset and the text that Kafka stores with it. Returns the ids of the records, in their order.
+        Raises PublishFailed: then nothing is visible, or the broker did not answer the commit.
         """
-        landed: list[Message | None] = [None] * len(records)
+        delivered: list[Message | None] = [None] * len(records)
         refused: list[KafkaError] = []
         committing = False
         try:
             self._producer.begin_transaction()
             for at, record in enumerate(records):
-                self._produce(record, _landing(landed, at, refused))
-            kept = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
-            self._retry(lambda: self._producer.send_offsets_to_transaction(kept, group, self._timeout_s))
+                self._produce(record, _report(delivered, at, refused))
+            offsets = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
+            self._retry(lambda: self._producer.send_offsets_to_transaction(offsets, group, self._timeout_s))
             committing = True
             self._retry(lambda: self._producer.commit_transaction(self._timeout_s))
         except KafkaException as problem:
@@ -82,7 +85,7 @@ class Resender:
             if committing and error.retriable():
                 raise self._unanswered(error) from problem
             raise self._failed(refused[0] if refused else error, self._abort()) from problem
-        return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in landed if each is not None]
+        return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in delivered if each is not None]
 
     def _produce(self, record: Outgoing, on_delivery: Any) -> None:
         while True:
@@ -102,7 +105,7 @@ class Resender:
                 self._producer.poll(0.1)
 
     def _retry(self, step: Callable[[], Any]) -> None:
-        """Take a step of a transaction, again where the client says that it may be taken again."""
+        """Run a step of a transaction, and repeat it after errors that the client calls retriable."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -114,11 +117,11 @@ class Resender:
                 time.sleep(_RETRY_S)
 
     def _abort(self) -> str:
-        """Abort the transaction; return what to say of it if that failed too."""
+        """Abort the transaction, and return an addition to the error sentence if that failed too."""
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as problem:
-            return f"; it could not be aborted ({problem.args[0].str()}), and is ended by the next resend or the broker"
+            return f"; it could not be aborted ({problem.args[0].str()}): the next resend or the broker will end it"
         return ""
 
     def _failed(self, why: KafkaError, aborting: str = "") -> PublishFailed:
@@ -126,16 +129,18 @@ class Resender:
 
     def _unanswered(self, why: KafkaError) -> PublishFailed:
         return PublishFailed(
-            f"{self._servers} did not say whether it committed the last transaction: {why.str()}. Run the command "
-            "again: what was resent is not sent a second time, unless with --again"
+            f"{self._servers} did not answer whether it committed the last transaction: {why.str()}. Run the command "
+            "again: without --again it does not send a second time what was resent"
         )
 
 
-def _landing(landed: list[Message | None], at: int, refused: list[KafkaError]) -> Any:
-    def told(error: KafkaError | None, message: Message) -> None:
+def _report(delivered: list[Message | None], at: int, refused: list[KafkaError]) -> Any:
+    """Return an `on_delivery` that stores the message in `delivered[at]`, or its error in `refused`."""
+
+    def report(error: KafkaError | None, message: Message) -> None:
         if error is None:
-            landed[at] = message
+            delivered[at] = message
         else:
             refused.append(error)
 
-    return told
+    return report

@@ -1,6 +1,6 @@
-"""The service's own topics: the lease, and the progress of each shard. Compacted, and written by the service alone.
+"""The service's own topics: the lease, and the progress of each shard. Compacted; only the service writes to them.
 
-What the records mean is decided elsewhere: a marker in `state.checkpoint.progress`, the lease in `lease_record`.
+The records are defined by `state.checkpoint.progress` (markers) and `lease_record`.
 
 Read `lease_record`, `lease` (holding it), `progress` (announcing a checkpoint, reading markers), `newest_record`.
 """

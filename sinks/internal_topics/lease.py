@@ -1,7 +1,7 @@
-"""Holding the lease of an application id: at any time one process may deliver and seal, and all know who.
+"""Holding the lease of an application id: at any time one known process may deliver and seal.
 
-Signs of life go to a compacted topic of the service's own, by a transactional producer, so that Kafka itself shuts out
-an earlier holder that comes back. No two clocks are compared: a newcomer waits to see whether another sign comes.
+The holder writes heartbeats to a compacted internal topic with a transactional producer, so that Kafka itself fences
+an earlier holder that comes back. No two clocks are compared: a new process waits for another heartbeat of the holder.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from sinks.internal_topics.newest_record import newest_value
 log = logging.getLogger(__name__)
 
 _KEY = b"lease"
-_LOOK_EVERY_S = 0.5
-# Of a period: so many signs of life may fail before anybody takes the holder for dead.
-_HEARTBEATS_A_PERIOD = 5
+_POLL_S = 0.5
+# So many heartbeats in a row may fail before another process takes the holder for dead.
+_HEARTBEATS_PER_PERIOD = 5
 
 
 def read_lease(options: Mapping[str, str], topic: str) -> Lease | None:
-    """Return the newest lease, or None if nobody ever held one. Raises BrokerUnreachable, CheckpointMismatch."""
+    """Return the newest lease, or None if there never was one. Raises BrokerUnreachable, CheckpointMismatch."""
     value = newest_value(options, topic, 0)
     return None if value is None else Lease.from_bytes(value)
 
 
 def refuse_others(options: Mapping[str, str], topic: str, fencing_token: int) -> None:
-    """Raise ApplicationHeld if a later holder than `fencing_token` has taken the lease."""
+    """Raise ApplicationHeld if a later holder than that of `fencing_token` has taken the lease."""
     newest = read_lease(options, topic)
     if newest is not None and newest.fencing_token > fencing_token:
         raise _held_by(newest)
 
 
 class HeldLease:
-    """A lease that this process holds, and shows with signs of life from a thread of its own until it is closed.
+    """A lease that this process holds. A thread writes its heartbeats until it is closed.
 
-    Claiming it waits for as long as an earlier holder, which did not release it, had as its period. Raises
-    ApplicationHeld if that holder lives, or another is faster; BrokerUnreachable.
+    If the previous holder did not release the lease, claiming it waits for that holder's period. Raises ApplicationHeld
+    if that holder is alive, or another process claims the lease first; BrokerUnreachable.
     """
 
     def __init__(self, settings: Settings, command: str) -> None:
-        """`command` is what the process was started for, for the errors that others see."""
+        """Claim the lease. `command` names this process's command in the errors of other processes."""
         self._options = librdkafka_options(settings.kafka)
         self._topic = settings.lease_topic
         self._id = f"{settings.application_id}-lease"
@@ -59,42 +59,42 @@ class HeldLease:
         self._producer: Producer | None = None
         self._taken: ApplicationHeld | None = None
         self._lock = threading.Lock()
-        last = _last_of_the_silent(self._options, self._topic)
+        last = _wait_for_holder(self._options, self._topic)
         self.after_a_crash = last is not None and not last.released
         self._lease = claim_after(last, command, settings.lease.period)
         self._confirmed_s = -math.inf
         self._confirm()
         self._closing = threading.Event()
-        # Whether the last sign of life of its own accord was not taken.
+        # Whether the thread's last heartbeat failed.
         self.failing = False
-        self._thread = threading.Thread(target=self._live, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="lease", daemon=True)
         self._thread.start()
 
     @property
     def fencing_token(self) -> int:
-        """The number of this holder: that of any later one is higher."""
+        """The number of this holder. Any later holder has a higher one."""
         return self._lease.fencing_token
 
     def check_not_taken(self) -> None:
-        """Raise ApplicationHeld if it is known that another process holds the lease. Does not wait."""
+        """Raise ApplicationHeld if another process is known to hold the lease. Does not ask the broker."""
         if self._taken is not None:
             raise self._taken
 
     def check(self, limit_s: float | None = None) -> None:
-        """Return if this process still holds the lease; asks the broker if it has not done so for half a period.
+        """Return if this process still holds the lease; asks the broker if its last answer is older than half a period.
 
-        To be called before anything that only the holder may do: this process may have been stopped since the last
-        time. Raises ApplicationHeld, or BrokerUnreachable when the broker has given no answer for `limit_s`: without
-        one for as long as an outage is waited for.
+        Call this before anything that only the holder may do: the process may have been paused since the last check.
+        Raises ApplicationHeld, or BrokerUnreachable if the broker does not answer for `limit_s` seconds (by default
+        `kafka.outage_limit`).
         """
         self._require_confirmed(_clock_s() - self._period_s / 2, self._outage_limit_s if limit_s is None else limit_s)
 
     def check_now(self) -> None:
-        """As `check`, and always asks the broker: before what does harm if another holder has gone on meanwhile."""
+        """Check as `check` does, but always ask the broker. Use before irreversible changes."""
         self._require_confirmed(_clock_s(), self._outage_limit_s)
 
     def _require_confirmed(self, since_s: float, limit_s: float) -> None:
-        """Return once the broker has confirmed the lease at `since_s` or after it."""
+        """Return once the broker has confirmed the lease at or after `since_s`. Raises as `check` does."""
         deadline_s = _clock_s() + limit_s
         while self._confirmed_s < since_s:
             try:
@@ -102,15 +102,15 @@ class HeldLease:
             except BrokerUnreachable:
                 if _clock_s() > deadline_s:
                     raise
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_POLL_S)
         self.check_not_taken()
 
     def close(self) -> None:
-        """Release it, so that the next process need not wait. One that the broker does not take is left to expire."""
+        """Release the lease, so that the next process need not wait. If the broker does not answer, it expires."""
         self._closing.set()
         self._thread.join(self._period_s)
         if self.failing or self._thread.is_alive():
-            log.warning("the lease was not released, since the broker does not answer: it expires by itself")
+            log.warning("the lease was not released, since the broker does not answer; it will expire")
             return
         try:
             if self._taken is None:
@@ -118,21 +118,21 @@ class HeldLease:
         except (ApplicationHeld, BrokerUnreachable) as problem:
             log.warning("the lease was not released: %s", problem)
 
-    def _live(self) -> None:
-        while not self._closing.wait(self._period_s / _HEARTBEATS_A_PERIOD):
+    def _send_heartbeats(self) -> None:
+        while not self._closing.wait(self._period_s / _HEARTBEATS_PER_PERIOD):
             try:
                 self._confirm()
                 self.failing = False
             except ApplicationHeld:
                 return
             except DelaylineError as problem:
-                # Whatever it is, a topic that was deleted or a record that is none: a later sign may pass.
+                # Whatever the problem is, such as a deleted topic or an invalid record: a later heartbeat may succeed.
                 if not self.failing:
-                    log.warning("no sign of life could be given: %s", problem)
+                    log.warning("the heartbeat of the lease failed: %s", problem)
                 self.failing = True
 
     def _confirm(self, released: bool = False) -> None:
-        """Give a sign of life. Raises ApplicationHeld, and will from then on, or BrokerUnreachable."""
+        """Write a heartbeat. Raises BrokerUnreachable, or ApplicationHeld, then and on every later call."""
         with self._lock:
             self.check_not_taken()
             begun_s = _clock_s()
@@ -140,7 +140,7 @@ class HeldLease:
             try:
                 self._write(heartbeat)
             except KafkaException as problem:
-                # Fenced, timed out, or cut off: whichever, another producer can go on if nobody else took the lease.
+                # Whether fenced, timed out or disconnected: a new producer can go on if no other process has the lease.
                 self._producer = None
                 self._check_claim()
                 raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
@@ -148,7 +148,7 @@ class HeldLease:
 
     def _write(self, lease: Lease) -> None:
         if self._producer is None:
-            # Before, so as not to shut a later holder out; and after, when no other can claim unseen.
+            # Check before, so as not to fence a later holder; and after, when no claim can go unseen any more.
             self._check_claim()
             self._producer = self._open()
             self._check_claim()
@@ -164,6 +164,7 @@ class HeldLease:
         return producer
 
     def _check_claim(self) -> None:
+        """Raise ApplicationHeld, and remember it, if another process has claimed the lease."""
         newest = read_lease(self._options, self._topic)
         if (
             newest is not None
@@ -175,19 +176,19 @@ class HeldLease:
 
 
 def _clock_s() -> float:
-    """Tell the time by a clock that nobody sets, and that goes on while the machine sleeps, where there is one."""
+    """Return the seconds of a monotonic clock; where the system has one, of a clock that counts while suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _last_of_the_silent(options: Mapping[str, str], topic: str) -> Lease | None:
-    """Return the last lease once it is certain that its holder is gone: released, or silent for its period."""
+def _wait_for_holder(options: Mapping[str, str], topic: str) -> Lease | None:
+    """Return the last lease once its holder has released it, or written no heartbeat for its period."""
     last = read_lease(options, topic)
     if last is None or last.released:
         return last
-    log.info("waiting up to %.0f s for a sign of life of %s", last.period_ms / 1000, last.holder)
+    log.info("waiting up to %.0f s for a heartbeat of %s", last.period_ms / 1000, last.holder)
     deadline_s = time.monotonic() + last.period_ms / 1000
     while time.monotonic() < deadline_s:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
         now = read_lease(options, topic)
         if now is not None and now.released:
             return now
@@ -199,5 +200,5 @@ def _last_of_the_silent(options: Mapping[str, str], topic: str) -> Lease | None:
 def _held_by(lease: Lease) -> ApplicationHeld:
     return ApplicationHeld(
         f"{lease.holder} holds the lease of this application id, and it alone may deliver and seal. "
-        "Stop it first, or take another application_id"
+        "Stop it first, or use another application_id"
     )

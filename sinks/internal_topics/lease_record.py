@@ -1,4 +1,4 @@
-"""The lease: the record that says which process may deliver and seal for an application."""
+"""The lease record: which process may deliver and seal for an application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import STORED, stored_as
 
-# What an error shows of a value that is no lease.
+# How many bytes an error shows of a value that is not a lease.
 _SHOWN_BYTES = 80
 
 
@@ -23,9 +23,9 @@ _SHOWN_BYTES = 80
 class Lease:
     """One holder's claim, with its last heartbeat.
 
-    `fencing_token` is one more for each holder of the application: the highest is the one that holds. `heartbeat`
-    counts the heartbeats, one at least every `period_ms` unless `released`. `since_ms` (epoch ms) is by its host's
-    clock, and only for people to read.
+    - `fencing_token`: one more for each new holder; the holder with the highest token has the lease
+    - `heartbeat`: counts the heartbeats, which come at least every `period_ms` unless `released`
+    - `since_ms`: when the holder claimed the lease, epoch ms by its host's clock; only for people to read
     """
 
     fencing_token: Annotated[int, stored_as("number")]
@@ -39,33 +39,33 @@ class Lease:
 
     @property
     def holder(self) -> str:
-        """Who that is, as an operator would look for it."""
+        """The holder in words, so that an operator finds the process."""
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
         return f"process {self.pid} on host {self.host} (delayline {self.command}, since {since})"
 
     def is_of_claim(self, other: Lease) -> bool:
-        """Whether both are signs of life of one holder."""
+        """Return whether both are heartbeats of the same holder."""
         return (self.fencing_token, self.host, self.pid, self.since_ms) == (
             other.fencing_token, other.host, other.pid, other.since_ms,
         )  # fmt: skip
 
     def next_heartbeat(self, released: bool = False) -> Lease:
-        """The same claim a sign of life later."""
+        """Return the same claim with its next heartbeat."""
         return replace(self, heartbeat=self.heartbeat + 1, released=released)
 
     def to_bytes(self) -> bytes:
-        """Write it as the value of a record."""
+        """Return the value of a lease record."""
         return _LEASE.dump_json(self, by_alias=True)
 
     @staticmethod
     def from_bytes(value: bytes) -> Lease:
-        """Read what `to_bytes` wrote. Raises CheckpointMismatch for anything else."""
+        """Read the value of a lease record. Raises CheckpointMismatch if it is not one."""
         try:
             return _LEASE.validate_json(value)
         except ValueError as problem:
             raise CheckpointMismatch(
-                f"the lease topic holds {value[:_SHOWN_BYTES]!r}, which is no lease of this version of Delayline; "
-                "nothing but the job may write to it"
+                f"the lease topic holds {value[:_SHOWN_BYTES]!r}, which is not a lease of this Delayline version; "
+                "only Delayline may write to it"
             ) from problem
 
 
@@ -73,6 +73,6 @@ _LEASE = TypeAdapter(Lease)
 
 
 def claim_after(last: Lease | None, command: str, period_ms: int) -> Lease:
-    """Return this process's claim to the lease that was last seen as `last`."""
+    """Return this process's claim to the lease, of which `last` is the newest record."""
     fencing_token = 1 if last is None else last.fencing_token + 1
     return Lease(fencing_token, socket.gethostname(), os.getpid(), command, time.time_ns() // 1_000_000, period_ms)

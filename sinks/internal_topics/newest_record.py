@@ -1,4 +1,4 @@
-"""The newest record of a partition of one of the service's own topics."""
+"""Reads the newest record of a partition of an internal topic."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTI
 def newest_value(options: Mapping[str, str], topic: str, partition: int) -> bytes | None:
     """Return the value of the last committed record of `topic`/`partition`, or None if there is none.
 
-    Reads from the end of the partition backwards, so that its cost does not depend on how well the topic is
-    compacted. `options` are librdkafka's. Raises TopicMissing, BrokerUnreachable if it cannot be read in 30 s.
+    Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
+    `options` are librdkafka's. Raises TopicMissing, and BrokerUnreachable if the record cannot be read within 30 s.
     """
     consumer = Consumer(
         {
@@ -29,7 +29,8 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
             "auto.offset.reset": "earliest",
             "enable.partition.eof": "true",
             "fetch.wait.max.ms": "20",
-            # Closed before it has logged in to its group's coordinator, which it does not need, it would log a failure.
+            # A consumer that is closed before it has reached its group's coordinator, which it does not need, logs an
+            # error.
             "log_level": "2",
         }
     )
@@ -46,7 +47,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
     except KafkaException as problem:
         if problem.args[0].name() in _NO_SUCH_PARTITION:
             raise TopicMissing(
-                f"{topic}/{partition}: create what is missing with `delayline topics create`"
+                f"{topic}/{partition} does not exist: create it with `delayline topics create`"
             ) from problem
         raise BrokerUnreachable(f"{topic}/{partition} cannot be read: {problem}") from problem
     finally:
@@ -54,7 +55,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
 
 
 def _bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
-    """Return the offsets of the first record and of the next one; waits for a partition whose leader changes."""
+    """Return the offsets of the first and of the next record. Waits while the partition's leader changes."""
     while True:
         try:
             low, high = consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)
@@ -78,7 +79,9 @@ def _last_value(consumer: Consumer, position: TopicPartition, deadline: float) -
             last = message.value()
         elif error.name() == "_PARTITION_EOF":
             return last
-        # A login need not be allowed the group: it is neither joined nor written to.
+        # The login needs no right to the group, which is neither joined nor written to.
         elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
-    raise BrokerUnreachable(f"no end of {position.topic}/{position.partition} within {_READ_TIMEOUT_S:g} s")
+    raise BrokerUnreachable(
+        f"{position.topic}/{position.partition} cannot be read to its end within {_READ_TIMEOUT_S:g} s"
+    )

@@ -1,7 +1,7 @@
-"""The progress topic: the markers of how far each shard's delivery is committed.
+"""The progress topic: markers of how far each shard's delivery is committed.
 
-It is compacted and the service's own, one partition for each shard, written in the very transaction whose progress a
-marker tells. Consumer group offsets would do the same but expire with a job that rests.
+It is an internal, compacted topic with one partition for each shard. A marker is written in the same transaction as
+the messages whose delivery it records. Consumer group offsets would do as well, but expire while a job is stopped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _WRITE_TIMEOUT_S = 60.0
 
 
 def marker_key(shard: int) -> bytes:
-    """Return the key of a shard's markers, which lie in the partition of its number."""
+    """Return the key of a shard's markers, which are in the partition with the shard's number."""
     return f"shard-{shard}".encode()
 
 
 def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
     """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed.
 
-    From then on the markers say to which records the checkpoint began, whatever becomes of it.
+    From then on the markers record how the checkpoint began, even if the checkpoint itself is lost.
     """
     topic = settings.progress_topic
     own = {
@@ -48,6 +48,9 @@ def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
 
 
 def read_progress(options: Mapping[str, str], topic: str, shard: int) -> Progress | None:
-    """Return the last committed marker of `shard`, or None if it never delivered. Raises BrokerUnreachable."""
+    """Return the last committed marker of `shard`, or None if it has none.
+
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    """
     value = newest_value(options, topic, shard)
     return None if value is None else Progress.from_bytes(value)

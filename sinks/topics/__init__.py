@@ -1,6 +1,4 @@
-"""The topics that a job needs: what they must be like, making them, and what they take.
+"""The topics that a job needs: creates and checks them, and reads their limits. It moves no records.
 
-It moves no record.
-
-Read `topics` (making and checking), `limits` (which records a topic takes), `admin_client`.
+Read `topics` (creating and checking), `limits` (which records a topic accepts), `admin_client`.
 """

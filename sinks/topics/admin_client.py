@@ -1,4 +1,4 @@
-"""An admin client by kafka-python, whose errors are told in Delayline's words."""
+"""An admin client of kafka-python whose errors become Delayline's."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ REQUEST_TIMEOUT_MS = 15_000
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
-    """An admin client for `settings.kafka`, closed afterwards.
+    """Yield an admin client for `settings.kafka`, and close it afterwards.
 
-    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also when the connection is lost in between, and what
-    `check_clients` and `check_contact` do.
+    Raises BrokerUnreachable within about `CONNECT_TIMEOUT_MS`, also if the connection is lost meanwhile; SettingError;
+    and what `check_clients` and `check_contact` raise.
     """
     options: dict[str, Any] = {
         "client_id": settings.application_id,

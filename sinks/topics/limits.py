@@ -1,4 +1,4 @@
-"""What the topics take, as the brokers say it now: which records, and whether any of this login."""
+"""What the topics accept, read from the brokers: which records, and whether this login may write."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 
 NO_LIMIT = 2**31 - 1
-# Kafka's own word for it.
+# Kafka's value for "no limit".
 ANY_AGE = 2**63 - 1
-# What a dead letter may take more than the record that came in: its id, the error's code and sentence, a topic in each.
+# The most bytes that a dead letter adds to the input record: its id, the error's code and sentence, a topic in each.
 _DEAD_LETTER_BYTES = 4_096
 _TIMEOUT_S = 10.0
-# What says something of one topic. Any other error says that no broker answers.
+# Errors of a single topic. Any other error means that no broker answers.
 _OF_TOPIC = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -29,7 +29,7 @@ _OF_TOPIC = {
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """What a topic takes: so many bytes of a record batch, records without a key, and timestamps so long past."""
+    """What a topic accepts: the most bytes of a record batch, whether a key is required, and the greatest age."""
 
     max_bytes: int = NO_LIMIT
     needs_key: bool = False
@@ -37,9 +37,10 @@ class TopicLimits:
 
 
 def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
-    """Return what each of `topics` takes.
+    """Return what each of `topics` accepts.
 
-    Anything for one that does not exist, or that may not be described. Raises KafkaException if no broker answers.
+    A topic that does not exist, or that the login may not describe, counts as without limits. Raises KafkaException if
+    no broker answers.
     """
     described = _describe(options, topics)
     return {
@@ -49,20 +50,20 @@ def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str
 
 
 def _limits(configs: Mapping[str, Any]) -> TopicLimits:
-    is_stamped_by_sender = configs["message.timestamp.type"].value == "CreateTime"
-    # Kafka has it since 3.6.
-    oldest = configs.get("message.timestamp.before.max.ms")
+    has_producer_time = configs["message.timestamp.type"].value == "CreateTime"
+    # Since Kafka 3.6.
+    max_age = configs.get("message.timestamp.before.max.ms")
     return TopicLimits(
         max_bytes=int(configs["max.message.bytes"].value),
         needs_key="compact" in configs["cleanup.policy"].value,
-        max_age_ms=int(oldest.value) if oldest and is_stamped_by_sender else ANY_AGE,
+        max_age_ms=int(max_age.value) if max_age and has_producer_time else ANY_AGE,
     )
 
 
 def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
-    """Return what the dead-letter topic takes, and the bytes that it takes to hold any record of the input topics.
+    """Return what the dead-letter topic accepts, and the bytes that it must accept for any record of the input topics.
 
-    NO_LIMIT and 0 for what cannot be told. Raises BrokerUnreachable.
+    No limits and 0 where the broker does not describe the topics. Raises BrokerUnreachable.
     """
     dead_letter = settings.topics.dead_letter
     limits = _known_limits(settings, [*settings.topics.input, dead_letter])
@@ -71,7 +72,7 @@ def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
 
 
 def input_limits(settings: Settings) -> dict[str, int]:
-    """Return max.message.bytes of each input topic, NO_LIMIT where it cannot be told. Raises BrokerUnreachable."""
+    """Return max.message.bytes of each input topic, NO_LIMIT where it is unknown. Raises BrokerUnreachable."""
     return {topic: limits.max_bytes for topic, limits in _known_limits(settings, settings.topics.input).items()}
 
 
@@ -83,7 +84,7 @@ def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, Topi
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
-    """Return those of `topics` that do not exist, and let no broker create one. Raises KafkaException."""
+    """Return those of `topics` that do not exist. No broker creates them in reply. Raises KafkaException."""
     return [
         topic
         for topic, configs in _describe(options, topics).items()
@@ -92,37 +93,37 @@ def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[
 
 
 def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
-    """Return those of `topics` that the login sees, and has no right to write to. Raises KafkaException."""
+    """Return those of `topics` that the login can see but may not write to. Raises KafkaException."""
     client = AdminClient(dict(options))
-    asked = TopicCollection(sorted(topics))
+    answers = client.describe_topics(
+        TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+    )
     barred = []
-    for topic, answer in client.describe_topics(
-        asked, include_authorized_operations=True, request_timeout=_TIMEOUT_S
-    ).items():
+    for topic, answer in answers.items():
         try:
             allowed = answer.result().authorized_operations
         except KafkaException as problem:
             if problem.args[0].code() not in _OF_TOPIC:
                 raise
             continue
-        # None from a broker before Kafka 2.3, which does not say.
+        # None from a broker before Kafka 2.3, which does not report it.
         if allowed is not None and AclOperation.WRITE not in allowed:
             barred.append(topic)
     return barred
 
 
 def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, Any]:
-    """Return the configuration of each topic, or the KafkaError that the broker gives in its place."""
+    """Return the configuration of each topic, or the KafkaError with which the broker answered."""
     if not topics:
         return {}
     client = AdminClient(dict(options))
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     for resource, answer in client.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
         try:
-            found[resource.name] = answer.result()
+            described[resource.name] = answer.result()
         except KafkaException as problem:
             if problem.args[0].code() not in _OF_TOPIC:
                 raise
-            found[resource.name] = problem.args[0]
-    return found
+            described[resource.name] = problem.args[0]
+    return described

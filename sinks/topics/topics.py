@@ -1,4 +1,4 @@
-"""The topics that a job needs: what they must be like, making them, and checking them before it starts."""
+"""The topics that a job needs: creating them, and checking them before it starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sinks.topics.limits import dead_letter_limits
 
 log = logging.getLogger(__name__)
 
-# What a topic of any role is made with; None leaves it to the broker.
+# Kafka's value for "the broker decides", for the partition count and the replication factor.
 BROKER_DEFAULT = -1
 _COMPACTED = {"cleanup.policy": "compact"}
-# A sign of life every other second, of which only the last counts: Kafka compacts closed segments, never an open one.
+# A heartbeat comes every other second, and only the last one counts. Kafka compacts closed segments, never an open one.
 _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
 
 Role = Literal["input", "output", "dead letter", "progress", "lease"]
@@ -30,7 +30,7 @@ Role = Literal["input", "output", "dead letter", "progress", "lease"]
 
 @dataclass(frozen=True)
 class TopicReport:
-    """One topic of a job. `partitions` is 0 and `state` "missing" while it does not exist."""
+    """One topic of a job. If it does not exist, `partitions` is 0 and `state` is "missing"."""
 
     name: str
     role: Role
@@ -39,7 +39,7 @@ class TopicReport:
 
 
 def needed_topics(settings: Settings) -> dict[str, Role]:
-    """Return the topics that must exist, with what each is for. Patterns on the allow-list name none."""
+    """Return the topics that must exist, with the role of each. Patterns on the allow-list require no topic."""
     exact = [name for name in settings.topics.allowed_outputs if not set(name) & set("*?[")]
     roles: dict[str, Role] = dict.fromkeys(settings.topics.input, "input")
     roles |= dict.fromkeys([settings.topics.output, *exact], "output")
@@ -50,21 +50,20 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
 
 
 def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
-    """Return the number of partitions of each of `topics`; those that do not exist are left out.
+    """Return the partition count of each of `topics`, without those that do not exist. Raises BrokerUnreachable.
 
-    None stands for every topic that the job may write messages to: the output, the dead-letter topic, and
-    what the allow-list matches. Its own input, progress and lease topics are never among these. Raises
-    BrokerUnreachable.
+    None means every topic to which the job may write messages: the output topic, the dead-letter topic, and the topics
+    that the allow-list matches, but never the job's input, progress and lease topics.
     """
     with connected(settings) as admin:
         if topics is None:
-            # Beside what is listed, those that are named: a name may begin as Kafka's own do.
+            # Also the topics that the settings name: the listing leaves out names that begin like Kafka's own.
             topics = _writable(settings, sorted({*_names(admin), *needed_topics(settings)}))
         return _counts(admin, topics)
 
 
 def show_topics(settings: Settings) -> list[TopicReport]:
-    """Return what there is of the topics the job needs. Raises BrokerUnreachable."""
+    """Return the state of each topic that the job needs. Raises BrokerUnreachable."""
     needed = needed_topics(settings)
     with connected(settings) as admin:
         counts = _counts(admin, needed)
@@ -75,9 +74,10 @@ def show_topics(settings: Settings) -> list[TopicReport]:
 
 
 def check_topics(settings: Settings) -> dict[str, int]:
-    """Return the partition count of every topic that the job needs. Warns of a dead-letter topic that may refuse.
+    """Return the partition count of every topic that the job needs, and log a warning if dead letters may be refused.
 
-    Raises TopicMissing (naming each), TopicMismatch for a progress or lease topic of another form, BrokerUnreachable.
+    Raises TopicMissing (which names each missing topic), TopicMismatch if the progress or lease topic has a wrong
+    partition count or cleanup policy, BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
@@ -85,7 +85,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
         if missing := [f"{name} ({role})" for name, role in needed.items() if name not in counts]:
             raise TopicMissing(
                 f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
-                "create with `delayline topics create`, or name others in [topics]"
+                "create them with `delayline topics create`, or name others in [topics]"
             )
         _check_progress(admin, settings, counts[settings.progress_topic])
         _check_policy(admin, settings.lease_topic)
@@ -96,24 +96,24 @@ def check_topics(settings: Settings) -> dict[str, int]:
 def ensure_topics(
     settings: Settings, partitions: int = BROKER_DEFAULT, replication: int = BROKER_DEFAULT
 ) -> list[TopicReport]:
-    """Create those that are missing of the topics the job needs, and say of each whether it was there.
+    """Create the missing ones of the topics that the job needs, and return the state of each.
 
-    `partitions` is for all but the progress topic, which has one for each shard, and the lease topic, which has one
-    alone. The dead-letter topic is made to take whatever the input topics take. Raises TopicMismatch when an existing
-    progress topic has another form or the broker refuses to create one, BrokerUnreachable.
+    `partitions` applies to all but the progress topic, which has one for each shard, and the lease topic, which has
+    one. The dead-letter topic is created so that it accepts whatever the input topics accept. Raises TopicMismatch if
+    an existing progress topic has a wrong form, or the broker refuses to create a topic; BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
         existing = _counts(admin, needed)
         if settings.progress_topic in existing:
-            # Before anything is made: a refusal should leave all as it was.
+            # Before any topic is created: a refusal should change nothing.
             _check_progress(admin, settings, existing[settings.progress_topic])
         wanted = {
             name: _form(settings, role, partitions, replication)
             for name, role in needed.items()
             if name not in existing
         }
-        # After the others, since its limit follows from theirs.
+        # The dead-letter topic comes last, since its limit follows from those of the others.
         letters = {name: form for name, form in wanted.items() if name == settings.topics.dead_letter}
         created = _create(admin, {name: form for name, form in wanted.items() if name not in letters})
         if letters and (needed_bytes := dead_letter_limits(settings)[1]):
@@ -135,14 +135,14 @@ def ensure_shards(settings: Settings, shards: int) -> None:
     with connected(settings) as admin:
         partitions = _counts(admin, [topic]).get(topic, 0)
         if not partitions:
-            raise TopicMissing(f"{topic} (progress): without it nothing tells what is delivered; put it back")
+            raise TopicMissing(f"{topic} (progress): nothing else records what is delivered; restore it from a backup")
         _check_policy(admin, topic)
         if partitions < shards:
             admin.create_partitions({topic: shards})
 
 
 def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return, for each (input topic, partition), the offsets of the first record there is and of the next one."""
+    """Return, for each (input topic, partition), the offsets of its first record and of the next record."""
     with connected(settings) as admin:
         counts = _counts(admin, settings.topics.input)
         partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
@@ -154,16 +154,16 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def input_retentions(settings: Settings) -> dict[str, int]:
-    """Return, for each input topic that deletes by the time that publishers stamp, after how many ms it does so.
+    """Return retention.ms of each input topic that deletes records by the timestamps that publishers set.
 
-    Raises TopicMismatch for one that may not be described, BrokerUnreachable.
+    Raises TopicMismatch for a topic that the login may not describe, BrokerUnreachable.
     """
-    asked = ("retention.ms", "cleanup.policy", "message.timestamp.type")
+    keys = ("retention.ms", "cleanup.policy", "message.timestamp.type")
     with connected(settings) as admin:
-        found = _configs(admin, settings.topics.input, asked)
+        configs = _configs(admin, settings.topics.input, keys)
     return {
         name: int(config["retention.ms"])
-        for name, config in found.items()
+        for name, config in configs.items()
         if "delete" in config["cleanup.policy"]
         and config["message.timestamp.type"] == "CreateTime"
         and int(config["retention.ms"]) >= 0
@@ -172,7 +172,7 @@ def input_retentions(settings: Settings) -> dict[str, int]:
 
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
     patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
-    # A message sent to an input topic still has its delay header, and would go round for ever.
+    # A message sent to an input topic still has its delay header, and would loop forever.
     barred = {*settings.topics.input, *settings.own_topics}
     return [name for name in names if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -182,13 +182,12 @@ def _names(admin: KafkaAdminClient) -> list[str]:
 
 
 def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
-    # An empty list would be taken for "all".
+    # The client takes an empty list for "all topics".
     described = admin.describe_topics(list(topics)) if topics else []
     problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
     if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
         raise TopicMismatch(
-            f"the broker does not tell whether there is {', '.join(hidden)}: the login of [kafka] needs the right "
-            "Describe there"
+            f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe there"
         )
     return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
 
@@ -203,7 +202,7 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
 
 
 def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
-    """Create, and return which were not there: another may have made one meanwhile."""
+    """Create topics, and return which were created: another process may have created some meanwhile."""
     if not wanted:
         return set()
     created, refused = set(), []
@@ -221,7 +220,7 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
 
 def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int) -> None:
     name, shards = settings.progress_topic, settings.bucket.shards
-    # More there may be: those of a time with more shards.
+    # More partitions are fine: there may have been more shards once.
     if partitions < shards:
         raise TopicMismatch(
             f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set bucket.shards "
@@ -234,13 +233,13 @@ def _check_dead_letter(settings: Settings) -> None:
     limits, needed = dead_letter_limits(settings)
     if limits.max_bytes < needed:
         log.warning(
-            "dead-letter topic %s has max.message.bytes=%d: a message that is as large as an input topic allows would "
-            "stop the job if it had to go there. Set it to %d or more",
+            "dead-letter topic %s has max.message.bytes=%d: if a message as large as an input topic allows became a "
+            "dead letter, it would stop the job. Set it to %d or more",
             settings.topics.dead_letter, limits.max_bytes, needed,
         )  # fmt: skip
     if limits.needs_key:
         log.warning(
-            "dead-letter topic %s is compacted: it forgets dead letters, and one without a key would stop the job. "
+            "dead-letter topic %s is compacted: it loses dead letters, and one without a key would stop the job. "
             "Set its cleanup.policy to delete",
             settings.topics.dead_letter,
         )
@@ -250,19 +249,22 @@ def _check_policy(admin: KafkaAdminClient, name: str) -> None:
     policy = _configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
     if policy != "compact":
         raise TopicMismatch(
-            f"topic {name} has cleanup.policy={policy}, and would forget what is delivered, or who delivers: "
-            "set it to compact"
+            f"topic {name} has cleanup.policy={policy}, and would lose the record of what is delivered, or which "
+            "process delivers: set it to compact"
         )
 
 
 def _configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the values of `keys` for each of `topics`, which exist. Raises TopicMismatch if the broker hides them."""
+    """Return the values of `keys` for each of `topics`, which must exist.
+
+    Raises TopicMismatch if the broker hides them.
+    """
     resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
     described = admin.describe_configs(resources, config_filter="all")["topic"]
-    # kafka-python shows a topic that the broker refuses to describe as one without any configuration.
+    # kafka-python returns a topic that the broker refuses to describe as one without configuration.
     if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
         raise TopicMismatch(
-            f"the broker does not tell {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
+            f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
             "DescribeConfigs there"
         )
     return {name: {key: described[name][key]["value"] for key in keys} for name in topics}

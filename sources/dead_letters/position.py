@@ -29,7 +29,7 @@ class ResendPosition:
         return offset < self.offset or offset in self.done
 
     def advanced(self, done: set[int], left: set[int], read_to: int) -> ResendPosition:
-        """Return the position after reading up to `read_to`, where `done` are the letters done and `left` the others."""
+        """Return the position after reading up to `read_to`, when `done` are done as well and `left` are not."""
         offset = max(self.offset, min(left, default=read_to))
         return ResendPosition(offset, {each for each in self.done | done if each >= offset})
 

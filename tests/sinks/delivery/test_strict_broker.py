@@ -119,7 +119,7 @@ def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_
     *others, lease = needed_topics(guest)
     allow(others, *_USE, AclOperation.DESCRIBE_CONFIGS)
     for command in (show_topics, check_topics, ensure_topics):
-        with pytest.raises(TopicMismatch, match=rf"whether there is {lease}: .* Describe there"):
+        with pytest.raises(TopicMismatch, match=rf"the existence of {lease}: .* Describe there"):
             command(guest)
     allow([lease], AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
     assert {report.state for report in show_topics(guest)} == {"exists"}

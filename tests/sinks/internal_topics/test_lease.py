@@ -192,5 +192,5 @@ def test_a_missing_topic_and_an_invalid_record_are_named(settings: Settings, mak
     producer = Producer(librdkafka_options(settings.kafka))
     producer.produce(settings.lease_topic, b'{"number": "one"}', b"lease", 0)
     producer.flush(10)
-    with pytest.raises(CheckpointMismatch, match="no lease"):
+    with pytest.raises(CheckpointMismatch, match="not a lease"):
         HeldLease(settings, "run")

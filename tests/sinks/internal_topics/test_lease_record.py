@@ -39,5 +39,5 @@ def test_heartbeats_belong_to_one_claim_and_are_read_back_as_written() -> None:
     ],
 )
 def test_a_value_that_is_not_a_lease_is_refused(value: bytes) -> None:
-    with pytest.raises(CheckpointMismatch, match="no lease"):
+    with pytest.raises(CheckpointMismatch, match="not a lease"):
         Lease.from_bytes(value)

@@ -99,7 +99,7 @@ def test_the_progress_topic_grows_with_the_shards_and_never_shrinks(settings: Se
 
 
 def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
-    with pytest.raises(TopicMissing, match="nothing tells what is delivered"):
+    with pytest.raises(TopicMissing, match="nothing else records what is delivered"):
         ensure_shards(settings, 3)
 
 
@@ -134,7 +134,7 @@ def test_a_warning_names_a_dead_letter_topic_that_requires_keys(
     settings = make_settings(f"topics.dead_letter={make_topic(**{'cleanup.policy': 'compact'})}")
     ensure_topics(settings)
     check_topics(settings)
-    assert f"{settings.topics.dead_letter} is compacted: it forgets dead letters" in caplog.text
+    assert f"{settings.topics.dead_letter} is compacted: it loses dead letters" in caplog.text
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
@@ -143,7 +143,7 @@ def test_a_progress_topic_that_deletes_old_records_is_refused(
 ) -> None:
     progress = make_topic(2, **{"cleanup.policy": policy})
     settings = make_settings(f"topics.progress={progress}")
-    with pytest.raises(TopicMismatch, match="would forget"):
+    with pytest.raises(TopicMismatch, match="would lose"):
         ensure_topics(settings)
 
 
