@@ -1,4 +1,4 @@
-"""Waiting for brokers that do not answer: with a line in the log for each try, and an end."""
+"""Waiting for brokers that do not answer, with a log line for each try, up to a limit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from conf.errors import BrokerUnreachable, DeliveryFailed
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-# What passes when the brokers are back. The client calls most of these retriable, but not once a transaction has
-# failed by them.
-_ABSENCE = {
+# Errors that end when the brokers are back. The client calls most of these retriable, but not once they have failed a
+# transaction.
+_OUTAGE = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._MSG_TIMED_OUT,
     KafkaError._TIMED_OUT,
@@ -34,7 +34,7 @@ _ABSENCE = {
 
 
 class BrokerRetry:
-    """One outage as `who` meets it, from the first problem on. `limit_ms` is how long it is waited for."""
+    """The retries of `who` during one outage, which starts with the first problem and may last `limit_ms`."""
 
     def __init__(self, who: str, limit_ms: int) -> None:
         self._who = who
@@ -42,13 +42,13 @@ class BrokerRetry:
         self._began_s: float | None = None
 
     def wait(self, problem: KafkaException | BrokerUnreachable) -> None:
-        """Say what is waited for, and pause before the next try.
+        """Log the problem, and pause before the next try.
 
-        Raises BrokerUnreachable when the limit is over, and DeliveryFailed at once for a problem that is no outage.
+        Raises BrokerUnreachable once the limit is over, and DeliveryFailed at once for a problem that is not an outage.
         """
-        if isinstance(problem, KafkaException) and not _is_absence(problem.args[0]):
+        if isinstance(problem, KafkaException) and not _is_outage(problem.args[0]):
             raise DeliveryFailed(
-                f"{self._who}: {problem}. Nothing is lost: mend what the broker says, and start the job again"
+                f"{self._who}: {problem}. Nothing is lost: correct what the broker reports, and start the job again"
             ) from problem
         now_s = time.monotonic()
         self._began_s = self._began_s or now_s
@@ -58,9 +58,9 @@ class BrokerRetry:
                 f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. Nothing is "
                 "lost: check the brokers, and start the job again"
             ) from problem
-        log.warning("%s: Kafka does not answer, tried for %.0f s more: %s", self._who, left_s, problem)
+        log.warning("%s: Kafka does not answer; retrying for %.0f s more: %s", self._who, left_s, problem)
         time.sleep(min(_PAUSE_S, left_s))
 
 
-def _is_absence(error: KafkaError) -> bool:
-    return error.code() in _ABSENCE or (error.retriable() and not error.fatal())
+def _is_outage(error: KafkaError) -> bool:
+    return error.code() in _OUTAGE or (error.retriable() and not error.fatal())

@@ -6,9 +6,9 @@ import time
 
 
 class RateLimiter:
-    """Lets `per_second` messages through in a second, on average over what is committed; 0 lets all through.
+    """Limits delivery to `per_second` messages a second, on average over committed messages; 0 means no limit.
 
-    What was not used is not saved up: after a rest the rate is the same.
+    Unused capacity is not saved up: after a pause the rate is the same.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -25,6 +25,6 @@ class RateLimiter:
             time.sleep(max(0.0, self._free_at_s - time.monotonic()))
 
     def spend(self, messages: int) -> None:
-        """Count what goes now."""
+        """Count messages that are committed now."""
         if self._per_second:
             self._free_at_s = max(self._free_at_s, time.monotonic()) + messages / self._per_second

@@ -1,4 +1,4 @@
-"""Whether a topic takes a record, and what goes to the dead-letter topic in its place."""
+"""Whether a topic accepts a record, and which dead letter replaces one that it refuses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BATCH_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """What is known when a transaction is written: what the topics take, and what they refused before.
+    """What is known when a transaction is written: what the topics accept, and what they refused before.
 
-    A client that `compresses` may bring a record below a limit that it is over as it is: only the broker can tell, so
-    that such a record is tried.
+    A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
+    decide that, so such a record is tried.
     """
 
     limits: Mapping[str, TopicLimits]
@@ -34,7 +34,7 @@ class RecordCheck:
     refused: Refusals
 
     def admits_all(self, batch: pa.RecordBatch, largest_bytes: int) -> bool:
-        """Say, a column at a time, whether all messages can be written as they are.
+        """Return, a column at a time, whether all messages can be written as they are.
 
         They are in order, and their largest record takes `largest_bytes` at most.
         """
@@ -69,22 +69,23 @@ class RecordCheck:
         )
 
     def is_tried(self, record: Record) -> bool:
-        """Say whether the broker may find the record too large, although `admitted` returned it."""
+        """Return whether the broker may find the record too large, although `admitted` returned it."""
         return self.compresses and record_bytes(record) > self.limits[record.topic].max_bytes
 
     def _objection(self, record: Record) -> Rejected | None:
-        """Return why its topic does not take a record, None if it does as far as is known."""
-        stamp_ms, topic, _, key, _, _ = record
+        """Return why the record's topic refuses it, or None if no reason is known."""
+        timestamp_ms, topic, _, key, _, _ = record
         limits = self.limits[topic]
         if self.refused and (known := self.refused.get((topic, record_id(record)))):
             return known
         if key is None and limits.needs_key:
             return RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact")
-        # By this host's clock, and so not to the millisecond what the broker would say by its own.
-        if stamp_ms < now_ms() - limits.max_age_ms:
+        # By this host's clock, so the broker may decide a few milliseconds differently.
+        if timestamp_ms < now_ms() - limits.max_age_ms:
             return RecordRefused(
-                f"the record is stamped with its due time, {stamp_ms}, {format_duration(now_ms() - stamp_ms)} ago, and "
-                f"message.timestamp.before.max.ms of {topic} is {limits.max_age_ms}"
+                f"the record's timestamp is its due time, {timestamp_ms}, "
+                f"{format_duration(now_ms() - timestamp_ms)} ago, and message.timestamp.before.max.ms of {topic} is "
+                f"{limits.max_age_ms}"
             )
         size = record_bytes(record)
         if size <= limits.max_bytes or self.compresses:
@@ -98,7 +99,7 @@ def sizes(limits: Mapping[str, TopicLimits]) -> dict[str, int]:
 
 
 def compresses(options: Mapping[str, str]) -> bool:
-    """Say whether a producer with these options of librdkafka compresses."""
+    """Return whether a producer with these options of librdkafka compresses."""
     return any(options.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
 
 

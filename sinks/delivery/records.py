@@ -38,10 +38,10 @@ class Record(NamedTuple):
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
     """Turn messages into output records: input headers first, then those of the service.
 
-    A record is stamped with its due time, but a dead letter with the time of now: a topic may be about to delete what
-    was published long ago. So it says in a header when that was, from which its delay counts.
+    A record's timestamp is its due time. A dead letter's is the present time: a topic may be about to delete what was
+    published long ago. The dead letter has a header with the input record's timestamp, from which the delay counts.
     """
-    # A message has a few microseconds in all, so that what can be made a column at a time is.
+    # A message may take a few microseconds in all, so everything possible is computed a column at a time.
     dues = batch.column("deliver_at_ms")
     places = [batch.column("topic"), batch.column("partition").cast(pa.string())]
     ids = pc.binary_join_element_wise(*places, batch.column("offset").cast(pa.string()), "/")
@@ -75,12 +75,12 @@ def _list(column: pa.Array) -> list[Any]:
 
 def record_id(record: Record) -> bytes:
     """Return the message id of an output record."""
-    # The last: the service adds its own behind those of the publisher.
+    # The last one: the service adds its headers after the publisher's.
     return next(value or b"" for name, value in reversed(record.headers) if name == ID_HEADER)
 
 
 def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejected) -> Record:
-    """Readdress the record of a message that was to be delivered: to the dead-letter `topic`, with the error.
+    """Return the dead letter that replaces the record of a due message: for the dead-letter `topic`, with the error.
 
     `timestamp_ms` (epoch ms) is the input record's.
     """

@@ -1,4 +1,4 @@
-"""What the brokers say of the records of a transaction that they did not take."""
+"""Delivery reports of a transaction's records that the brokers refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sinks.delivery.record_check import Refusals
 from sinks.delivery.records import Record, record_bytes, record_id
 
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-# A record's own fault, for which its whole batch is refused. Which record's the broker says, and the client does not
-# always pass on: of a single one, all of its batch get the error (librdkafka 2.16).
+# The fault of one record, for which its whole batch is refused. The broker names the record, but the client does not
+# always pass that on: if it is a single one, all records of the batch get the error (librdkafka 2.16).
 _INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-# Of records that were given up because of another one, the last in the same batch.
+# Errors of records that failed because of another record; with the last one, of a record in the same batch.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
-# Of the transaction or the producer, whichever record meets it.
+# Errors of the transaction or the producer, whichever record reports them.
 _OF_NO_RECORD = {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}
 
 
 class Refused(Exception):
-    """`topic` does not take a record that it was held to take, and nothing of the transaction will be visible."""
+    """`topic` refused a record that was expected to be accepted, and nothing of the transaction will be visible."""
 
     def __init__(self, topic: str, error: Rejected, refusals: Refusals) -> None:
         """`error` is that of the record to blame. `refusals` are those whose message is known already."""
@@ -35,24 +35,24 @@ class Refused(Exception):
 
 
 class DeliveryReports:
-    """Of one producer. It does not know the producer, which knows it: a circle would keep that one connected."""
+    """The reports of one producer. Holds no reference to its producer: a cycle would delay its disconnect."""
 
     def __init__(self) -> None:
         self._failure: Callable[[], Exception] | None = None
         self._refusals: dict[tuple[str, bytes], Rejected] = {}
 
     def check(self) -> None:
-        """Raise what the first record failed by, if one did: see `error`."""
+        """Raise the error of the first record that failed, if one did: see `error`."""
         if self._failure is not None:
             raise self._failure()
 
     def failed(self, error: KafkaError, message: Any) -> None:
-        """Take a record's failure, as the producer's `on_delivery`."""
+        """Store a record's failure; for the producer's `on_delivery`."""
         if self._failure is None and error.code() not in _CONSEQUENCES:
             self._failure = partial(self.error, error, message.topic(), message.partition())
 
     def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
-        """Return an `on_delivery` for `record` alone, which is over its topic's limit as far as is known."""
+        """Return an `on_delivery` for `record` alone, whose uncompressed size is over its topic's limit."""
 
         def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
@@ -71,16 +71,16 @@ class DeliveryReports:
         It is Refused, TopicMissing, TopicMismatch if there is no such partition or no right to it, or a KafkaException
         that names the partition, unless it is the whole transaction's.
         """
-        said = f"{topic}/{partition} does not take the record: {error.str()}"
+        refusal = f"{topic}/{partition} does not take the record: {error.str()}"
         if error.code() in _TOO_LARGE:
             advice = "Let the job describe the topic (DescribeConfigs), and see max.message.bytes and segment.bytes"
-            return Refused(topic, MessageTooLarge(f"{said}. {advice}"), self._refusals)
+            return Refused(topic, MessageTooLarge(f"{refusal}. {advice}"), self._refusals)
         if error.code() in _INVALID:
             advice = (
                 "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
             )
-            return Refused(topic, RecordRefused(f"{said}. {advice}"), {})
+            return Refused(topic, RecordRefused(f"{refusal}. {advice}"), {})
         if error.code() in _NO_TOPIC:
             return topic_gone(topic)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -98,8 +98,8 @@ class DeliveryReports:
 def topic_gone(topic: str) -> TopicMissing:
     """Return the error for a topic that was there when the job started."""
     return TopicMissing(
-        f"{topic}, which messages are to be written to, is gone: create it again with as many partitions as it had, "
-        "and start the job again. What waits is not lost"
+        f"topic {topic}, to which the job writes, is gone: create it again with as many partitions as it had, and "
+        "start the job again. The waiting messages are not lost"
     )
 
 

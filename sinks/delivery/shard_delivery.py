@@ -1,4 +1,4 @@
-"""Delivering a shard's due messages through its writer: in order, behind what is committed, past outages."""
+"""Delivering a shard's due messages with its writer: in order, after what is committed, through outages."""
 
 from __future__ import annotations
 
@@ -22,41 +22,46 @@ log = logging.getLogger(__name__)
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
-# Into so many a transaction is cut that a topic refused. The more, the fewer are refused until one message is left.
+# A transaction that a topic refused is cut into so many pieces. With more, fewer are refused until one message is left.
 _PIECES = 16
-# One batch begins where the one before ended.
-_paces: dict[tuple[str, int, float], RateLimiter] = {}
+# Kept from batch to batch.
+_rate_limiters: dict[tuple[str, int, float], RateLimiter] = {}
 
 
 def deliver(plan: DeliveryPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
     """Deliver a shard's due messages, in order, and return how many this call committed, and the writer's id.
 
-    What a killed or failed attempt committed is skipped. Brokers that do not answer are waited for. Raises
+    What a killed or failed attempt committed is skipped. The call waits for brokers that do not answer. Raises
     DeliveryFailed if a transaction cannot be completed, BrokerUnreachable after `plan.outage_limit_ms`, or what
     `ShardWriter.write` does; nothing of the transaction is then visible.
     """
     key = (plan.application_id, shard)
     writer = _open_writers.pop(key, None)
     if writer is None or writer.id != plan.last_writers.get(shard):
-        writer = _opened(plan, shard, _outage(plan, shard))
-    # Three quarters of a transaction's time are for the work on it.
+        writer = _opened(plan, shard, _retry(plan, shard))
+    # Leave three quarters of a transaction's time for the work on it.
     longest_ms = plan.transaction_timeout_ms // 4
     start = committed_messages(writer.progress, plan.batch)
     end = start
-    rest = _behind(plan, shard, writer.progress, messages) if start else messages
-    pace = _paces.setdefault((*key, plan.messages_per_second), RateLimiter(plan.messages_per_second))
-    most = pace.most_at_once(plan.transaction_messages)
+    rest = _not_committed(plan, shard, writer.progress, messages) if start else messages
+    limiter = _rate_limiters.setdefault((*key, plan.messages_per_second), RateLimiter(plan.messages_per_second))
+    most = limiter.most_at_once(plan.transaction_messages)
     for transaction in transactions(rest, start, plan.slice_ms, most, longest_ms):
-        pace.wait()
+        limiter.wait()
         writer = _written(plan, writer, transaction, attempt)
-        pace.spend(transaction.count)
+        limiter.spend(transaction.count)
         end = transaction.end
     _open_writers[key] = writer
     return end - start, writer.id
 
 
-def _behind(plan: DeliveryPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Leave out what is committed. Raises CheckpointMismatch if the batch is not what it was, and should be."""
+def _not_committed(
+    plan: DeliveryPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]
+) -> Iterator[pa.Table]:
+    """Yield the messages after the committed ones.
+
+    Raises CheckpointMismatch if the replay has another number of committed ones, unless input loss is tolerated.
+    """
     assert done is not None
     assert done.last is not None
 
@@ -75,7 +80,7 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
 
     If a topic refuses it, it is committed in pieces, with a dead letter for each message that is to blame.
     """
-    outage = _outage(plan, writer.shard)
+    retry = _retry(plan, writer.shard)
     refused: dict[tuple[str, bytes], Rejected] = {}
     pieces = [transaction]
     while pieces:
@@ -88,7 +93,7 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
             writer.drop()
             failure: Refused | KafkaException = problem
         except Refused as refusal:
-            # Or the next writer would wait until the broker has done so.
+            # Otherwise the next writer would wait until the broker aborts it.
             _abort(writer)
             failure = refusal
         except BaseException:
@@ -96,8 +101,8 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
             raise
         known = writer.limits
         if isinstance(failure, KafkaException):
-            outage.wait(failure)
-        writer = _opened(plan, writer.shard, outage, transaction.topics)
+            retry.wait(failure)
+        writer = _opened(plan, writer.shard, retry, transaction.topics)
         done = committed_messages(writer.progress, plan.batch)
         if done == piece.end:
             continue
@@ -108,7 +113,7 @@ def _written(plan: DeliveryPlan, writer: ShardWriter, transaction: Transaction, 
         elif begun_ms < piece.last.deliver_at_ms and wait_until(
             piece.last.deliver_at_ms, plan.transaction_timeout_ms // 2
         ):
-            # Written ahead, a record may have been too early for its topic, which no message is to be blamed for.
+            # Written ahead, a record may have been too early for its topic; that is no fault of the message.
             pieces.append(piece)
         else:
             pieces += reversed(_find_fault(plan, piece, failure, refused))
@@ -120,8 +125,8 @@ def _find_fault(
 ) -> list[Transaction]:
     """Add to `refused` the message that is to blame for the refusal, and return what to write now.
 
-    The client does not name it for certain. So it is looked for in smaller transactions: one of a single message has
-    no other to blame.
+    The client does not name it for certain. So it is searched for in smaller transactions: in one of a single message,
+    that message is to blame.
     """
     if refusal.topic == plan.progress_topic:
         raise DeliveryFailed(f"the progress of the delivery cannot be kept: {refusal}. Nothing is lost")
@@ -135,15 +140,15 @@ def _find_fault(
     return [piece]
 
 
-def _opened(plan: DeliveryPlan, shard: int, outage: BrokerRetry, topics: Collection[str] = ()) -> ShardWriter:
+def _opened(plan: DeliveryPlan, shard: int, retry: BrokerRetry, topics: Collection[str] = ()) -> ShardWriter:
     while True:
         try:
             return ShardWriter(plan, shard, topics)
         except (KafkaException, BrokerUnreachable) as problem:
-            outage.wait(problem)
+            retry.wait(problem)
 
 
-def _outage(plan: DeliveryPlan, shard: int) -> BrokerRetry:
+def _retry(plan: DeliveryPlan, shard: int) -> BrokerRetry:
     return BrokerRetry(_who(plan, shard), plan.outage_limit_ms)
 
 
@@ -155,5 +160,5 @@ def _abort(writer: ShardWriter) -> None:
     try:
         writer.abort()
     except KafkaException as problem:
-        # The first error is the one to tell; the transaction is ended by the next writer or by its timeout.
+        # The first error is the one to raise; the next writer or the timeout ends the transaction.
         log.warning("shard %d: its transaction could not be aborted: %s", writer.shard, problem)

@@ -15,8 +15,8 @@ from state.chunk_merge import merge
 from state.message import decode_chunk
 from state.order import OrderKey, keys_of
 
-# What a task takes: the chunks of one shard in order of their first message, those without a key first. A range
-# cuts a chunk to the messages due in [from_ms, until_ms); without one it is delivered whole.
+# The input of a task: the chunks of one shard in order of their first message, those without a key first. A range
+# limits a chunk to the messages due in [from_ms, until_ms); without a range, the whole chunk is delivered.
 DUE_SCHEMA = pa.schema(
     [
         pa.field("deliver_at_ms", pa.int64()),

@@ -31,13 +31,14 @@ from sinks.internal_topics.progress import marker_key, read_progress
 from sinks.topics.limits import barred_topics, missing_topics, read_limits
 from state.checkpoint.progress import BatchSpan, Progress
 
-# An error ends a transaction, but a flush goes on until what is queued has timed out: so it is looked for in between.
+# An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
+# between pieces of the flush.
 _FLUSH_PIECE_S = 0.1
-# The client waits for a topic that is gone as if its broker were away. After so long without an answer, ask which.
+# The client waits for a missing topic as if its broker were away. After so long without an answer, look for the topic.
 _SLOW_S = 5.0
-# How the client tells that a topic is gone or barred, or that the transaction has failed by that: not by which.
+# The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
-# Kafka's own word for a record without a timestamp, which it holds to no limit.
+# Kafka's value for a record without a timestamp, to which it applies no limit.
 _NO_TIMESTAMP = -1
 _FENCED_AT_A_TIME = 16
 
@@ -48,9 +49,9 @@ class DeliveryPlan:
 
     `topics` may be written to. `messages_per_second` is the most that each shard may deliver, 0 for any.
     `tolerates_input_loss` allows a batch to be replayed with fewer messages than it had.
-    `last_writers` names, for each shard, the writer that delivered last as far as the driver knows. A process
-    that still holds that writer may go on with it; any other opens one of its own and so fences it, unless a later
-    holder of the lease than `fencing_token` is there.
+    `last_writers` has, for each shard, the id of the writer that delivered last as far as the driver knows. A process
+    that still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease
+    has a later holder than `fencing_token`.
     """
 
     application_id: str
@@ -73,11 +74,11 @@ class DeliveryPlan:
 class ShardWriter:
     """A producer for one shard, with the progress it knows to be committed.
 
-    After any error it is done with: another has to take its place, which ends the transaction that is open.
+    After any error it must be replaced by a new writer, which ends the open transaction.
     """
 
     def __init__(self, plan: DeliveryPlan, shard: int, topics: Collection[str] = ()) -> None:
-        """Fence earlier writers of the shard, end their open transaction, and read how far they came.
+        """Fence earlier writers of the shard, end their open transaction, and read their progress.
 
         `topics` will be written to, besides those of the plan. Raises KafkaException, BrokerUnreachable; and
         ApplicationHeld, and fences nobody, if another process has taken the lease.
@@ -91,14 +92,14 @@ class ShardWriter:
         self._reports = DeliveryReports()
         self._producer = Producer(
             {
-                # A record's limit is the topic's; the client must not have a lower one of its own.
+                # The topic limits a record's size; the client must not have a lower limit.
                 "message.max.bytes": "1000000000",
                 "linger.ms": "5",
                 "queue.buffering.max.messages": "500000",
                 **plan.options,
-                # Java's, where librdkafka has another by default.
+                # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
-                # Only what is alone in its batch can then be too large for its topic.
+                # Then only a record alone in its batch can be too large for its topic.
                 "batch.size": str(largest_batch(plan.options, sizes(self.limits))),
                 "delivery.report.only.error": True,
                 "on_delivery": self._reports.failed,
@@ -107,7 +108,7 @@ class ShardWriter:
             }
         )
         self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
-        # Again: it may have been taken before the last line shut the earlier writers out.
+        # Again: the lease may have been taken before the last line fenced the earlier writers.
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
 
@@ -118,16 +119,16 @@ class ShardWriter:
     def write(self, transaction: Transaction, progress: Progress, attempt: int, refused: Refusals) -> None:
         """Write the messages and the marker `progress`, wait until the last one is due, and commit.
 
-        What its topic does not take, or has `refused` before, is written to the dead-letter topic. Raises Refused if a
-        topic does not take what it was held to take; TopicMissing, TopicMismatch for one that was deleted, or may not
-        be written to; DeadLetterRefused; DeliveryFailed if the clock was set back since, so that the transaction would
-        time out; KafkaException for the rest.
+        A message that its topic does not accept, or has `refused` before, is written to the dead-letter topic. Raises
+        Refused if a topic refuses a record that was expected to be accepted; TopicMissing or TopicMismatch for a topic
+        that was deleted, or that the login may not write to; DeadLetterRefused; DeliveryFailed if the clock was set
+        back meanwhile, so that the transaction would time out; KafkaException for other errors.
         """
         check = self._learn_limits(transaction, refused)
         topics = {*transaction.topics, self._plan.progress_topic, self._plan.dead_letter}
         self.begin()
         if attempt:
-            # It may be what the attempt before ended by, after a long wait.
+            # A missing topic may be why the previous attempt failed, after a long wait.
             self._look_for(topics)
         try:
             self._fill(transaction, progress, check)
@@ -143,16 +144,16 @@ class ShardWriter:
         failpoint("transaction-committed", attempt)
 
     def abort(self) -> None:
-        """Give the open transaction up, as far as the broker can be reached: the next writer ends it anyway."""
+        """Abort the open transaction if the broker can be reached; the next writer ends it in any case."""
         self.drop()
         self._producer.abort_transaction(5.0)
 
     def drop(self) -> None:
-        """Forget what is queued, so that nothing is waited for when the writer is let go."""
+        """Discard the queued records, so that closing the writer does not wait for them."""
         self._producer.purge()
 
     def _learn_limits(self, transaction: Transaction, refused: Refusals) -> RecordCheck:
-        """Read limits that are not known, and before a record is turned away all of them: they may have been raised."""
+        """Read unknown limits; before a record is refused, read all of them again: they may have been raised."""
         topics = transaction.topics | self.limits.keys()
         if unknown := topics - self.limits.keys():
             self.limits = self.limits | read_limits(self._plan.options, unknown)
@@ -171,7 +172,8 @@ class ShardWriter:
                 self._produce(records(part))
             else:
                 self._produce_checked(part, check)
-        # Its due time may be older than the broker admits, and now later: the host's clock may be an hour ahead.
+        # No timestamp: the due time may be older than the broker admits, and the present time of this host later than
+        # it admits, since the host's clock may be an hour ahead.
         marker = (marker_key(self.shard), progress.to_bytes())
         self._produce([Record(_NO_TIMESTAMP, self._plan.progress_topic, self.shard, *marker, [])])
 
@@ -179,7 +181,7 @@ class ShardWriter:
         if not wait_until(transaction.last.deliver_at_ms, self._plan.transaction_timeout_ms // 2):
             raise DeliveryFailed(
                 f"shard {self.shard}, batch {progress.batch.batch_id}: this host's clock was set back while a "
-                "transaction was open. It is given up, and opened again when its messages are nearly due"
+                "transaction was open. It is aborted, and opened again when its messages are nearly due"
             )
 
     def _produce_checked(self, batch: pa.RecordBatch, check: RecordCheck) -> None:
@@ -200,7 +202,7 @@ class ShardWriter:
                     self._producer.poll(0.1)
                     self._reports.check()
                 except KafkaException as problem:
-                    # The transaction failed by an earlier record: that one's error tells more.
+                    # An earlier record failed the transaction, and its error is more specific.
                     self._producer.poll(0)
                     self._reports.check()
                     raise self._reports.error(problem.args[0], topic, partition) from problem
@@ -227,9 +229,9 @@ class ShardWriter:
 
 
 def fence_writers(settings: Settings, shards: int) -> None:
-    """Let no writer of the first `shards` shards commit any more, and end their open transactions.
+    """Fence the writers of the first `shards` shards, and end their open transactions.
 
-    Raises DeliveryFailed if the broker does not do so.
+    Raises DeliveryFailed if that fails.
     """
     timeout_s = settings.delivery.transaction_timeout / 1000
 

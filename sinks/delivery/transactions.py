@@ -23,7 +23,8 @@ _MOST_BYTES = 64 * 1024 * 1024
 class Transaction:
     """Consecutive due messages of one shard and batch, in order: from `start` of the batch's up to `end`.
 
-    `largest_bytes` is for each part at most as little as its largest record needs; `last` is the last message's place.
+    `largest_bytes` has, for each part, an upper bound of the bytes of its largest record. `last` is the order key of
+    the last message.
     """
 
     start: int
@@ -35,12 +36,12 @@ class Transaction:
 
     @property
     def end(self) -> int:
-        """The position of the first message behind it."""
+        """The position of the first message after it."""
         return self.start + self.count
 
     @property
     def last(self) -> OrderKey:
-        """The place of its last message in the contract's order."""
+        """The order key of its last message."""
         return key_of(self.parts[-1], -1)
 
     def cut(self, most_pieces: int) -> list[Transaction]:
@@ -68,8 +69,8 @@ def transactions(
     """Cut `messages`, which begin at position `start` of the batch's.
 
     A transaction ends when it is full, or when the next message is due more than `slice_ms` later, so that nobody waits
-    for the last message of the batch. It is given out when its first message is nearly due, since a transaction
-    that is open for long is ended by the broker; it then waits for `longest_ms` of due time at most.
+    for the last message of the batch. It is yielded when its first message is nearly due, since the broker ends a
+    transaction that is open for long; it covers at most `longest_ms` of due time.
     """
     ahead_ms, slice_ms = (min(ms, longest_ms) for ms in (_OPEN_AHEAD_MS, slice_ms))
     full: Transaction | None = None
@@ -96,16 +97,16 @@ def transactions(
 
 
 def _fitting(full: Transaction, dues: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> int:
-    """Return how many of the next messages still belong into it: one at the least if it is empty."""
+    """Return how many of the next messages still fit; at least one if the transaction is empty."""
     in_slice = int(np.searchsorted(dues, full.slice_end_ms, side="right"))
     in_bytes = int(np.searchsorted(np.cumsum(sizes), _MOST_BYTES - full.bytes, side="right"))
     return max(min(in_slice, in_bytes, most - full.count), 0 if full.count else 1)
 
 
 def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
-    """Leave out the messages up to `last`, and tell `skipped` how many those were.
+    """Yield the messages after `last`, and call `skipped` with the number of the others.
 
-    By their place and not by their number: records that expired meanwhile are missing from a batch that is replayed.
+    They are skipped by order key, not by number: input records deleted meanwhile are missing from a replayed batch.
     """
     count = 0
     for table in messages:

@@ -1,4 +1,4 @@
-"""The clock of the host that delivers. It can do nothing but delay (invariant 4)."""
+"""The clock of the host that delivers. It can only delay messages (invariant 4)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 def now_ms() -> int:
-    """Return what the host's clock shows, in epoch ms."""
+    """Return the time of the host's clock, epoch ms."""
     return time.time_ns() // 1_000_000
 
 
 def wait_until(instant_ms: int, longest_ms: int | None = None) -> bool:
-    """Wait until the host's clock shows `instant_ms` (epoch ms). Returns whether it does: not if over `longest_ms` off.
+    """Wait until the host's clock shows `instant_ms` (epoch ms). Return False if that is over `longest_ms` away.
 
     The only place where the wall clock matters.
     """

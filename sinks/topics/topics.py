@@ -187,7 +187,8 @@ def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
     problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
     if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
         raise TopicMismatch(
-            f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe there"
+            f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe "
+            "there"
         )
     return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
 

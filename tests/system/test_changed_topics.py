@@ -54,7 +54,7 @@ def test_added_partitions_are_used_expired_records_and_a_deleted_output_topic_ar
     publish_mixed(ledger, application, 100, seed=3, longest_ms=9_000)
     admin.delete_topics([side])[side].result()
     assert service.wait(90) == 1
-    assert f"topic-missing: {side}, which messages are to be written to, is gone" in service.log
+    assert f"topic-missing: topic {side}, to which the job writes, is gone" in service.log
     assert "goes on without records" in (application.folder / "run-3.log").read_text()
     admin.create_topics([NewTopic(side, 2, 1)])[side].result()
     service.start()

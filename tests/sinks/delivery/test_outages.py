@@ -271,7 +271,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_delivered_once_it_
     # A broker with auto-creation makes the topic again, with one partition, unless the client still knows the old one.
     if problem is not None or not creates:
         assert isinstance(problem, TopicMissing)
-        assert f"{delivery.topic}, which messages are to be written to, is gone" in str(problem)
+        assert f"{delivery.topic}, to which the job writes, is gone" in str(problem)
         _create(used, delivery.topic)
         first = delivery.begin(attempt=1)
     assert first.result(60)[0] == 10
