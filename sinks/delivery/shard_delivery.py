@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 # Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
 _open_writers: dict[tuple[str, int], ShardWriter] = {}
-# A transaction that a topic refused is cut into so many pieces. With more, fewer are refused until one message is left.
+# The pieces into which a refused transaction is cut. With more, fewer are refused until one message is left.
 _PIECES = 16
 # Kept from batch to batch.
 _rate_limiters: dict[tuple[str, int, float], RateLimiter] = {}

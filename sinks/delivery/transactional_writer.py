@@ -34,7 +34,7 @@ from state.checkpoint.progress import BatchSpan, Progress
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
 # between pieces of the flush.
 _FLUSH_PIECE_S = 0.1
-# The client waits for a missing topic as if its broker were away. After so long without an answer, look for the topic.
+# The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
 _SLOW_S = 5.0
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}

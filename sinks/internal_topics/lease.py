@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _KEY = b"lease"
 _POLL_S = 0.5
-# So many heartbeats in a row may fail before another process takes the holder for dead.
+# Several, so that a single heartbeat may fail before another process takes the holder for dead.
 _HEARTBEATS_PER_PERIOD = 5
 
 

@@ -154,7 +154,7 @@ def _schedule(
         names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
         for row in ambiguous.tolist():
             # Replaces an error of one of the headers.
-            rejections.errors[row] = TwoDelays(f"a message may have one delay header, once: only one of {names}")
+            rejections.errors[row] = TwoDelays(f"a message may have only one of the headers {names}, and only once")
     return deliver_at
 
 

@@ -21,8 +21,8 @@ from state.order import OrderKey
 from state.shards import by_shard
 
 MAX_MERGED_BUCKETS = 4
-# One task merges so many messages in about a second; then other tasks get their turn. Slices are larger where there
-# would be more than _MAX_SLICES.
+# The messages of a slice. One task merges them in about a second; then other tasks get their turn. Slices are larger if
+# there would be more than _MAX_SLICES.
 _SLICE_MESSAGES = 100_000
 _MAX_SLICES = 16
 # Slice n numbers its segments from n times this. A segment number has 4 bytes: over a hundred slices of 16 million.

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 # The offset of the next record by topic and partition, as in Spark's offset log: {"orders": {"0": 17}}.
 Offsets = dict[str, dict[str, int]]
 
-# For values stored as JSON: what is read must have exactly the types that were written, and no other keys.
+# For values stored as JSON: reading accepts exactly the types that were written, and no other keys.
 STORED = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
 

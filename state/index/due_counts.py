@@ -12,7 +12,7 @@ import numpy as np
 
 from conf.errors import BucketUnreadable
 
-# So many counts may be unordered, besides a share of the ordered ones: ordering them costs a pass over all.
+# The most unordered counts, apart from a share of the ordered ones: ordering them costs a pass over all.
 _MAX_UNORDERED = 4096
 
 

@@ -15,9 +15,9 @@ from conf.errors import BucketUnreadable
 from state.index.due_counts import Bounds, DueCounts, TimeSlot, slot_number, time_slot
 from state.index.source_pages import SourcePages
 
-# So many ids may be staged, besides a share of the waiting ones: adding them may rewrite all pages.
+# The most staged ids, apart from a share of the waiting ones: moving them into pages may rewrite all pages.
 _MAX_STAGED = 1 << 20
-# So many ids may be counted without a page: a query after each id must not write a page for each.
+# The most ids that are counted without a page: a query after each id must not write a page for each.
 _MAX_SINGLE = 4096
 
 _NO_FLOOR = -(1 << 63)

@@ -9,7 +9,7 @@ from pyroaring import BitMap
 
 # A page stores the distance of each offset from its first one in 32 bits.
 PAGE_SPAN = 1 << 32
-# A bitmap takes about so many bits for an isolated value.
+# About the bits that a bitmap takes for an isolated value.
 _START_BITS = 16
 
 
