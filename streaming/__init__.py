@@ -1,8 +1,9 @@
-"""Putting it together: the Spark session, the query, one batch's steps, recovery, and the command line.
+"""Joins the parts: the Spark session, the query, the steps of a batch, recovery, and the command line.
 
-The only package that knows all others, and none of them knows it.
+This package imports all others, and none of them imports it.
 
 Read `job` first: `job.query` (how the parts are joined) and `job.batch` (what one batch does). Then `checkpoint`
-(recovery), `maintenance` (beside the batches), `operations` (on a stopped job), `status`, `cli`. `spark` and
-`storage` are what these stand on; `local` is the embedded broker, `demo` the whole on one machine.
+(recovery), `maintenance` (beside the batches), `operations` (on a stopped job), `status`, `cli`. All of these use
+`spark` and `storage`. `local` is the embedded broker, `demo` runs everything on one machine, and `judge` checks what
+was delivered.
 """

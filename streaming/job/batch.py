@@ -1,4 +1,4 @@
-"""One batch, from the state stage to the last commit: the steps of DESIGN.md's flow, in order."""
+"""One batch, from the output of the state stage to the last commit. `BatchRunner.run` lists the steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DUE, _REPORT, _STORED = (from_arrow_schema(schema) for schema in (DUE_SCHEMA, R
 
 
 class BatchRunner:
-    """Runs batches, one after the other, in the query's thread."""
+    """Runs batches one after the other, in the query's thread."""
 
     def __init__(self, state: Recovered, settings: Settings, lease: HeldLease) -> None:
         self._lease = lease
@@ -57,72 +57,91 @@ class BatchRunner:
             state.store, state.catalog, state.partitions, settings.bucket.limit, state.settings_history.newest
         )
         self._settings = settings
-        self._birth = state.checkpoint.origin
-        # The newest batch in the offset log: the running one, or the last. Read by the thread that watches the clock.
+        self._origin = state.checkpoint.origin
+        # The newest batch in the offset log: the running or the last one. The thread that watches the clock reads it.
         self.planned = state.planned
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
-        self._beside = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
-        """Deliver and seal `shard_output`, what the state stage of batch `batch_id` gives out (`SHARD_OUTPUT_SCHEMA`).
+        """Run batch `batch_id`, whose state stage gives `shard_output` (`SHARD_OUTPUT_SCHEMA`).
 
-        Called by `foreachBatch`. Whatever fails here fails the batch, which is then replayed whole: each step
-        either leaves nothing behind or knows on the second time that it is done.
+        Spark calls this (`foreachBatch`), and commits the batch when it returns. The steps:
+
+        1. Check that this process still holds the lease.
+        2. Read from the offset log which records the batch reads, and its cutoff.
+        3. Start the maintenance that is due, which runs beside the batches.
+        4. Run the state stage, and check its rows against the cutoff.
+        5. Warn if input records of the batch were deleted unread.
+        6. Deliver the due messages and seal the far ones, both at the same time.
+        7. Pass the sealed segments to the prefetch window and to maintenance.
+        8. Move the prefetch window on to the cutoff.
+
+        If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
+        in the replay that it is done.
         """
         failpoint("batch-begun")
+        # 1. Check the lease.
         self._lease.check()
-        begun = time.monotonic()
+        started_s = time.monotonic()
+        # 2. Read the offset log.
         self.planned = planned = self._checkpoint.planned(batch_id)
         span = self._span(planned)
+        # 3. Start maintenance. Now, and not at the end of a batch: the catalog still has every segment that this batch
+        #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
+        #    their bucket's number, which a merge may change.
         if batch_id:
-            # Here and not at the end: the catalog knows all that this batch reads, which a merge must keep. Nor beside
-            # a first batch: what it delivers it knows by its bucket.
-            self._maintenance.before_batch(self._birth.first_bucket + batch_id - 1, span.previous_ms)
+            self._maintenance.before_batch(self._origin.first_bucket + batch_id - 1, span.previous_ms)
         shard_output = shard_output.persist()
         try:
-            outcome = shard_output.drop("chunk").collect()
-            _check(outcome, span.cutoff_ms)
+            # 4. Run the state stage. The chunks stay in Spark's cache.
+            rows = shard_output.drop("chunk").collect()
+            _check_cutoffs(rows, span.cutoff_ms)
+            # 5. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
-            sealed = [row for row in outcome if row["kind"] == SEALED]
-            due = self._due(shard_output, outcome, span)
-            steps: list[Future[None]] = []
-            if due is not None:
-                steps.append(self._start(self._deliver, due))
+            # 6. Deliver and seal.
+            sealed = [row for row in rows if row["kind"] == SEALED]
+            delivery = self._plan_delivery(shard_output, rows, span)
+            running: list[Future[None]] = []
+            if delivery is not None:
+                running.append(self._start(self._deliver, delivery))
             if sealed:
-                steps.append(self._start(self._seal, shard_output, batch_id))
-            for done in steps:
-                done.result()
+                running.append(self._start(self._seal, shard_output, batch_id))
+            for step in running:
+                step.result()
+            # 7. Pass on what was sealed.
             self._window.add(_segments(sealed))
             self._maintenance.sealed_into({row["time_partition"] for row in sealed})
         finally:
             shard_output.unpersist()
+        # 8. Move the window on.
         self._window.advance(span.cutoff_ms)
         self._last = planned
-        if due is not None or sealed:
+        if delivery is not None or sealed:
             log.info(
                 "batch %d: delivered below %d, sealed %d messages in %d segments, %.2f s",
                 batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
-                time.monotonic() - begun,
+                time.monotonic() - started_s,
             )  # fmt: skip
         failpoint("batch-done")
 
     def close(self) -> None:
-        """Stop what runs beside the batches."""
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        """Stop the loads and the maintenance that run beside the batches."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._window.close()
         self._maintenance.close()
 
     def _start(self, step, *arguments) -> Future[None]:  # type: ignore[no-untyped-def]
-        # Spark's local properties, the batch id among them, must reach the tasks of either step.
-        return self._beside.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
+        # The tasks of either step need Spark's local properties, such as the batch id.
+        return self._threads.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
 
     def _span(self, planned: PlannedBatch) -> BatchSpan:
-        """Read what the batch before left in the offset log, as a replayed batch finds it too."""
+        """Return what the batch reads and its cutoffs, from the offset log alone: a replay finds the same there."""
         if not planned.batch_id:
-            return BatchSpan(self._birth, 0, 0, planned.cutoff_ms, self._birth.offsets, planned.offsets)
+            return BatchSpan(self._origin, 0, 0, planned.cutoff_ms, self._origin.offsets, planned.offsets)
         before = self._last
         if before is None or before.batch_id != planned.batch_id - 1:
             before = self._checkpoint.planned(planned.batch_id - 1)
@@ -131,19 +150,19 @@ class BatchRunner:
                 f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
-        return BatchSpan(self._birth, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
-    def _due(self, shard_output: DataFrame, outcome: list[Row], batch: BatchSpan) -> DataFrame | None:
-        """Return the plan that delivers the batch, a task for each shard, or None if nothing is due.
+    def _plan_delivery(self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan) -> DataFrame | None:
+        """Return the plan that delivers the batch, with one task for each shard, or None if nothing is due.
 
-        Chunks of a mutable bucket have no key, and are delivered whole; those of the window are cut to the batch's
-        range. Each task merges both kinds.
+        Chunks from a mutable bucket have no key, and are delivered whole. Chunks from the window are cut to the range
+        between the batch's cutoffs. Each task merges both kinds.
         """
-        shards = sorted({row["shard"] for row in outcome if row["kind"] == DUE})
+        shards = sorted({row["shard"] for row in rows if row["kind"] == DUE})
         loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
         if not loaded and not shards:
             return None
-        # Expressions as text: pyspark asks Java a dozen questions for each column that is built in Python.
+        # Expressions as text: each column that is built in Python costs a dozen calls to Java.
         whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE.fields[:-1])
         due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
@@ -151,18 +170,18 @@ class BatchRunner:
             span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
             sealed = (piece.selectExpr("shard", *ORDER, *span, "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
-        return self._delivery(due, shards, batch)
+        return self._delivery_tasks(due, shards, batch)
 
-    def _delivery(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
-        settings_history = self._settings_history.at(batch.batch_id)
+    def _delivery_tasks(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
+        batch_settings = self._settings_history.at(batch.batch_id)
         plan = DeliveryPlan(
             application_id=self._settings.application_id,
             batch=batch,
             progress_topic=self._settings.progress_topic,
             lease_topic=self._settings.lease_topic,
             fencing_token=self._lease.fencing_token,
-            dead_letter=settings_history.dead_letter,
-            topics=tuple(settings_history.partitions),
+            dead_letter=batch_settings.dead_letter,
+            topics=tuple(batch_settings.partitions),
             slice_ms=self._settings.delivery.slice,
             messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
             transaction_messages=self._settings.delivery.transaction_messages,
@@ -175,13 +194,13 @@ class BatchRunner:
         tasks = []
         for shard in shards:
             chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*ORDER)
-            # A pool of its own for each shard, so that its task comes back to the process with its producer.
+            # One pool for each shard: the shard's next task then runs in the process that has its producer.
             with worker_pool(due.sparkSession, f"shard-{shard}"):
                 tasks.append(chunks.select(*DUE_SCHEMA.names).mapInArrow(deliver_chunks(plan, shard), _REPORT))
         return reduce(DataFrame.union, tasks)
 
-    def _deliver(self, due: DataFrame) -> None:
-        self._last_writers.update({report["shard"]: report["writer"] for report in due.collect()})
+    def _deliver(self, delivery: DataFrame) -> None:
+        self._last_writers.update({report["shard"]: report["writer"] for report in delivery.collect()})
         failpoint("delivered")
 
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
@@ -189,13 +208,13 @@ class BatchRunner:
         with worker_pool(shard_output.sparkSession):
             rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
         failpoint("sealing")
-        self._store.append(rows, self._birth.checkpoint, batch_id)
+        self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")
 
 
-def _check(outcome: Iterable[Row], cutoff_ms: int) -> None:
-    """Hold invariants 2 and 3 against what the state stage says."""
-    for row in outcome:
+def _check_cutoffs(rows: Iterable[Row], cutoff_ms: int) -> None:
+    """Raise CutoffMismatch if the rows of the state stage violate invariant 2 or 3."""
+    for row in rows:
         if row["cutoff_ms"] != cutoff_ms:
             raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoff_ms}")
         if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoff_ms:

@@ -1,4 +1,4 @@
-"""Watching the host's clock: where it was set back, the job must not wait for hours as if nothing was."""
+"""The watch over the host's clock: if the clock was set back, the job must not wait for hours without a word."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from streaming.checkpoint.checkpoint import PlannedBatch
 
 log = logging.getLogger(__name__)
 
-# Waited for in silence: clocks are slewed, and differ from host to host.
+# Up to this the job waits in silence: clocks are slewed, and differ from host to host.
 _UNREMARKABLE_MS = 1_000
-# Waited for, with a warning. It covers `clock.lookahead`, which may have been longer (up to 1m) at the start before.
+# Up to this the job waits, with a warning. It covers `clock.lookahead`, which may have been up to 1m in the run before.
 TOLERANCE_MS = 60_000
 
 
@@ -23,10 +23,10 @@ def _now_ms() -> int:
 
 
 class ClockWatch:
-    """Compares the clock of this host with what it showed before, by the offset log's newest batch.
+    """Compares the clock of this host with the time that it showed to the newest batch in the offset log.
 
-    Cutoffs never go back (invariant 3). When the clock does, all that falls due, and Spark's next trigger, wait until
-    it has caught up: the only choice is whether to wait.
+    Cutoffs never go back (invariant 3). When the clock does, messages that fall due and Spark's next trigger wait until
+    it has caught up. The only choice is whether to wait.
     """
 
     def __init__(self, lookahead_ms: int, now_ms: Callable[[], int] = _now_ms) -> None:
@@ -35,10 +35,13 @@ class ClockWatch:
         self._warned = False
 
     def check(self, newest: PlannedBatch | None) -> None:
-        """Raise ClockBehind if the clock is over a minute behind; warn, once until it has caught up, over a second."""
+        """Raise ClockBehind if the clock is more than a minute behind; warn if it is more than a second behind.
+
+        Warns once until the clock has caught up. `newest` is the newest batch in the offset log.
+        """
         if newest is None:
             return
-        # A batch's own time, and that of the batch before in its cutoff: either may be the later one.
+        # The batch's own time, or the time of the batch before, which its cutoff contains: either may be the later one.
         shown_ms = max(newest.clock_ms, newest.cutoff_ms - self._lookahead_ms)
         now_ms = self._now_ms()
         behind_ms = shown_ms - now_ms
@@ -47,16 +50,16 @@ class ClockWatch:
             return
         sentence = (
             f"this host's clock shows {_text(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
-            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or the one before"
+            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or to the batch before"
         )
         if behind_ms > TOLERANCE_MS:
             raise ClockBehind(
-                f"{sentence}. Set it right, or start the job again when it has caught up. "
+                f"{sentence}. Set it right, or start the job again when the clock has caught up. "
                 "Nothing is lost, and nothing was delivered before the clock showed its time"
             )
         if not self._warned:
             self._warned = True
-            log.warning("%s: what falls due waits until it has caught up", sentence)
+            log.warning("%s: each message that falls due waits until it has caught up", sentence)
 
 
 def _text(instant_ms: int) -> str:

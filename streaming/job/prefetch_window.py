@@ -1,7 +1,9 @@
-"""The due window: of the sealed buckets, the messages that fall due next, loaded ahead of need.
+"""The prefetch window: the sealed messages that fall due next, loaded ahead of need.
 
-The driver holds metadata only. A *piece* is a range of deliver_at that has been read from the buckets, put in
-order, and cached in Spark as chunks; each sealed message is in at most one piece.
+The driver holds only metadata. A *piece* is a range of due time whose sealed messages have been read from the buckets,
+sorted, and cached in Spark as chunks. Each sealed message is in at most one piece.
+
+The *horizon* is the due time up to which everything is loaded or being loaded. It never goes back.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Piece:
-    """The sealed messages due in [start_ms, end_ms), cached."""
+    """Cached sealed messages that are due in [start_ms, end_ms)."""
 
     start_ms: int
     end_ms: int
@@ -38,11 +40,10 @@ class _Piece:
 
 
 class PrefetchWindow:
-    """Loads ahead up to `ahead_ms` past the cutoff, at most about `max_messages` in one piece.
+    """Loads sealed messages up to `ahead_ms` past the cutoff, at most about `max_messages` in one piece.
 
-    Where more than that is due within a quarter of `ahead_ms`, several pieces are loaded; Spark puts on disk what its
-    memory does not hold. Used by one thread, the query's; loading ahead runs in a thread of its own. `start_ms` is the
-    cutoff up to which everything has been delivered, but for the `overdue` segments.
+    If more messages than that are due within a quarter of `ahead_ms`, it loads several pieces; Spark writes to disk
+    what does not fit into its memory. Only the query's thread may use the window. Loads run in another thread.
     """
 
     def __init__(
@@ -55,23 +56,34 @@ class PrefetchWindow:
         max_messages: int,
         shards: int,
     ) -> None:
+        """Start to load the overdue messages.
+
+        Args:
+            store: the table of sealed buckets.
+            catalog: the metadata of the live segments, which `add` and `advance` update.
+            start_ms: the cutoff below which everything is delivered, except what `overdue` holds (epoch ms).
+            overdue: the segments with messages below `start_ms` that the first batch must deliver.
+            ahead_ms: how far past the cutoff to load (ms).
+            max_messages: about how many messages one piece may hold.
+            shards: the present number of shards.
+        """
         self._store = store
         self._catalog = catalog
         self._shards = shards
         self._ahead_ms = ahead_ms
         self._max_messages = max_messages
         self._pieces: list[_Piece] = []
-        # Loads that are under way, each with the earliest instant that it brings.
+        # Running loads, each with the start of its range of due time.
         self._loading: list[tuple[int, Future[_Piece]]] = []
         self._horizon_ms = start_ms
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="due-window")
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
-        """Return the chunks with sealed messages due in [start_ms, end_ms), as none or more DataFrames.
+        """Return the chunks with sealed messages due in [start_ms, end_ms), as zero or more DataFrames.
 
-        Their columns are `window.WINDOW_SCHEMA`; a chunk may reach beyond the range. Waits for what is being
-        loaded only if some of it is due by then.
+        Their columns are `window.WINDOW_SCHEMA`. A chunk may also hold messages outside the range. Waits for a running
+        load only if its range begins before `end_ms`.
         """
         if end_ms > self._horizon_ms:
             self._load_on(end_ms)
@@ -86,22 +98,22 @@ class PrefetchWindow:
         ]
 
     def add(self, sealed: Iterable[Segment]) -> None:
-        """Take in newly sealed segments; the part of them that is below the horizon must be loaded as well."""
-        fresh = self._catalog.add(sealed)
-        below = [segment for segment in fresh if segment.min_deliver_at_ms < self._horizon_ms]
+        """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
+        new = self._catalog.add(sealed)
+        below = [segment for segment in new if segment.min_deliver_at_ms < self._horizon_ms]
         if below:
             start = min(segment.min_deliver_at_ms for segment in below)
-            # Of these buckets alone: all others are loaded up to the horizon already.
+            # Only from these buckets: all others are loaded up to the horizon already.
             self._start_loading(below, start, self._horizon_ms, {segment.bucket for segment in below})
 
     def advance(self, cutoff_ms: int) -> None:
-        """Let go what is delivered below `cutoff_ms`, and start to load what comes next."""
+        """Release the pieces below `cutoff_ms`, which are delivered, and start to load the next ones."""
         for piece in [piece for piece in self._pieces if piece.end_ms <= cutoff_ms]:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
         start, end = self._horizon_ms, self._reach(cutoff_ms)
-        # In steps of half a window: a load costs a job, however few its messages.
+        # In steps of half a window: each load costs a Spark job, however few its messages are.
         if end - start >= self._ahead_ms // 2 or (end > start and start - cutoff_ms < self._ahead_ms // 4):
             self._load_on(end)
 
@@ -110,7 +122,7 @@ class PrefetchWindow:
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _reach(self, cutoff_ms: int) -> int:
-        """Return how far the window may reach, by the number of messages that the metadata promises."""
+        """Return the due time up to which the window may reach, by the message counts in the metadata."""
         start, end = self._horizon_ms, cutoff_ms + self._ahead_ms
         expected = 0.0
         for segment in self._catalog.overlapping(start, end):
@@ -122,16 +134,17 @@ class PrefetchWindow:
         return end
 
     def _load_on(self, end_ms: int) -> None:
-        """Load what lies between the horizon and `end_ms`, which becomes the horizon."""
+        """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
         self._start_loading(self._catalog.overlapping(self._horizon_ms, end_ms), self._horizon_ms, end_ms)
         self._horizon_ms = end_ms
 
     def _start_loading(
         self, segments: list[Segment], start_ms: int, end_ms: int, buckets: set[int] | None = None
     ) -> None:
-        """Load from `segments`, chosen here in the query's thread, and from the table as it is now.
+        """Start to load the messages of `segments` that are due in [start_ms, end_ms).
 
-        What is sealed later comes in by `add`; what is merged meanwhile is read from where it lay.
+        The query's thread chooses the segments and the version of the table. So the load reads files that a merge has
+        replaced meanwhile, and `add` loads what is sealed meanwhile.
         """
         if segments:
             partitions = {segment.time_partition for segment in segments}
@@ -140,7 +153,10 @@ class PrefetchWindow:
             self._loading.append((start_ms, self._loader.submit(load, chunks, segments, start_ms, end_ms)))
 
     def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
-        """Read and cache. Raises BucketUnreadable, which names the file and what waits in it, if one is damaged."""
+        """Read the chunks and cache their messages.
+
+        Raises BucketUnreadable if a file is damaged. The error names the file and the messages that wait in it.
+        """
         in_window = window_rows(start_ms, end_ms, self._shards)
         with worker_pool(self._store.spark):
             ordered = chunks.sortWithinPartitions(*ORDER)
@@ -149,7 +165,7 @@ class PrefetchWindow:
             count = loaded.selectExpr("coalesce(sum(count), 0)").collect()[0][0]
         except (Py4JJavaError, PySparkException) as problem:
             if error := unreadable_bucket(self._store, segments, problem):
-                # Without its cause: Spark puts every line of it into the failure of the query.
+                # Without its cause: Spark would copy every line of that into the query's error.
                 raise error from None
             raise
         log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)

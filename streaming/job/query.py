@@ -1,4 +1,12 @@
-"""The query: how the parts are joined. One stateful stream from the input topics to `BatchRunner`."""
+"""The query: one stateful stream from the input topics to the function that runs each batch.
+
+In the order of the data:
+
+1. Records and ticks are read (`sources.intake`), and records are accepted: they become chunks of messages by shard.
+2. The tick moves the watermark, which is the batch's cutoff, and is then dropped.
+3. The state function of each shard divides its messages into due, sealed and kept (`state.buckets.operator`).
+4. `BatchRunner.run` delivers the due messages and seals the others (`streaming.job.batch`).
+"""
 
 from __future__ import annotations
 
@@ -22,13 +30,13 @@ from state.checkpoint.origin import Offsets
 
 
 def settings_of_task(history: SettingsHistory) -> Callable[[], tuple[int, BatchSettings]]:
-    """Return a function that gives, inside a task, the running batch's id and its rules."""
+    """Return a function that returns, inside a task, the id and the settings of the running batch."""
 
     def settings_now() -> tuple[int, BatchSettings]:
         context = TaskContext.get()
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if batch is None:
-            raise CheckpointMismatch("a task ran outside a batch, and cannot know its rules")
+            raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
         return int(batch), history.at(int(batch))
 
     return settings_now
@@ -37,7 +45,7 @@ def settings_of_task(history: SettingsHistory) -> Callable[[], tuple[int, BatchS
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
     """Return the stream of what each batch delivers, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
 
-    A new checkpoint reads the input from `starts`, and from the beginning where that names no offset.
+    A new checkpoint reads the input from the offsets `starts`, and from the beginning if `starts` is empty.
     """
     settings_now = settings_of_task(history)
     records = read_records(
@@ -54,7 +62,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
     return (
         messages.unionByName(ticks)
         .withWatermark("event_time", "0 seconds")
-        # The clock has moved the watermark by here. A filter on any other column would be pushed below it.
+        # Drop the tick, which has moved the watermark by now. Spark would push a filter on another column below it.
         .where(col("event_time").isNull())
         .groupBy("shard_key")
         .applyInPandasWithState(
@@ -70,7 +78,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
 def start_query(
     shard_output: DataFrame, settings: Settings, checkpoint: str, run_batch: Callable[[DataFrame, int], None]
 ) -> StreamingQuery:
-    """Start the query; each batch goes to `run_batch`."""
+    """Start the query, which passes each batch to `run_batch`."""
     return (
         shard_output.writeStream.queryName(settings.application_id)
         .outputMode("append")

@@ -1,4 +1,4 @@
-"""The running service: start, watch, and end after the running batch."""
+"""The service: starts the query, watches it, and ends it after the running batch."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from streaming.storage.paths import checkpoint_path, storage_path
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-# How Spark's Kafka source begins the error for records that are not there any more.
+# How Spark's Kafka source begins the error for records that were deleted.
 _DATA_LOSS = "Some data may have been lost"
-# By what it fails on a timestamp of which there are too many microseconds.
+# How it fails on a timestamp that overflows when it is converted to microseconds.
 _OVERFLOW = "ArithmeticException: long overflow"
 
 
 class Gate:
-    """Lets batches through until it is closed; a batch that comes later ends the query with nothing of it done.
+    """Lets batches run until it is closed. A later batch ends the query before anything of it is done.
 
-    Such a batch is planned in the offset log only, and is replayed by the next start. To let it pass without
-    running it would commit it, and lose what it read.
+    Such a batch is only planned in the offset log, and the next start replays it. If the gate let it pass without
+    running it, Spark would commit it, and the records that it read would be lost.
     """
 
     def __init__(self, last_batch: int | None = None) -> None:
-        """`last_batch` is the last one that may run, if there is one."""
+        """`last_batch` is the last batch that may run; without it, any may."""
         self._open = True
         self._cut_off = False
         self._last_batch = last_batch
 
     def close(self, cut_off: bool = False) -> None:
-        """Let no further batch begin. With `cut_off`, the running one is about to be cancelled, and may fail."""
+        """Let no further batch begin. `cut_off` means that the running batch is about to be cancelled, and may fail."""
         self._open = False
         self._cut_off = cut_off
 
@@ -81,7 +81,7 @@ class Gate:
             except Exception:
                 if not self._cut_off:
                     raise
-                # A short text: Spark searches it for interruptions, with a pattern that overflows the stack on a trace.
+                # A short text: Spark searches it with a pattern that overflows the stack on a long trace.
                 raise ServiceStopping(f"batch {batch_id} was cut off, and is left to the next start") from None
 
         return guarded
@@ -90,25 +90,38 @@ class Gate:
 def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[], None] = lambda: None) -> None:
     """Run the job until SIGTERM or SIGINT, or until the query fails.
 
-    Raises a DelaylineError for what it knows; anything else that stops the query comes as Spark tells it.
-    `on_started` is called when the query runs.
+    1. Check the storage and the topics.
+    2. Start Spark and claim the lease. After a crash, fence the writers of the process before.
+    3. Recover: read the checkpoint, the table's metadata and the progress topic.
+    4. Check the host's clock, and that the input topics still have the records that the next batch needs.
+    5. Start the query, and call `on_started`.
+    6. Watch the query until it ends. Then find the cause in the input if Spark names none.
+
+    `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
+    query that Delayline does not know, QueryFailed with Spark's words.
     """
+    # 1. Check storage and topics.
     check_storage(settings)
     check_topics(settings)
-    # Not an event: its lock may be held where the handler breaks in, and waited for by the same thread then.
+    # Not a threading.Event: a signal may interrupt the thread that holds the event's lock, which would then wait for
+    # itself.
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
+    # 2. Start Spark and claim the lease.
     with exclusive_session(settings, "run") as (spark, lease):
         if lease.after_a_crash:
-            # What a holder that is not dead, but stopped, has open.
+            # The holder before may be paused, not dead, and have open transactions.
             fence_writers(settings, settings.bucket.shards)
+        # 3. Recover.
         with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
+        # 4. Check clock and input.
         clock = ClockWatch(settings.clock.lookahead)
         clock.check(state.planned)
         check_input_loss(settings, state.checkpoint, state.store)
+        # 5. Start the query.
         with closing(BatchRunner(state, settings, lease)) as runner:
             gate = Gate()
             shard_output = shard_outputs(
@@ -116,6 +129,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             )
             query = start_query(shard_output, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
+            # 6. Watch it.
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
@@ -124,7 +138,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                 )  # fmt: skip
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
-                    # Spark names no range, or only one of them.
+                    # Spark's error names one deleted range, or none; this one names all.
                     check_input_loss(settings, state.checkpoint, state.store)
                 if _OVERFLOW in str(query.exception()):
                     _check_stamps(settings, state.checkpoint)
@@ -132,23 +146,23 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
 
 
 def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Raise RecordUnreadable if the batch that failed has records whose timestamps Spark cannot read."""
+    """Raise RecordUnreadable if the planned batch has records whose timestamps Spark cannot read."""
     planned = checkpoint.last_planned()
     if planned is None:
         return
-    if found := unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets):
+    if records := unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets):
         raise RecordUnreadable(
-            f"{'; '.join(map(str, found))}: Spark reads none later than {LAST_MS} (was it stamped in microseconds or "
-            "nanoseconds?). Publish again what lies unread before it, delete the partition's records up to it "
+            f"{'; '.join(map(str, records))}: Spark reads none later than {LAST_MS} (was it stamped in microseconds or "
+            "nanoseconds?). Publish the unread records before it again, delete the partition's records up to it "
             "(kafka-delete-records.sh), and start with topics.skip_expired=true. With message.timestamp.after.max.ms "
-            "the broker refuses such a record"
+            "the broker refuses such records"
         )
 
 
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
-    """Replay the batch that was cut off, if there is one, and begin no other: nothing is then done in part.
+    """Replay the batch that was cut off, if there is one, and begin no other. No batch is then half done.
 
-    Raises QueryFailed, ClockBehind, or what `recover` does.
+    Raises QueryFailed, ClockBehind, RecordsExpired, and the errors of `recover`.
     """
     planned = checkpoint.last_planned()
     if planned is None or checkpoint.last_committed() == planned:
@@ -161,7 +175,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         query = start_query(shard_output, settings, checkpoint.path, Gate(planned).guard(runner.run))
         while query.isActive and checkpoint.last_committed() != planned:
             time.sleep(_POLL_S)
-        # Spark would report the gate's refusal of the next batch as a failure of the query.
+        # Spark would log the gate's refusal of the next batch as a failure of the query.
         spark.sparkContext.setLogLevel("OFF")
         query.stop()
         problem = query.exception()
@@ -179,25 +193,35 @@ def _watch(
     check_clock: Callable[[], None],
     is_outage: Callable[[], bool],
 ) -> None:
-    """Wait for the end: asked for, or by an error. Checks clock, lease and each batch's progress on the way.
+    """Wait until the query fails or a signal asks for the end; then end the query after the running batch.
 
-    The clock from here, and not at the beginning of a batch: when it is set back, none may begin, since Spark waits
-    until it shows the time of the next trigger.
+    Checks the clock, the lease, outages and each batch's progress meanwhile. The clock is checked here and not at the
+    start of a batch: after it was set back no batch may start, since Spark waits for the time of the next trigger.
+
+    Args:
+        spark: the session.
+        query: the running query.
+        settings: for the words of a storage failure.
+        gate: closed when the end is asked for, or before the running batch is cancelled.
+        stop: has an entry once a signal has come.
+        lease: the lease that this process holds.
+        check_clock: raises ClockBehind if the clock was set back too far.
+        is_outage: returns whether Spark waits for brokers between batches, and logs that.
     """
     drops = _DropWatch(query)
-    while not _asked(stop):
-        _check(spark, query, gate, lease, check_clock)
+    while not _stop_requested(stop):
+        _check_clock_and_lease(spark, query, gate, lease, check_clock)
         is_outage()
         drops.check()
         if not query.isActive:
-            raise _why_it_ended(query, settings, lease)
+            raise _cause_of_end(query, settings, lease)
     log.info("stopping after the running batch")
-    # Spark would report the gate's refusal as a failure of the query.
+    # Spark would log the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
     gate.close()
-    # Where the brokers are away there is none, and Spark would ask them for minutes.
+    # During an outage no batch runs, and Spark would ask the brokers for minutes.
     while query.isActive and query.status["isTriggerActive"] and not is_outage():
-        _check(spark, query, gate, lease, check_clock)
+        _check_clock_and_lease(spark, query, gate, lease, check_clock)
         time.sleep(0.02)
     query.stop()
     drops.check()
@@ -206,8 +230,8 @@ def _watch(
         raise _failure(query, settings)
 
 
-def _asked(stop: SimpleQueue[int]) -> bool:
-    """Wait for a moment, and say whether the end was asked for."""
+def _stop_requested(stop: SimpleQueue[int]) -> bool:
+    """Wait for `_POLL_S` at most, and return whether a signal asked for the end."""
     try:
         stop.get(timeout=_POLL_S)
     except Empty:
@@ -215,16 +239,19 @@ def _asked(stop: SimpleQueue[int]) -> bool:
     return True
 
 
-def _check(
+def _check_clock_and_lease(
     spark: SparkSession, query: StreamingQuery, gate: Gate, lease: HeldLease, check_clock: Callable[[], None]
 ) -> None:
-    """Cut the running batch off if the clock was set back or the lease taken. Raises ClockBehind, ApplicationHeld."""
+    """Cancel the running batch if the clock was set back or the lease was taken.
+
+    Raises ClockBehind, ApplicationHeld.
+    """
     try:
         check_clock()
         lease.check_not_taken()
     except (ClockBehind, ApplicationHeld):
         gate.close(cut_off=True)
-        # Spark would report every task of the batch that is cut off.
+        # Spark would log every task of the cancelled batch.
         spark.sparkContext.setLogLevel("OFF")
         query.stop()
         raise
@@ -238,10 +265,13 @@ class _DropWatch:
         self._checked = -1
 
     def check(self) -> None:
-        """Look at the batches that ended since the last call. Raises LateRowsDropped, with the query stopped."""
+        """Check the batches that ended since the last call.
+
+        Stops the query and raises LateRowsDropped if one of them dropped rows.
+        """
         newest = self._checked
-        # Not `query.recentProgress`, which walks Java's maps from Python: each ends with a Java exception that
-        # pyspark classifies in a dozen calls, a core's worth of them with a hundred batches remembered.
+        # Not `query.recentProgress`, which iterates Java maps from Python: each iteration ends with a Java exception
+        # that pyspark classifies in a dozen calls. With the hundred batches that Spark keeps, that took a core.
         for progress in reversed(self._query._jsq.recentProgress()):
             batch_id = progress.batchId()
             if batch_id <= self._checked:
@@ -251,30 +281,35 @@ class _DropWatch:
             if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
                 self._query.stop()
                 raise LateRowsDropped(
-                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark; before the "
-                    "job runs again, let `delayline rebuild --discard-checkpoint` accept again those that are not due "
-                    "yet, and please report this with the checkpoint"
+                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark. Before the "
+                    "job runs again, run `delayline rebuild --discard-checkpoint`: it accepts those messages again "
+                    "that are not due yet. Please report this, with the checkpoint"
                 )
         self._checked = newest
 
 
-def _why_it_ended(query: StreamingQuery, settings: Settings, lease: HeldLease) -> DelaylineError:
+def _cause_of_end(query: StreamingQuery, settings: Settings, lease: HeldLease) -> DelaylineError:
+    """Return the error to raise for a query that has ended: that of a lost lease or an outage goes first."""
     failure = _failure(query, settings)
     try:
         lease.check(limit_s=0)
     except ApplicationHeld as taken:
-        # Whatever a holder trips over that comes back too late, this is why.
+        # A holder that lost the lease may fail in many ways, and this is the cause of all of them.
         return taken
-    except BrokerUnreachable as absence:
-        # Spark's own words for brokers that are away name only what it waited for.
-        return absence if type(failure) is QueryFailed else failure
+    except BrokerUnreachable as outage:
+        # Spark's own error names only what it waited for.
+        return outage if type(failure) is QueryFailed else failure
     return failure
 
 
 def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
-    """Return why the query ended: in Delayline's own words if it has any, else in the first of Spark's."""
+    """Return the error by which the query ended.
+
+    That is, in this order: the last Delayline error in Spark's text, a failure of the storage, or QueryFailed with the
+    innermost cause.
+    """
     text = text_of_query(query)
-    log.debug("the query ended by %s", text)
+    log.debug("the query failed: %s", text)
     own = re.findall(r"^(?:.*\W)?conf\.errors\.(\w+): [a-z-]+: (.+)$", text, re.MULTILINE)
     if own:
         name, sentence = own[-1]

@@ -22,7 +22,7 @@ def test_a_recreated_topic_ends_before_the_offsets_that_were_read() -> None:
     assert truncated(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
         "in/0 ends at offset 300, and records up to offset 301 were read",
         "in/2 ends at offset 7, and records up to offset 8 were read",
-        "in/10 is gone, of which records up to offset 4 were read",
+        "in/10 is gone, and records up to offset 4 were read",
     ]
     assert truncated(BOUNDS, {}) == []
 
