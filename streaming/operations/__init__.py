@@ -1,12 +1,13 @@
-"""What is done to a job that does not run: rescale, rebuild, repair; and resending its dead letters.
+"""Operations on a stopped job: `rescale`, `rebuild`, `repair`. And `resend`, for its dead letters.
 
-Each command can be cut off anywhere and run again. The running job (`streaming.job`) knows nothing of these.
+Each command can be cut off at any point and run again. The running job (`streaming.job`) does not depend on this
+package.
 
 Read `rescale` and `rebuild` (a new checkpoint), `repair` with `corruption` (damaged files), `resend`.
 
-`repair` reads the whole table past its corruption, holds the messages found against metadata and log, and replaces
-whole parts, metadata included, in one commit. Delta drops a part without reading its files, which a condition on
-other columns would not do.
+`repair` reads the whole table and skips what is damaged. It compares the messages that it finds with the metadata and
+with the table's log, and replaces whole parts of the table, metadata included, in one commit. A part is a Delta
+partition: Delta replaces it without reading its files. With a condition on another column, Delta would read them.
 
-`rebuild` makes the whole message-id index of a table version from metadata alone, as a stream of entries.
+`rebuild` makes the message-id index of one table version from metadata alone, as a stream of entries.
 """

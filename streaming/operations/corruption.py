@@ -1,4 +1,4 @@
-"""Damage to the files of sealed buckets: what can be read, segment by segment, and what is lost of each."""
+"""Corruption in the files of sealed buckets: which messages of each segment can be read, and which are lost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from state.index.message_index import offsets_by_source
 from state.order import ORDER
 
 Identity = tuple[int, int, int]
-# The offsets of messages, by input topic and partition.
+# Offsets of messages, by input topic and partition.
 Ids = dict[tuple[str, int], BitMap64]
 
-# Options of the session that damage is found in: it reads what is left.
+# Options of a Spark session that looks for corruption: it skips files that are damaged or missing.
 SKIP_CORRUPT_FILES = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
 
 
 @dataclass(frozen=True)
 class CorruptFile:
-    """A file of the table, below the table's path, and how many of its `rows` can be read."""
+    """A damaged file of the table. `path` is below the table's path, `readable` of its `rows` can be read."""
 
     path: str
     part: str
@@ -38,7 +38,7 @@ class CorruptFile:
 
 @dataclass(frozen=True)
 class CorruptSegment:
-    """A segment of which `readable` messages are left. `described` is its metadata, None if that is lost itself."""
+    """A segment of which only `readable` messages are left. `described` is its metadata, or None if that is lost."""
 
     identity: Identity
     part: str
@@ -46,53 +46,54 @@ class CorruptSegment:
     readable: int
 
     def waits(self, delivered_before_ms: int) -> bool:
-        """Say whether any of its messages may wait, where all that is due before `delivered_before_ms` is delivered."""
+        """Return whether any of its messages may still wait; those due before `delivered_before_ms` are delivered."""
         return self.described is None or self.described.max_deliver_at_ms >= delivered_before_ms
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """What cannot be read of a table: its files, and the segments that they held some or all of."""
+    """The damaged files of a table, and the segments that have lost messages or metadata with them."""
 
     files: list[CorruptFile]
     segments: list[CorruptSegment]
 
 
 def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
-    """Read the whole table, and hold what is read against what the table's log and the metadata say.
+    """Read the whole table, and compare it with the table's log and the metadata.
 
-    Segments that are delivered whole are left out: their time partition may be deleted already. The session must
-    have the options `SKIP_CORRUPT_FILES`.
+    Leaves out segments that are delivered whole: their time partition may be deleted already. The session must have the
+    options `SKIP_CORRUPT_FILES`.
     """
-    # All columns are read, since all of them are needed afterwards.
+    # The hash makes Spark read all columns, since a repair needs all of them.
     others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
     rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", others)
-    found = (
+    counts = (
         rows.mapInArrow(counted, from_arrow_schema(COUNTED_SCHEMA))
         .groupBy("file", "part", *IDENTITY)
         .sum("rows", "messages")
     )
-    rows_of: dict[str, int] = {}
+    readable_rows: dict[str, int] = {}
     left: dict[Identity, tuple[str, int]] = {}
     known: set[Identity] = set()
-    for row in found.collect():
-        rows_of[row["file"]] = rows_of.get(row["file"], 0) + row["sum(rows)"]
+    for row in counts.collect():
+        readable_rows[row["file"]] = readable_rows.get(row["file"], 0) + row["sum(rows)"]
         identity = row["bucket"], row["shard"], row["segment"]
         if row["part"] == METADATA_PART:
             known.add(identity)
         else:
             before = left.get(identity, ("", 0))[1]
             left[identity] = row["part"], before + row["sum(messages)"]
-    # Of a damaged file, reading these columns alone may give more rows than can be read whole.
+    # `metadata` reads only some columns. From a damaged file it may return rows that cannot be read whole.
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)
-    return Corruption(_corrupt_files(store, rows_of), [each for each in corrupt if each.waits(delivered_before_ms)])
+    files = _corrupt_files(store, readable_rows)
+    return Corruption(files, [segment for segment in corrupt if segment.waits(delivered_before_ms)])
 
 
-def _corrupt_files(store: BucketTable, rows_of: Mapping[str, int]) -> list[CorruptFile]:
+def _corrupt_files(store: BucketTable, readable_rows: Mapping[str, int]) -> list[CorruptFile]:
     corrupt = []
     for file in store.files():
-        rows, readable = json.loads(file["stats"])["numRecords"], rows_of.get(file["path"].rpartition("/")[2], 0)
+        rows, readable = json.loads(file["stats"])["numRecords"], readable_rows.get(file["path"].rpartition("/")[2], 0)
         if readable != rows:
             corrupt.append(CorruptFile(file["path"], file["part"], rows, readable))
     return corrupt
@@ -117,9 +118,9 @@ def _identity(segment: Segment) -> Identity:
 
 
 def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> tuple[set[str], DataFrame]:
-    """Return the parts of the table that `corruption` touches, and the rows that they are to hold instead.
+    """Return the parts of the table that `corruption` touches, and the rows that replace them.
 
-    These are all that can be read, with the metadata of damaged segments made anew of what is left of each.
+    These rows are all that can be read. The metadata of a damaged segment is made anew from the messages that are left.
     """
     parts = {
         METADATA_PART,
@@ -132,9 +133,9 @@ def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) ->
 
 
 def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
-    """Return the ids that the metadata of damaged segments names, without those that can be read of them.
+    """Return the ids of the lost messages: those in the metadata of damaged segments that can no longer be read.
 
-    And without those that are due in a tick of the index that ends before `from_ms`, since they are delivered.
+    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are delivered.
     """
     metadata = store.rows().where(f"part = '{METADATA_PART}'")
     lost = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
@@ -145,23 +146,23 @@ def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, fr
 
 
 def _ids(rows: DataFrame, from_ms: int) -> Ids:
-    found: Ids = {}
+    ids: Ids = {}
     entries = rows.where(f"part = '{METADATA_PART}'").select("precision_bits", "index_entries")
     for row in entries.toLocalIterator():
         for source, offsets in offsets_by_source(row["index_entries"], row["precision_bits"], from_ms).items():
-            found[source] = found.get(source, BitMap64()) | offsets
-    return found
+            ids[source] = ids.get(source, BitMap64()) | offsets
+    return ids
 
 
 def _identities(store: BucketTable, segments: list[CorruptSegment]) -> DataFrame:
-    named = store.spark.createDataFrame(
+    identities = store.spark.createDataFrame(
         [segment.identity for segment in segments], "bucket long, shard int, segment int"
     )
-    return named.hint("broadcast")
+    return identities.hint("broadcast")
 
 
 def _salvaged(store: BucketTable, segments: list[CorruptSegment], precision_bits: int) -> DataFrame:
-    chunks = store.rows().where(F.col("part").isin(sorted({each.part for each in segments})))
+    chunks = store.rows().where(F.col("part").isin(sorted({segment.part for segment in segments})))
     chunks = chunks.join(_identities(store, segments), [*IDENTITY], "left_semi")
     ordered = chunks.select("part", *IDENTITY, *ORDER, "count", "chunk").repartition("bucket", "shard")
     ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *ORDER)

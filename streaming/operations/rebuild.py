@@ -1,7 +1,10 @@
-"""`delayline rebuild`: a new checkpoint in the place of one that is lost, from markers, tables and input.
+"""`delayline rebuild`: a new checkpoint in place of a lost one, from markers, table and input.
 
-The markers say what is delivered, the buckets' message ids what is sealed. What was accepted, and is neither, was in
-the lost checkpoint's mutable buckets only: it is read from the input again.
+| message | known by |
+| --- | --- |
+| delivered | the markers in the progress topic |
+| sealed | the message ids in the table |
+| accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-# Of each input topic and partition: its first offset and the one after its last; the offsets that are in buckets.
+# For each input topic and partition: its first offset and the offset after its last; the offsets that are in buckets.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 Sources = Mapping[tuple[str, int], BitMap64]
 
@@ -50,8 +53,8 @@ Sources = Mapping[tuple[str, int], BitMap64]
 class Rebuilt:
     """What a rebuild did.
 
-    `resealed` messages were taken up again from the input or were overdue in the tables; `offsets` is where the new
-    checkpoint begins to read. `kept_at` is where the old checkpoint was put, if there was one.
+    `resealed` counts the messages that were accepted again from the input, or were overdue in the table. `offsets` is
+    where the new checkpoint begins to read. `kept_at` is where the old checkpoint was moved, or None if there was none.
     """
 
     resealed: int
@@ -60,11 +63,11 @@ class Rebuilt:
 
 
 def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
-    """Make a new checkpoint for a job that lost its own. `discard` allows it beside one that is there.
+    """Make a new checkpoint for a job that lost its own. `discard` moves a checkpoint that still exists aside.
 
-    `now_ms` (epoch ms) stands for the time at which records were accepted. Raises UsageError if there is a checkpoint,
-    CheckpointMismatch if the progress topic does not tell what is delivered, BucketUnreadable if the table is damaged,
-    ApplicationHeld while the job runs.
+    `now_ms` (epoch ms) is taken as the time at which the records were accepted. Raises UsageError if there is a
+    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is delivered,
+    BucketUnreadable if the table is damaged, ApplicationHeld while the job runs.
     """
     check_storage(settings)
     check_topics(settings)
@@ -81,23 +84,35 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
 
 
 def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
+    """Rebuild in these steps, of which a second try recognises those that are done.
+
+    1. Fence the writers of the old job, and read from the markers what is delivered.
+    2. Read from the table's metadata what is sealed.
+    3. Choose the origin of the new checkpoint.
+    4. Move the old checkpoint aside, if there is one.
+    5. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
+    6. Switch over to the new checkpoint.
+    """
+    # 1. Read the markers.
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
     if delivered is None:
         raise CheckpointMismatch(
-            f"the progress topic {settings.progress_topic} does not hold a marker of every shard: nothing tells what "
+            f"the progress topic {settings.progress_topic} does not have a marker of every shard: nothing records what "
             "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
         )
+    # 2. Read the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     sealed = {source: index.offsets_of(*source) for source in bounds}
     starts, ends = _range(bounds, delivered, sealed)
+    # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [row["bucket"] for row in store.metadata()]
-    # One number for what is sealed here; a try that was cut off has done so already.
-    done = rest_bucket(store, delivered.origin.checkpoint)
-    bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers]) if done is None else done
+    sealed_in = rest_bucket(store, delivered.origin.checkpoint)
+    next_bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers])
+    bucket = next_bucket if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),
         generation=delivered.origin.generation + 1,
@@ -107,43 +122,45 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         offsets=ends,
     )
     successor = Checkpoint(store.spark, next_checkpoint_path(settings))
+    # 4. Move the old checkpoint aside. No job may run from it again: its messages will be in a bucket as well.
     kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
     if kept_at is not None:
-        # No job may run from it again: what it holds is about to be in a bucket as well.
         lease.check_now()
         current.move(kept_at)
+    # 5. Seal the rest.
     resealed = 0
-    if done is None:
+    if sealed_in is None:
         batch_settings = batch_settings_from(settings, partition_counts(settings), range(origin.shards), origin)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         rest = records.mapInArrow(
-            _not_taken_up(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
+            _accept_rest(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
         )
         rest = rest.union(_overdue(store, delivered, origin))
         resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, delivered.cutoff_ms, batch_settings)
+    # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
 
 
 def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
-    """Return from where to where the lost checkpoint may have accepted records that are in no bucket.
+    """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
-    Up to what a marker or a bucket tells of at the least: all beyond is new to the next checkpoint.
+    The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records.
     """
-    told = delivered.ends
+    accepted = delivered.ends
     for (topic, partition), offsets in sealed.items():
         if offsets:
-            known = told.setdefault(topic, {})
+            known = accepted.setdefault(topic, {})
             known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
     starts: Offsets = {}
     ends: Offsets = {}
     for (topic, partition), (first, last) in bounds.items():
         number = str(partition)
         start = max(first, delivered.origin.offsets.get(topic, {}).get(number, 0))
-        end = told.get(topic, {}).get(number, 0)
+        end = accepted.get(topic, {}).get(number, 0)
         if end > last:
             raise CheckpointMismatch(
-                f"{topic}/{partition} ends at offset {last}, and records up to {end} have been accepted: it is not "
+                f"{topic}/{partition} ends at offset {last}, and records up to {end} were accepted: it is not "
                 "the topic that the lost checkpoint read"
             )
         starts.setdefault(topic, {})[number] = start
@@ -151,27 +168,28 @@ def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offse
     return starts, ends
 
 
-def _not_taken_up(delivered: Delivered, sealed: Sources, batch_settings: BatchSettings, now_ms: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that accepts records, and leaves out what is delivered or in a bucket."""
+def _accept_rest(delivered: Delivered, sealed: Sources, batch_settings: BatchSettings, now_ms: int) -> ArrowFunction:
+    """Return the function for `mapInArrow` that accepts the records that are neither delivered nor in a bucket."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
-                known = delivered.of_input(messages) | _among(messages, sealed)
+                known = delivered.of_input(messages) | _is_sealed(messages, sealed)
                 yield from left_rows(messages.filter(pa.array(~known)), batch_settings.shards)
 
     return run
 
 
-def _among(messages: pa.Table, sealed: Sources) -> np.ndarray:
+def _is_sealed(messages: pa.Table, sealed: Sources) -> np.ndarray:
+    """Return for each message whether its id is among `sealed`."""
     ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-    nothing = BitMap64()
-    return np.array([offset in sealed.get((topic, partition), nothing) for topic, partition, offset in ids], dtype=bool)
+    none = BitMap64()
+    return np.array([offset in sealed.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)
 
 
 def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin) -> DataFrame:
-    """Return what waits in the tables below the new checkpoint's cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
+    """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -186,10 +204,10 @@ def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin)
 
 
 def index_of(store: BucketTable, version: int) -> MessageIndex:
-    """Return the index of every message that the table holds at `version`.
+    """Return the index of all messages in the table at `version`.
 
-    Those delivered already are in it until their time partition is deleted; `MessageIndex.forget_before` drops them.
-    Its ticks are the coarsest that the metadata has, one of 1 ms where there is none. Raises BucketUnreadable if the
+    It includes delivered messages until their time partition is deleted; `MessageIndex.forget_before` drops them. Its
+    time slots are as long as the longest in the metadata, or 1 ms without metadata. Raises BucketUnreadable if the
     metadata is damaged.
     """
     index = MessageIndex(max(store.precisions(version), default=0))

@@ -1,4 +1,4 @@
-"""`delayline repair`: what is lost with damaged files of sealed buckets, and how the job goes on without it."""
+"""`delayline repair`: find what is lost with damaged files of sealed buckets, and remove it from the table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from streaming.storage.paths import buckets_path
 
 @dataclass(frozen=True)
 class Lost:
-    """Of one input partition: the messages that are lost with damaged files, and those that can be read there again.
+    """The offsets of one input partition whose messages are lost with damaged files.
 
-    `accepted_again` are those that `delayline rebuild` takes up from the input, as long as they are in it.
+    `delayline rebuild` can accept those of `accepted_again` from the input again, as long as the topic keeps them.
     """
 
     topic: str
@@ -41,7 +41,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Repair:
-    """What was found, at `version` of the table, and what is `lost`; whether it was taken out of the table."""
+    """What a repair found at `version` of the table, and whether it was removed from the table (`taken_out`)."""
 
     table: str
     version: int
@@ -51,11 +51,11 @@ class Repair:
 
 
 def repair(settings: Settings, skip: bool, report: Path) -> Repair:
-    """Read the whole table, and tell what of it is damaged.
+    """Read the whole table, and return what is damaged.
 
-    With `skip`, write the report (a new JSON file), and then take all that cannot be read out of the table, in one
-    commit. Raises UsageError if the report is there already or has no place to go, BucketUnreadable if the table's log
-    is damaged, ApplicationHeld while the job runs.
+    With `skip`, write the report (a new JSON file), and then remove all that cannot be read from the table, in one
+    commit. Raises UsageError if there is no table, or if the report exists already or cannot be written,
+    BucketUnreadable if the table's log is damaged, ApplicationHeld while the job runs.
     """
     if skip:
         _check_report(report)
@@ -69,11 +69,11 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
 
 
 def _check_report(report: Path) -> None:
-    # With os.path, which takes what may not be looked at for not there.
+    # Not with pathlib: os.path returns False for a path in a folder that may not be read, where pathlib may raise.
     if not os.path.isdir(report.parent) or not os.access(report.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--report {str(report)!r}: {str(report.parent)!r} is no folder that can be written to")
+        raise UsageError(f"--report {str(report)!r}: {str(report.parent)!r} is not a folder that can be written to")
     if os.path.lexists(report):
-        raise UsageError(f"--report {str(report)!r} is there already: name a new file")
+        raise UsageError(f"--report {str(report)!r} exists already: name a new file")
 
 
 def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
@@ -88,38 +88,38 @@ def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) ->
     corruption = find_corruption(store, delivered_before_ms)
     ids = lost_ids(store, corruption, settings.index.precision_bits, delivered_before_ms) if corruption.segments else {}
     lost = list(_lost(settings, ids, delivered.origin.offsets if delivered else {}))
-    found = Repair(
+    result = Repair(
         store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
     )
-    if found.taken_out:
-        # Before the commit: what it takes out cannot be named afterwards.
-        _write(report, found)
+    if result.taken_out:
+        # Before the commit, which removes the ids from the table.
+        _write(report, result)
         store.replace_parts(*repaired(store, corruption, settings.index.precision_bits))
-    return found
+    return result
 
 
-def _lost(settings: Settings, ids: Ids, born_at: Offsets) -> Iterator[Lost]:
+def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Lost]:
     bounds = input_bounds(settings)
     for (topic, partition), offsets in ids.items():
         first, end = bounds.get((topic, partition), (0, 0))
-        # A rebuild takes what the checkpoint before its birth had accepted for delivered, or for sealed.
-        start = max(first, born_at.get(topic, {}).get(str(partition), 0))
-        yield Lost(topic, partition, offsets, BitMap64(each for each in offsets if start <= each < end))
+        # A rebuild counts records below the offsets of the checkpoint origin as delivered or sealed.
+        start = max(first, origin_offsets.get(topic, {}).get(str(partition), 0))
+        yield Lost(topic, partition, offsets, BitMap64(offset for offset in offsets if start <= offset < end))
 
 
-def _write(report: Path, found: Repair) -> None:
+def _write(report: Path, result: Repair) -> None:
     with report.open("x") as file:
-        json.dump(as_json(found), file, indent=1)
+        json.dump(as_json(result), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 
 
-def as_json(found: Repair) -> dict[str, object]:
-    """Return what was found as the report has it; ids as [first, last] ranges of offsets."""
+def as_json(result: Repair) -> dict[str, object]:
+    """Return the content of the report. Ids are [first, last] ranges of offsets."""
     return {
-        "table": found.table,
-        "version": found.version,
-        "files": [vars(file) for file in found.corruption.files],
+        "table": result.table,
+        "version": result.version,
+        "files": [vars(file) for file in result.corruption.files],
         "segments": [
             {
                 "bucket": segment.identity[0],
@@ -131,7 +131,7 @@ def as_json(found: Repair) -> dict[str, object]:
                 "messages": segment.described and segment.described.count,
                 "readable": segment.readable,
             }
-            for segment in found.corruption.segments
+            for segment in result.corruption.segments
         ],
         "lost": [
             {
@@ -141,13 +141,13 @@ def as_json(found: Repair) -> dict[str, object]:
                 "offsets": ranges(lost.offsets),
                 "accepted_again_by_rebuild": ranges(lost.accepted_again),
             }
-            for lost in found.lost
+            for lost in result.lost
         ],
     }
 
 
 def ranges(offsets: BitMap64) -> list[list[int]]:
-    """Return offsets as ascending [first, last] ranges."""
+    """Return offsets as ascending [first, last] ranges: 1, 3 and 4 are [[1, 1], [3, 4]]."""
     numbers = list(offsets)
     starts = [0, *(at + 1 for at, (one, next_one) in enumerate(pairwise(numbers)) if next_one > one + 1)]
     ends = [*(start - 1 for start in starts[1:]), len(numbers) - 1]

@@ -1,7 +1,7 @@
-"""`delayline rescale`: a stopped job is moved to another number of shards, by a new checkpoint.
+"""`delayline rescale`: move a stopped job to another number of shards, with a new checkpoint.
 
-Spark fixes the partitions of the state at a checkpoint's birth. So the state is sealed, as any bucket is, and a
-checkpoint without state begins at the same input offsets and cutoff.
+Spark fixes the number of state partitions when a checkpoint begins. So `rescale` seals the state into a bucket, and
+makes a checkpoint without state that begins at the same input offsets and the same cutoff.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoi
 
 @dataclass(frozen=True)
 class Rescaled:
-    """What a rescale did: shard counts, messages that were sealed, and where the old checkpoint is kept."""
+    """What a rescale did: the shard counts, how many messages it sealed, and where the old checkpoint is kept."""
 
     before: int
     after: int
@@ -41,10 +41,10 @@ class Rescaled:
 
 
 def rescale(settings: Settings, shards: int) -> Rescaled:
-    """Move the application to `shards`. Of `settings`, `bucket.shards` is not heeded.
+    """Move the application to `shards` shards. Ignores `bucket.shards` of `settings`.
 
-    Raises UsageError if there is nothing to do, CheckpointMismatch if the checkpoint cannot be read, ApplicationHeld
-    while the job runs.
+    Raises UsageError if there is nothing to do, CheckpointMismatch, CheckpointUnreadable or CheckpointVersion if the
+    checkpoint cannot be used, ApplicationHeld while the job runs.
     """
     check_storage(settings)
     with exclusive_session(settings, "rescale") as (spark, lease), translate_storage_errors(settings):
@@ -57,10 +57,18 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 
 
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
+    """Rescale in these steps, of which a second try recognises those that are done.
+
+    1. Complete an earlier try that had only its last move left.
+    2. Create the missing partitions of the progress topic.
+    3. Replay the batch that was cut off, and retire the checkpoint.
+    4. Fence the writers of the old job.
+    5. Seal the state, and switch over to a new checkpoint.
+    """
     current = Checkpoint(spark, checkpoint_path(settings))
     successor = Checkpoint(spark, next_checkpoint_path(settings))
+    # 1. Complete an earlier try: it has moved the old checkpoint aside, and not the new one to its place.
     if not current.exists() and successor.is_initialized():
-        # Cut off between its last two steps: the first of them is done.
         after = successor.origin
         kept_at = _kept_at(current, after.generation - 1)
         lease.check_now()
@@ -71,18 +79,21 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     before = current.origin
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
+    # 2. Create partitions of the progress topic.
     ensure_shards(settings, shards)
+    # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
         finish_planned(spark, with_shards(settings, before.shards), current, lease)
-        # From here on the old checkpoint must not run again: its state is about to be in a bucket as well.
         current.retire()
+    # 4. Fence.
     fence_writers(settings, max(before.shards, shards))
+    # 5. Seal and switch over.
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
-    return _succeed(store, settings, shards, current, successor, lease)
+    return _hand_over(store, settings, shards, current, successor, lease)
 
 
-def _succeed(
+def _hand_over(
     store: BucketTable, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
 ) -> Rescaled:
     before, committed = current.origin, current.last_committed()
@@ -90,7 +101,7 @@ def _succeed(
     sealed = 0
     if committed is not None:
         last = current.planned(committed)
-        # One number for the state, behind all that the old checkpoint has sealed.
+        # The state gets the bucket number after those of the old checkpoint; the new one begins at the next number.
         first_bucket = before.first_bucket + committed + 2
         origin = replace(origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
         sealed = _seal_state(store, current, committed, origin)
@@ -110,5 +121,5 @@ def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin:
         left_in_state(origin.shards), from_arrow_schema(LEFT_SCHEMA)
     )
     store.check_log()
-    # Under the old checkpoint's name: a second try, whatever shards it is for, finds it done.
+    # Under the id of the old checkpoint: a second try finds it sealed, even with another number of shards.
     return seal_rest(store, rest, origin, current.origin.checkpoint, origin.cutoff_ms, batch_settings)

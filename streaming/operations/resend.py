@@ -1,4 +1,4 @@
-"""Dead letters to their input topics again: what is chosen is changed, checked, sent, and not sent a second time."""
+"""Send dead letters to their input topics again: choose, change, check, and send each of them once."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS
 
-# What is held in memory at a time, and sent in one transaction.
+# The most that is held in memory at a time, and sent in one transaction.
 MAX_CHUNK_LETTERS = 1_000
 MAX_CHUNK_BYTES = 16 * 1024 * 1024
-# What a record may have used up of the time for which its topic keeps it.
+# A record is refused if its age is more than this share of its topic's retention time.
 _MOST_OF_RETENTION = 0.9
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be resent, and how.
+    """Which dead letters to resend, and how.
 
-    `again`: what was resent before, too. `stamped_now`: the records get the time of now, and not the one that they had.
-    `checked`: what the job would refuse again stays a dead letter. `skips_rest`: what is not chosen is never resent,
-    unless with `again`. `dry`: nothing is sent, and nothing kept.
+    - `choice`, `changes`: which letters, and how their headers change.
+    - `again`: include letters that were resent before.
+    - `stamped_now`: give the records the present time as timestamp, not the one that they had.
+    - `checked`: a letter that the job would refuse again stays a dead letter.
+    - `skips_rest`: letters that are not chosen count as resent from now on.
+    - `dry`: send nothing, and record nothing.
     """
 
     choice: Choice = field(default_factory=Choice)
@@ -54,7 +57,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a chosen letter: sent again under `new_id`, or refused for `refusal`; of a dry run neither."""
+    """What became of a chosen letter: its `new_id` if it was sent, the reason (`refusal`) if it was refused.
+
+    In a dry run, a letter that would be sent has neither.
+    """
 
     letter: DeadLetter
     new_id: str | None
@@ -62,21 +68,21 @@ class Outcome:
 
 
 def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
-    """Resend what is chosen of what is in the dead-letter topic now; yield each letter once it is committed.
+    """Resend the chosen letters that are in the dead-letter topic now; yield each once its transaction is committed.
 
-    Raises UsageError (no such partition; ids that were not found, with all others sent), TopicMissing, TopicMismatch,
-    BrokerUnreachable, PublishFailed, PositionInvalid.
+    Raises UsageError for a partition that does not exist and, after all others are sent, for ids that were not found.
+    Raises TopicMissing, TopicMismatch, BrokerUnreachable, PublishFailed, PositionInvalid.
     """
     counts = check_topics(settings)
-    choice, letters = request.choice, counts[settings.topics.dead_letter]
-    if choice.partition is not None and choice.partition >= letters:
-        raise UsageError(f"--partition {choice.partition}: {settings.topics.dead_letter} has 0 to {letters - 1}")
-    partitions = range(letters) if choice.partition is None else range(choice.partition, choice.partition + 1)
+    choice, count = request.choice, counts[settings.topics.dead_letter]
+    if choice.partition is not None and choice.partition >= count:
+        raise UsageError(f"--partition {choice.partition}: {settings.topics.dead_letter} has 0 to {count - 1}")
+    partitions = range(count) if choice.partition is None else range(choice.partition, choice.partition + 1)
     batch_settings = batch_settings_from(settings, partition_counts(settings), (0,), CheckpointOrigin("resend", 0, 1))
-    # Before any position is read: from here on no earlier resend can move one.
     limits = input_limits(settings)
+    # Before the positions are read: the new producer fences that of an earlier resend, which could move them.
     resender = None if request.dry else Resender(settings, limits)
-    unseen = set(choice.ids)
+    missing_ids = set(choice.ids)
     with closing(DeadLetterReader(settings, partitions)) as reader:
         run = _Run(
             settings,
@@ -90,17 +96,19 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
             limits,
         )
         for outcome in run.outcomes():
-            unseen.discard(outcome.letter.id)
+            missing_ids.discard(outcome.letter.id)
             yield outcome
-    if unseen:
+    if missing_ids:
         raise UsageError(
-            f"--id {', '.join(sorted(unseen))}: no such dead letter is waiting in {settings.topics.dead_letter}; "
+            f"--id {', '.join(sorted(missing_ids))}: no such dead letter is waiting in {settings.topics.dead_letter}; "
             "for one that was resent before, add --again"
         )
 
 
 @dataclass
 class _Run:
+    """One resend: its clients, what they read at the start, and how far it has come in each partition."""
+
     settings: Settings
     request: Request
     batch_settings: BatchSettings
@@ -110,39 +118,44 @@ class _Run:
     positions: dict[int, ResendPosition]
     retentions: dict[str, int]
     limits: dict[str, int]
-    # Of each partition: what this run has read of it, and what of that stays as it is.
+    # For each partition: the offset up to which this run has read it, and the offsets that stay dead letters.
     read_to: dict[int, int] = field(default_factory=dict)
     left: dict[int, set[int]] = field(default_factory=dict)
 
     def outcomes(self) -> Iterator[Outcome]:
-        starts = {number: 0 if self.request.again else at.offset for number, at in self.positions.items()}
+        starts = {number: 0 if self.request.again else position.offset for number, position in self.positions.items()}
         for chunk in _chunks(self.reader.records(starts)):
             yield from self._resend(chunk)
 
     def _resend(self, chunk: list[tuple[Received, DeadLetter | None]]) -> list[Outcome]:
+        # 1. Divide the letters into chosen and skipped.
         chosen, skipped = [], []
         for record, letter in chunk:
             self.read_to[record.partition] = record.offset + 1
             was_done = self.positions[record.partition].is_done(record.offset)
             if letter is None or (was_done and not self.request.again):
                 continue
-            # Of another job, if two share the topic.
+            # A letter of another input topic belongs to another job that shares the dead-letter topic.
             if letter.topic in self.settings.topics.input and self.request.choice.fits(letter):
                 chosen.append(letter)
             elif not was_done:
                 skipped.append(letter)
+        # 2. Change and check the chosen ones. `sent` are the indexes of those that are not refused.
         outgoing = [self._outgoing(letter) for letter in chosen]
         refusals = self._refusals(outgoing)
-        sent = [at for at, refusal in enumerate(refusals) if refusal is None]
-        done = [chosen[at] for at in sent]
-        stays = [letter for letter, refusal in zip(chosen, refusals, strict=True) if refusal is not None]
-        (done if self.request.skips_rest else stays).extend(skipped)
-        ids = self._commit([outgoing[at] for at in sent], done, stays)
+        sent = [index for index, refusal in enumerate(refusals) if refusal is None]
+        # 3. Send, and record in the same transaction what is done.
+        done = [chosen[index] for index in sent]
+        left = [letter for letter, refusal in zip(chosen, refusals, strict=True) if refusal is not None]
+        (done if self.request.skips_rest else left).extend(skipped)
+        ids = self._commit([outgoing[index] for index in sent], done, left)
+        # A dry run has no ids.
         new_ids = dict(zip(sent, ids, strict=False))
-        return [Outcome(letter, new_ids.get(at), refusals[at]) for at, letter in enumerate(chosen)]
+        return [Outcome(letter, new_ids.get(index), refusals[index]) for index, letter in enumerate(chosen)]
 
-    def _commit(self, records: list[Outgoing], done: list[DeadLetter], stays: list[DeadLetter]) -> list[str]:
-        for letter in stays:
+    def _commit(self, records: list[Outgoing], done: list[DeadLetter], left: list[DeadLetter]) -> list[str]:
+        """Send `records` and move the positions past `done` in one transaction; return the new ids."""
+        for letter in left:
             if not self.positions[letter.partition].is_done(letter.offset):
                 self.left.setdefault(letter.partition, set()).add(letter.offset)
         if self.resender is None or not done:
@@ -150,22 +163,22 @@ class _Run:
         by_partition: dict[int, set[int]] = {}
         for letter in done:
             by_partition.setdefault(letter.partition, set()).add(letter.offset)
-        moved = {
+        advanced = {
             number: self.positions[number].advanced(offsets, self.left.get(number, set()), self.read_to[number])
             for number, offsets in by_partition.items()
         }
-        kept = {number: (position.offset, position.to_text()) for number, position in moved.items()}
-        ids = self.resender.send(records, kept, self.reader.group())
-        self.positions |= moved
+        stored = {number: (position.offset, position.to_text()) for number, position in advanced.items()}
+        ids = self.resender.send(records, stored, self.reader.group())
+        self.positions |= advanced
         return ids
 
     def _outgoing(self, letter: DeadLetter) -> Outgoing:
-        # Where it was: a publisher's own partitioner may be another than Kafka's. A topic that was made anew may be
-        # smaller.
-        fits = letter.input_partition < self.counts[letter.topic]
+        # To the partition where it was, since the publisher's partitioner may not be Kafka's. A topic that was created
+        # anew may have fewer partitions.
+        exists = letter.input_partition < self.counts[letter.topic]
         return Outgoing(
             topic=letter.topic,
-            partition=letter.input_partition if fits else None,
+            partition=letter.input_partition if exists else None,
             timestamp_ms=_now_ms() if self.request.stamped_now else letter.timestamp_ms,
             key=letter.key,
             value=letter.value,
@@ -173,7 +186,10 @@ class _Run:
         )
 
     def _refusals(self, records: list[Outgoing]) -> list[str | None]:
-        """Say of each record why its topic would not take it, or the job would refuse or never see it; None if not."""
+        """Return for each record the reason not to send it, or None.
+
+        Its topic would not take it; or, if `checked`, the job would refuse it again or might never read it.
+        """
         too_large = [self._too_large(record) for record in records]
         if not self.request.checked or not records:
             return too_large

@@ -81,7 +81,7 @@ def test_an_existing_report_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["no/such/dir/r.json", "report.json/r.json"])
 def test_a_report_in_a_folder_that_does_not_exist_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "report.json").touch()
-    assert "is no folder that can be written to" in _refusal(tmp_path, tmp_path / name)
+    assert "is not a folder that can be written to" in _refusal(tmp_path, tmp_path / name)
 
 
 def _refusal(tmp_path: Path, report: Path) -> str:
