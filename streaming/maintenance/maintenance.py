@@ -1,4 +1,4 @@
-"""Maintenance of sealed buckets, beside the batches: what is delivered goes, and small buckets become larger ones."""
+"""The schedule of maintenance: which step runs beside the batches, and when."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from streaming.maintenance.merge import Merged, merge_buckets
 log = logging.getLogger(__name__)
 
 _DELETE_EVERY_S = 60.0
-# The table's retention time, which counts by the wall clock, and a minute for what clocks differ.
+# The table's retention time, which counts by the wall clock, and a minute for the difference between clocks.
 _KEPT_S = 3660.0
-# An earlier run may have left files, and a start has other things to do.
+# An earlier run may have left files. Not at once, since a start has other things to do.
 _FIRST_VACUUM_S = 300.0
-# Each bucket brings a metadata file for each shard, and a start reads them all.
+# Each bucket adds a metadata file for each shard, and a start reads them all.
 _COMPACT_EVERY_BUCKETS = 50
-# Batches are served first wherever both have tasks to run.
-_POOL = "upkeep"
+# The scheduler pool in Spark. Where batches and maintenance both have tasks to run, batches go first.
+_POOL = "maintenance"
 
 
 class Maintenance:
     """Deletes time partitions that are delivered whole, merges buckets, keeps the metadata in few files, and vacuums.
 
-    One step at a time, in a thread of its own; the catalog is touched in the query's thread alone.
+    One step runs at a time, in another thread. Only the query's thread uses the catalog.
     """
 
     def __init__(
@@ -44,14 +44,23 @@ class Maintenance:
         batch_settings: BatchSettings,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`partitions` are the labels of the time partitions that the table holds; `now` counts seconds."""
+        """Start the thread in which the steps run.
+
+        Args:
+            store: the table of sealed buckets.
+            catalog: the metadata of the live segments; a merge replaces segments in it.
+            partitions: the labels of the time partitions that the table has.
+            bucket_limit: how many buckets may wait before some are merged.
+            batch_settings: how a merge cuts segments.
+            now: a clock that returns seconds.
+        """
         self._store = store
         self._catalog = catalog
         self._partitions = partitions
         self._bucket_limit = bucket_limit
         self._batch_settings = batch_settings
         self._running: Future[Merged | None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="upkeep", initializer=self._begin)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="maintenance", initializer=self._set_pool)
         self._now = now
         self._next_delete = now()
         self._leftovers = _Leftovers(now())
@@ -59,16 +68,16 @@ class Maintenance:
         self._compacted_to = -1
 
     def sealed_into(self, partitions: set[str]) -> None:
-        """Remember the time partitions that a new bucket lies in; none if nothing was sealed."""
+        """Add the time partitions of a new bucket; `partitions` is empty if nothing was sealed."""
         self._partitions |= partitions
         self._uncompacted += bool(partitions)
 
     def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
-        """Start what is due of the upkeep; everything below `delivered_before_ms` is delivered for good.
+        """Take over the result of a step that has ended, and start the next step that is due.
 
-        That is the cutoff of the batch before, which is committed, and `last_bucket` the number of its bucket. The
-        batch that begins may be replayed, and must then find all that it reads now. An upkeep that failed fails the
-        batch that finds out.
+        `last_bucket` and `delivered_before_ms` are the bucket number and the cutoff of the batch before, which is
+        committed: everything due before that cutoff is delivered for good. The batch that begins may be replayed, and
+        must then find all that it reads now. Raises the error of a step that failed, which fails this batch.
         """
         if self._running is not None:
             if not self._running.done():
@@ -81,37 +90,37 @@ class Maintenance:
             self._running = self._worker.submit(step)
 
     def close(self) -> None:
-        """Let a running upkeep end, and start no more."""
+        """Let a running step end, and start no more."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self) -> None:
+    def _set_pool(self) -> None:
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
 
     def _next_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged | None] | None:
         now = self._now()
-        # First, and not with what leaves files: those go whether or not anything falls due, or is merged.
+        # The vacuum goes first, and by its own time: files must go even if nothing falls due and nothing is merged.
         if self._leftovers.due(now):
             self._leftovers.vacuumed(now)
             return self._store.vacuum
         change = self._next_change(now, last_bucket, delivered_before_ms)
-        return change and partial(self._make, change)
+        return change and partial(self._run_change, change)
 
-    def _make(self, change: Callable[[], Merged | None]) -> Merged | None:
+    def _run_change(self, change: Callable[[], Merged | None]) -> Merged | None:
         merged = change()
-        # In its own thread, at its end: what it has replaced was in use until then.
+        # At the end of the change: until then the files that it has replaced were in use.
         self._leftovers.left(self._now())
         return merged
 
     def _next_change(
         self, now: float, last_bucket: int, delivered_before_ms: int
     ) -> Callable[[], Merged | None] | None:
-        done = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
-        if now >= self._next_delete and done:
+        delivered = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
+        if now >= self._next_delete and delivered:
             self._next_delete = now + _DELETE_EVERY_S
-            self._partitions -= done
-            return self._cleaning(done, last_bucket)
+            self._partitions -= delivered
+            return self._cleaning(delivered, last_bucket)
         if self._uncompacted >= _COMPACT_EVERY_BUCKETS:
-            # What came since the last time, so that the cost does not grow with what waits.
+            # Only the buckets since the last time, so that the cost does not grow with the number of buckets.
             return self._compacting(self._compacted_to + 1, last_bucket)
         return self._merging(last_bucket, delivered_before_ms)
 
@@ -144,21 +153,25 @@ class Maintenance:
 
 
 class _Leftovers:
-    """Tells when a vacuum finds files that the table has not named for its retention time. Instants in seconds."""
+    """Knows when a vacuum would find files that the table has not named for its retention time.
+
+    All instants are in seconds.
+    """
 
     def __init__(self, now: float) -> None:
         self._newest = now
         self._due: float | None = now + _FIRST_VACUUM_S
 
     def left(self, now: float) -> None:
-        """Remember that files were left until now."""
+        """Record that files were in use until `now`, and are left over since."""
         self._newest = now
         if self._due is None:
             self._due = now + _KEPT_S
 
     def due(self, now: float) -> bool:
+        """Return whether a vacuum is due."""
         return self._due is not None and now >= self._due
 
     def vacuumed(self, now: float) -> None:
-        """Look again when what is too young for a vacuum now is old enough, if there is such."""
+        """Record a vacuum. Another is due if some files are still too young for this one."""
         self._due = now + _KEPT_S if self._newest > now - _KEPT_S else None

@@ -1,4 +1,4 @@
-"""One merge of sealed buckets, as the upkeep runs it: read, put in order, check, replace in one commit."""
+"""One merge of sealed buckets: read, sort, check, and replace in one commit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did: the `buckets` that are gone, and the live segments that hold their messages now."""
+    """What a merge did: the `buckets` that it replaced, and the live segments that have their messages now."""
 
     buckets: list[int]
     segments: list[Segment]
@@ -38,10 +38,11 @@ def merge_buckets(
     delivered_before_ms: int,
     batch_settings: BatchSettings,
 ) -> Merged:
-    """Make one bucket of `buckets`, given by number with their live segments, without what is delivered for good.
+    """Merge `buckets` into one, which gets the number of the newest.
 
-    It takes the number of the newest. Whoever reads the table finds the old ones or the new one. Raises
-    BucketUnreadable, with nothing changed, if what was read is not what the metadata says.
+    `buckets` has the live segments of each bucket number. Messages due before `delivered_before_ms` (epoch ms) are
+    delivered for good, and left out. A reader of the table finds either the old buckets or the new one. Raises
+    BucketUnreadable, with nothing changed, if the messages do not match the metadata.
     """
     segments = [segment for parts in buckets.values() for segment in parts]
     number = max(buckets)
@@ -50,7 +51,7 @@ def merge_buckets(
     pieces: list[DataFrame] = []
     merged: list[Segment] = []
     try:
-        # One after the other: a merge never has more than one of the cores that batches run on.
+        # One slice after the other: a merge never takes more than one core from the batches.
         for within in slices(segments, delivered_before_ms):
             chunks = store.chunks(within.start_ms, within.end_ms, labels, buckets, version)
             pieces.append(_piece(chunks, number, within, batch_settings))
@@ -70,18 +71,22 @@ def merge_buckets(
 def _piece(chunks: DataFrame, number: int, within: MergeSlice, batch_settings: BatchSettings) -> DataFrame:
     rows = chunks.coalesce(1).sortWithinPartitions("part", *ORDER)
     with worker_pool(chunks.sparkSession):
-        made = rows.mapInArrow(merged_rows(number, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
-    return made.persist(StorageLevel.DISK_ONLY)
+        piece = rows.mapInArrow(merged_rows(number, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
+    return piece.persist(StorageLevel.DISK_ONLY)
 
 
 def _check(before: Collection[Segment], after: Collection[Segment], delivered_before_ms: int) -> None:
-    """Hold invariant 1. Of a segment that is delivered in part, the metadata does not tell how much is left."""
+    """Raise BucketUnreadable if the merge has lost or doubled messages (invariant 1).
+
+    For a segment that is delivered in part, the metadata does not have the number of messages that still wait. So the
+    check has a lower and an upper bound.
+    """
     most = sum(segment.count for segment in before)
-    whole = (segment for segment in before if segment.min_deliver_at_ms >= delivered_before_ms)
-    least = sum(segment.count for segment in whole)
-    found = sum(segment.count for segment in after)
-    if not least <= found <= most:
+    undelivered = (segment for segment in before if segment.min_deliver_at_ms >= delivered_before_ms)
+    least = sum(segment.count for segment in undelivered)
+    merged = sum(segment.count for segment in after)
+    if not least <= merged <= most:
         raise BucketUnreadable(
-            f"buckets {sorted({segment.bucket for segment in before})} hold {found} waiting messages, and their "
-            f"metadata says {least} to {most}: they are left as they are"
+            f"buckets {sorted({segment.bucket for segment in before})} hold {merged} waiting messages, and their "
+            f"metadata says {least} to {most}: they are left unchanged"
         )
