@@ -1,18 +1,24 @@
-"""The checkpoint as files: Spark's logs, Delayline's own beside them, recovery, and handing over to another.
+"""The checkpoint as files: Spark's logs, Delayline's files beside them, recovery, and handover to another checkpoint.
 
-What the files say, as values, is in `state.checkpoint`.
+The values in these files are in `state.checkpoint`.
 
 Read `checkpoint`, `logs` (Spark's two), `recovery` (what a start goes on from), `handover` (one checkpoint follows
 another).
 
-A checkpoint begins with its origin (`state.checkpoint.origin`): id and generation, the number of shards, the input
-offsets and the cutoff that it goes on from, and the number of its first bucket, so that no bucket of another checkpoint
-has the same. What the checkpoint before had accepted is delivered or sealed at that moment.
+A checkpoint begins with its origin (`state.checkpoint.origin`): its id and generation, the number of shards, the input
+offsets and the cutoff at which it takes over, and the number of its first bucket, so that checkpoints never share
+bucket numbers. At that moment, everything that the checkpoint before had accepted is delivered or sealed.
 
-Two operations end in a handover. `rescale` replays the batch that was cut off, retires the checkpoint and seals the
-state. `rebuild` does without the checkpoint (`state.checkpoint.delivered`). Both then seal, announce the origin in the
-progress topic in one transaction, and rename the new checkpoint into its place. A crash between any two steps is met by
-running the command again. A job with an older checkpoint finds the newer origin in the progress topic, and stops.
+Two operations end in a handover:
 
-Spark's logs are read at a start before Spark reads them: it would plan anew what is missing there.
+1. `rescale` replays the batch that was cut off, retires the checkpoint, and takes the waiting messages from its state.
+   `rebuild` does without the old checkpoint, and finds the waiting messages by the markers
+   (`state.checkpoint.delivered`).
+2. Both seal these messages, and announce the new origin in the progress topic in one transaction.
+3. Both rename the new checkpoint into its place.
+
+If a crash comes between two steps, run the command again. A job with an older checkpoint finds the newer origin in the
+progress topic, and stops.
+
+A start reads Spark's logs before Spark does: Spark would plan anew any entry that is missing.
 """

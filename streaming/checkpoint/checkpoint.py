@@ -1,4 +1,4 @@
-"""The checkpoint from outside: how it began, which batches are planned and committed, and with what cutoff."""
+"""The files of a checkpoint: how it began, which batches are planned and committed, and their cutoffs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from streaming.storage.failures import NEW_ONE
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One entry of the offset log. Instants in epoch ms; `offsets` is where it has read to, empty before any data.
+    """One entry of the offset log. Instants are epoch ms.
 
-    The cutoff is the batch's watermark, but never below that of the checkpoint's birth.
+    `offsets` is the offset up to which the batch reads each input partition; empty before any data. The cutoff is the
+    batch's watermark, and never below the cutoff of the checkpoint origin.
     """
 
     batch_id: int
@@ -38,7 +39,8 @@ class Checkpoint:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark.sparkContext._jvm
-        # Each step of a dotted name asks Java to look through all jars, and a batch reads several files.
+        # Looked up once: each step of a dotted name costs Java a search through all jars, and a batch reads several
+        # files.
         self._path_of = jvm.org.apache.hadoop.fs.Path
         self._text_of = jvm.org.apache.commons.io.IOUtils.toString
         self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
@@ -47,12 +49,12 @@ class Checkpoint:
         self._files = self._path_of(path).getFileSystem(self._conf)
 
     def exists(self) -> bool:
-        """Say whether there is anything at `path`."""
+        """Return whether there is anything at `path`."""
         return bool(self._files.exists(self._path_of(self.path)))
 
     @cached_property
     def origin(self) -> CheckpointOrigin:
-        """How the checkpoint began. Raises CheckpointUnreadable if it does not say, CheckpointVersion."""
+        """How the checkpoint began. Raises CheckpointUnreadable, CheckpointVersion."""
         text = self._read(_ORIGIN)
         if text is None:
             raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {NEW_ONE}")
@@ -62,27 +64,27 @@ class Checkpoint:
             raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is damaged ({problem!r}). {NEW_ONE}") from problem
 
     def is_initialized(self) -> bool:
-        """Say whether the checkpoint has been given its birth."""
+        """Return whether the checkpoint has an origin."""
         return bool(self._files.exists(self._path_of(self.path, _ORIGIN)))
 
     def initialize(self, origin: CheckpointOrigin) -> None:
-        """Begin the checkpoint, or complete a beginning that was cut off."""
+        """Write the origin, and the id for Spark. May be repeated after a crash."""
         self._write(_ORIGIN, with_format(origin.to_json()))
-        # Spark takes over an id that it finds.
+        # Spark uses the id that it finds here as the query's.
         self._write("metadata", json.dumps({"id": origin.checkpoint}))
 
     def is_retired(self) -> bool:
-        """Say whether another checkpoint is to take over."""
+        """Return whether another checkpoint takes over from this one."""
         return bool(self._files.exists(self._path_of(self.path, _RETIRED)))
 
     def retire(self) -> None:
-        """Let no job run from this checkpoint again."""
+        """Mark the checkpoint, so that no job runs from it again."""
         self._write(_RETIRED, "{}")
 
     def move(self, path: str) -> None:
-        """Move the whole checkpoint. Raises CheckpointMismatch if it cannot be."""
+        """Move the whole checkpoint to `path`. Raises CheckpointMismatch if that fails."""
         if not self._files.rename(self._path_of(self.path), self._path_of(path)):
-            raise CheckpointMismatch(f"{self.path} cannot be moved to {path}; is there something already?")
+            raise CheckpointMismatch(f"{self.path} cannot be moved to {path}; does that exist already?")
 
     def remove(self) -> None:
         """Delete the whole checkpoint."""
@@ -105,9 +107,9 @@ class Checkpoint:
         return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.origin.offsets)
 
     def check_logs(self) -> None:
-        """Read what Spark will of the offset log and the commit log: their newest entries, and those they follow on.
+        """Read the entries of both logs that Spark will read: the newest ones, and those before them.
 
-        Raises CheckpointUnreadable if one is missing or damaged, CheckpointVersion if it is of another Spark.
+        Raises CheckpointUnreadable if one is missing or damaged, CheckpointVersion if another Spark wrote it.
         """
         planned, committed = self.last_planned(), self.last_committed()
         if committed is not None:
@@ -117,8 +119,8 @@ class Checkpoint:
             self.planned(batch_id)
 
     def first_offsets(self) -> Offsets:
-        """Return where the first batch began to read; empty if none has been planned."""
-        # Spark's Kafka source, the first of the query, fixes it before its first batch.
+        """Return the offsets at which the first batch began to read; empty if no batch has been planned."""
+        # Spark's Kafka source, which is source 0 of the query, writes this file before its first batch.
         text = self._read("sources/0/0")
         if text is None:
             return self.origin.offsets
@@ -126,12 +128,12 @@ class Checkpoint:
         return offsets
 
     def read_offsets(self) -> Offsets:
-        """Return up to where committed batches have read; where the first begins if none is committed."""
+        """Return the offsets up to which committed batches have read; if there are none, `first_offsets`."""
         committed = self.last_committed()
         return self.first_offsets() if committed is None else self.planned(committed).offsets
 
     def settings_history(self) -> SettingsHistory:
-        """Return the rules by batch that earlier starts recorded; an empty book if none did.
+        """Return the batch settings that earlier starts recorded; an empty history if none did.
 
         Raises CheckpointUnreadable, CheckpointVersion.
         """
@@ -146,7 +148,7 @@ class Checkpoint:
             ) from problem
 
     def write_settings_history(self, settings_history: SettingsHistory) -> None:
-        """Record the rules, replacing the file in one step."""
+        """Record the history. Replaces the file in one step."""
         self._write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
 
     def _write(self, name: str, text: str) -> None:

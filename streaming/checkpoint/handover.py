@@ -1,6 +1,6 @@
-"""One checkpoint takes over from another: what the earlier left is sealed, then the new one is put in its place.
+"""The handover from one checkpoint to another: seal what the earlier one left, then switch over to the new one.
 
-Each step leaves a state that the next try goes on from, whatever cuts it off.
+Each step can be cut off. The next try goes on from the state that it left.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ def seal_rest(
     cutoff_ms: int,
     batch_settings: BatchSettings,
 ) -> int:
-    """Seal `rest` (`reseal.LEFT_SCHEMA`) into the bucket before the first of `origin`; return its messages.
+    """Seal the waiting messages that a checkpoint leaves, in the bucket before the first of `origin`.
 
-    `checkpoint` is the id of the one that left it: for that it is done once (`rest_bucket`). Time partitions are those
-    of a seal at `cutoff_ms`. Raises InvariantViolated, with nothing sealed, if any were lost or doubled on the way.
+    Args:
+        store: the table of sealed buckets.
+        rest: the messages (`reseal.LEFT_SCHEMA`).
+        origin: the origin of the new checkpoint.
+        checkpoint: the id of the checkpoint that leaves them. Its rest is sealed once (`rest_bucket`).
+        cutoff_ms: epoch ms. Time partitions are cut as in a batch with this cutoff.
+        batch_settings: how segments are cut.
+
+    Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled.
     """
     rest = rest.persist()
     try:
@@ -45,7 +52,7 @@ def seal_rest(
             try:
                 sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").collect()[0][0]
                 if sealed != count:
-                    raise InvariantViolated(f"{count} messages were left, and {sealed} of them would be sealed")
+                    raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
                 store.append(rows, _writer_of_rest(checkpoint), origin.overdue_bucket)
             finally:
                 rows.unpersist()
@@ -56,12 +63,12 @@ def seal_rest(
 
 
 def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
-    """Return the bucket that holds what `checkpoint` left, or None if it is not sealed yet."""
+    """Return the number of the bucket in which the rest of `checkpoint` is sealed, or None if it is not."""
     return store.newest_of(_writer_of_rest(checkpoint))
 
 
 def _writer_of_rest(checkpoint: str) -> str:
-    # Not the id itself, under which the batches seal.
+    # Not the id itself: the batches seal under that.
     return f"{checkpoint}-rest"
 
 
@@ -73,19 +80,38 @@ def switch_over(
     aside: str | None,
     lease: HeldLease,
 ) -> None:
-    """Let `successor` be born, announce it, and move it to the place of `current`, which is moved to `aside` if given.
+    """Switch over from the checkpoint `current` to `successor`.
 
-    Raises ApplicationHeld, with the rest undone, as soon as another process is known to have taken the lease.
+    1. Write the origin of `successor`.
+    2. Announce the origin in the progress topic. A job that runs from `current` finds it there, and stops.
+    3. Move `current` aside.
+    4. Move `successor` to the place of `current`.
+
+    Asks the broker before each step that this process still holds the lease.
+
+    Args:
+        settings: the job's settings.
+        origin: the origin of `successor`.
+        successor: the new checkpoint. What an earlier try has left of it is removed.
+        current: the old checkpoint.
+        aside: the path to move `current` to, or None if it is gone already.
+        lease: the lease that this process holds.
+
+    Raises ApplicationHeld, without the remaining steps, if another process has taken the lease.
     """
+    # 1. Write the origin.
     lease.check_now()
     successor.remove()
     successor.initialize(origin)
+    # 2. Announce it.
     lease.check_now()
     announce_origin(settings, origin)
     failpoint("successor-born")
+    # 3. Move the old checkpoint aside.
     if aside is not None:
         lease.check_now()
         current.move(aside)
     failpoint("predecessor-moved")
+    # 4. Move the new one to its place.
     lease.check_now()
     successor.move(current.path)

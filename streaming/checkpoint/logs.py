@@ -1,4 +1,4 @@
-"""The entries of the checkpoint's two logs, as Spark writes them: the offset log (planned) and the commit log."""
+"""The entries of Spark's two logs in the checkpoint: the offset log (planned batches) and the commit log."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from conf.errors import CheckpointUnreadable, CheckpointVersion
 from state.checkpoint.origin import Offsets, check_offsets
 from streaming.storage.failures import NEW_ONE
 
-# Of both logs, in Spark 4.0.
+# The version of both logs in Spark 4.0.
 _VERSION = "v1"
 
 
 def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
-    """Read an entry of the offset log, `text` or None if `file` is missing.
+    """Read an entry of the offset log. `text` is the content of `file`, or None if the file is missing.
 
-    Returns the batch's time and its watermark, epoch ms, and where it has read each input partition to, which is
-    nothing before any data. Raises CheckpointUnreadable, CheckpointVersion.
+    Returns the batch's time and its watermark (epoch ms), and the offset up to which it reads each input partition,
+    which is empty before any data. Raises CheckpointUnreadable, CheckpointVersion.
     """
-    about, *sources = _lines(text, file)
+    header, *sources = _lines(text, file)
     try:
-        facts = json.loads(about)
+        facts = json.loads(header)
         entries = [json.loads(source) for source in sources if source.startswith("{")]
         offsets: Offsets = next((entry for entry in entries if all(isinstance(v, dict) for v in entry.values())), {})
         check_offsets(offsets)
@@ -31,7 +31,7 @@ def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
 
 
 def check_committed(text: str | None, file: str) -> None:
-    """Raise CheckpointUnreadable or CheckpointVersion if `text` of `file` is no entry of the commit log."""
+    """Raise CheckpointUnreadable or CheckpointVersion if `text` of `file` is not an entry of the commit log."""
     try:
         int(json.loads(_lines(text, file)[0])["nextBatchWatermarkMs"])
     except (KeyError, TypeError, ValueError) as problem:
@@ -39,7 +39,7 @@ def check_committed(text: str | None, file: str) -> None:
 
 
 def _lines(text: str | None, file: str) -> list[str]:
-    """Return the lines below that of the version."""
+    """Return the lines below the version line."""
     if text is None:
         raise CheckpointUnreadable(f"{file} is missing. {NEW_ONE}")
     version, *lines = text.splitlines() or [""]

@@ -1,4 +1,4 @@
-"""Coming up: what the checkpoint, the tables and the progress topic say, and whether they tell one story."""
+"""Recovery: read checkpoint, table and progress topic, and refuse to start if they contradict each other."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoi
 
 log = logging.getLogger(__name__)
 
-# As Spark's Kafka source writes it among offsets.
+# Spark's Kafka source reads this offset as "from the first record on".
 _EARLIEST = -2
 _MARKERS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the job goes on from. `delivered_before_ms` is epoch ms: the last committed cutoff.
+    """What a start of the job goes on from.
 
-    `planned` is the newest batch in the offset log, or None before the first. `overdue` are the segments with
-    messages below the cutoff that the checkpoint's first batch is to deliver.
+    - `planned`: the newest batch in the offset log, or None before the first.
+    - `partitions`: the labels of the time partitions that the table has.
+    - `delivered_before_ms`: the last committed cutoff, epoch ms.
+    - `overdue`: the segments with messages below that cutoff that the checkpoint's first batch must deliver.
     """
 
     checkpoint: Checkpoint
@@ -56,16 +58,26 @@ class Recovered:
 
 
 def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:
-    """Read everything that a start needs; of the buckets only metadata, and no message.
+    """Read everything that a start needs. Reads only metadata of the buckets, and no message.
 
-    `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on
-    could lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if it is not possible.
+    1. Read Spark's logs.
+    2. Read the markers in the progress topic. If no batch was ever planned, begin the checkpoint.
+    3. Record the present settings for the batches to come.
+    4. Create the table if there is none, and check its log.
+    5. Refuse a checkpoint that is older than the table or the markers.
+    6. Read the metadata of the live segments.
+
+    `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on could
+    lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if files cannot be read,
+    ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
     checkpoint = Checkpoint(spark, checkpoint_path(settings))
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+    # 1. Read the logs.
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
+    # 2. Read the markers.
     markers = read_markers(settings)
     if planned is None:
         _begin(spark, settings, checkpoint, store, markers, fresh)
@@ -73,12 +85,16 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         raise CheckpointMismatch(
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
         )
+    # 3. Record the settings.
     history = _amended_history(spark, settings, checkpoint, planned)
+    # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     origin, committed = checkpoint.origin, checkpoint.last_committed()
+    # 5. Refuse an older checkpoint.
     _refuse_lost_plan(checkpoint, store, planned)
     _refuse_older(checkpoint, store, markers, planned)
+    # 6. Read the metadata.
     cutoff_ms = origin.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
@@ -104,7 +120,18 @@ def _begin(
     markers: list[Progress | None],
     fresh: bool,
 ) -> None:
-    """Let a checkpoint be born, unless it is already and only its first batch is still to come."""
+    """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
+
+    Args:
+        spark: the session.
+        settings: the job's settings.
+        checkpoint: the checkpoint, which may have an origin already.
+        store: the table of sealed buckets.
+        markers: the last marker of each partition of the progress topic.
+        fresh: whether to begin although an earlier checkpoint has delivered.
+
+    Raises CheckpointMismatch if a second beginning is refused, or if a handover was cut off.
+    """
     if Checkpoint(spark, next_checkpoint_path(settings)).is_initialized() and not checkpoint.is_initialized():
         raise CheckpointMismatch(
             f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
@@ -121,38 +148,43 @@ def _begin(
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:
-    """Return the newest generation of checkpoints that markers tell of; 0 if none does."""
+    """Return the newest generation of a checkpoint among `markers`; 0 if there are no markers."""
     return max((marker.batch.origin.generation for marker in markers if marker is not None), default=0)
 
 
 def _refuse_second_beginning(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], fresh: bool
 ) -> None:
-    """A checkpoint is born once: with a second one, everything still in the input would be delivered again.
+    """Raise CheckpointMismatch if an earlier checkpoint has sealed or delivered messages.
 
-    Never beside buckets of another checkpoint, `fresh` or not: what is delivered of them would come again.
+    A new checkpoint delivers everything again that is still in the input topics; `fresh` allows that. Beside buckets of
+    another checkpoint it is never allowed: their delivered messages would be delivered again.
     """
     if store.exists() and store.metadata():
         raise CheckpointMismatch(
             f"there is no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
-            "Put the checkpoint back, or make one from the tables, the input and the progress topic with "
-            "`delayline rebuild`. Or keep that folder and take another storage.path with `delayline run --fresh`"
+            "Put the checkpoint back, or make one from the table, the input and the progress topic with "
+            "`delayline rebuild`. Or keep that folder, and run `delayline run --fresh` with another storage.path"
         )
     if not fresh and any(marker is not None for marker in markers):
         raise CheckpointMismatch(
             f"there is no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one: is "
-            "the storage mounted? Put the checkpoint back, or make one with `delayline rebuild`, or take another "
-            "application_id; `delayline run --fresh` starts anew and delivers again all that is still in the "
+            "the storage mounted? Put the checkpoint back, or make one with `delayline rebuild`, or use another "
+            "application_id. `delayline run --fresh` starts anew, and delivers again all that is still in the "
             "input topics"
         )
 
 
 def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
-    """A batch whose plan is lost would be planned anew, and what it then seals taken for sealed already."""
+    """Raise CheckpointMismatch if a batch has sealed that is not in the offset log.
+
+    Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed
+    already, and drop it.
+    """
     sealed = store.newest_of(checkpoint.origin.checkpoint)
     if sealed is not None and (planned is None or sealed > planned):
         raise CheckpointMismatch(
-            f"{store.path} holds what batch {sealed} sealed, and the offset log of {checkpoint.path} ends with batch "
+            f"{store.path} holds what batch {sealed} sealed, but the offset log of {checkpoint.path} ends with batch "
             f"{planned}: its newest entries are lost, or it is an older checkpoint. {NEW_ONE}"
         )
 
@@ -160,19 +192,25 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int |
 def _refuse_older(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
 ) -> None:
-    """Here and not only by the writer of a shard: that of another, which had delivered less, would begin already."""
+    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if the checkpoint's rest is sealed.
+
+    Each shard's writer checks its own marker too. But a shard that had delivered less would already begin to deliver.
+    """
     for marker in markers:
         if marker is not None:
             refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
     if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
         raise CheckpointMismatch(
-            f"what waited in the checkpoint {checkpoint.path} is in {store.path} already, since it was to be replaced: "
-            "going on would deliver that twice. Let `delayline rebuild --discard-checkpoint` finish it"
+            f"the messages of the checkpoint {checkpoint.path} are in {store.path} already, since it was being "
+            "replaced: going on would deliver them twice. Finish that with `delayline rebuild --discard-checkpoint`"
         )
 
 
 def read_markers(settings: Settings) -> list[Progress | None]:
-    """Return the last marker in each partition of the progress topic, which has one for each shard or more."""
+    """Return the last marker in each partition of the progress topic; None for a partition without one.
+
+    The topic has at least one partition for each shard.
+    """
     options, topic = librdkafka_options(settings.kafka), settings.progress_topic
     partitions = partition_counts(settings, [topic]).get(topic, 0)
     with ThreadPoolExecutor(max_workers=_MARKERS_AT_A_TIME) as threads:
@@ -182,11 +220,14 @@ def read_markers(settings: Settings) -> list[Progress | None]:
 def _amended_history(
     spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None
 ) -> SettingsHistory:
-    """Let the current settings hold from the first batch that has never run; batches to replay keep theirs."""
+    """Record the present settings for the first batch that was never planned and those after it.
+
+    A batch that is replayed keeps its own settings.
+    """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
         raise CheckpointMismatch(
-            f"the checkpoint was born with {origin.shards} shards, and bucket.shards is {settings.bucket.shards}: "
+            f"the checkpoint began with {origin.shards} shards, and bucket.shards is {settings.bucket.shards}: "
             f"set bucket.shards to {origin.shards}, or change the checkpoint with `delayline rescale`"
         )
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
@@ -201,9 +242,10 @@ def _amended_history(
 
 
 def input_starts(settings: Settings, origin: CheckpointOrigin) -> Offsets:
-    """Return where a new checkpoint begins to read each partition of the input; nothing for all from the beginning.
+    """Return the offset at which a new checkpoint begins to read each input partition.
 
-    A partition that was added since begins with its first record.
+    It is empty if the checkpoint reads everything from the first record on. A partition that was added since the origin
+    begins with its first record.
     """
     if not origin.offsets:
         return {}
