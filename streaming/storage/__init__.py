@@ -1,6 +1,6 @@
-"""The storage beneath `storage.path`: where its parts lie, whether it can be written, and why it failed.
+"""The storage under `storage.path`: where its parts are, whether it can be written, and why it failed.
 
 It reads and writes no message.
 
-Read `paths`, `checks`, `failures` (from Spark's words to an error), `unreadable_bucket`.
+Read `paths`, `checks`, `failures` (from Spark's error text to a Delayline error), `unreadable_bucket`.
 """

@@ -1,4 +1,4 @@
-"""Whether the storage can be written, asked before anything is started that would fail on it half way."""
+"""Checks whether the storage can be written, before anything starts that would fail on it half way."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conf.errors import StorageFailed
 from conf.settings import Settings
 from streaming.storage.paths import buckets_path, checkpoint_path, local_folder
 
-# More than a batch writes into its logs, and less than anyone would miss.
+# More than a batch writes into its logs, and too little to matter.
 _PROBE_BYTES = 64 * 1024
 
 
 def check_storage(settings: Settings) -> None:
-    """Raise StorageFailed if `storage.path`, or what lies in it already, cannot be written; leave nothing behind.
+    """Raise StorageFailed if `storage.path`, or a folder that exists in it, cannot be written. Leaves nothing behind.
 
-    Of a local path: what another file system says is known when Spark runs.
+    Checks only a local path. Another file system is checked when Spark uses it.
     """
     checkpoint, buckets = local_folder(checkpoint_path(settings)), local_folder(buckets_path(settings))
     if checkpoint is None or buckets is None:
         return
-    # Each may be a mount of its own.
+    # Each folder may be a separate mount.
     logs = [checkpoint / name for name in ("offsets", "commits", "state")]
     for folder in (checkpoint.parent, checkpoint, *logs, buckets, buckets / "_delta_log"):
         if folder == checkpoint.parent or folder.exists():
@@ -31,33 +31,33 @@ def check_storage(settings: Settings) -> None:
 
 
 def free_space(path: str) -> str:
-    """Say in a clause how much is free where `path` lies; nothing if that is not on this machine."""
+    """Return a clause for an error: how much space is free at `path`. Empty if `path` is not on this machine."""
     folder = local_folder(path)
     if folder is None:
         return ""
     try:
         usage = shutil.disk_usage(_existing(folder))
     except OSError as problem:
-        return f", which cannot even be asked for its free space ({problem.strerror})"
-    return f", of whose {usage.total:,} bytes {usage.free:,} are free"
+        return f", whose free space cannot be read ({problem.strerror})"
+    return f", where {usage.free:,} of {usage.total:,} bytes are free"
 
 
 def _check(folder: Path) -> None:
-    there = folder
+    existing = folder
     try:
-        there = _existing(folder)
-        with tempfile.TemporaryFile(dir=there) as probe:
+        existing = _existing(folder)
+        with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(b"\0" * _PROBE_BYTES)
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as problem:
-        above = "" if there == folder else f" (of it there is {there})"
+        above = "" if existing == folder else f" (only {existing} exists)"
         raise StorageFailed(
             f"{folder}{above} cannot be written: {problem.strerror or problem}. Mount it, free some space, let the "
-            "job's user write there, or set storage.path to another place; then start again. Nothing was begun"
+            "job's user write there, or set storage.path to another place. Then start again. Nothing was begun"
         ) from problem
 
 
 def _existing(folder: Path) -> Path:
-    """Return `folder`, or what is nearest above it, which it would be made in."""
+    """Return `folder`, or the nearest parent that exists, in which `folder` would be created."""
     return next(above for above in (folder, *folder.parents) if above.exists())

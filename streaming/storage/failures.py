@@ -1,4 +1,4 @@
-"""Failures of the storage, told from what Spark says of them: the sentence has the place, the cause, and what to do."""
+"""Recognises failures of the storage in Spark's error text, and words the error: the place, the cause, what to do."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from streaming.storage.paths import storage_path
 
 log = logging.getLogger(__name__)
 
-# What can be done without a file of the checkpoint, in every error that names one.
+# What to do without a file of the checkpoint. Every error that names such a file ends with this.
 NEW_ONE = (
     "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
-    "tables, the input and the progress topic"
+    "table, the input and the progress topic"
 )
-# What to do about a file of the table, in every error that names one.
+# What to do without a file of the table. Every error that names such a file ends with this.
 REPAIR = (
-    "Put the file back from a backup. Without one, stop the job: `delayline repair` tells what is lost with it, and "
-    "`delayline repair --skip` takes that out of the table"
+    "Put the file back from a backup. Without one, stop the job: `delayline repair` shows what is lost with the file, "
+    "and `delayline repair --skip` removes that from the table"
 )
-# As the operating system and Java word them. A quota is a full disk to the one whose it is.
+# The words of the operating system and of Java. To its user, an exceeded quota is a full disk.
 _REFUSED = (
     ("No space left on device|Disk quota exceeded", "no space left", "written"),
     ("Read-only file system", "the file system is read-only", "written"),
     ("Permission denied|AccessDenied", "permission denied", "written or read"),
     ("Input/output error", "the device fails", "written or read"),
 )
-# What was being written, by what Spark's traces name: the first that fits. None is Spark's own working folder.
+# What was being written, by names in Spark's traces. The first that matches counts. None is Spark's working folder.
 _STEPS: tuple[tuple[str, str, str | None], ...] = (
     ("markMicroBatchStart", "the offset log", "checkpoint/offsets"),
     ("markMicroBatchEnd", "the commit log", "checkpoint/commits"),
@@ -49,16 +49,16 @@ _STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
 _READ_FILE = re.compile(r"FAILED_READ_FILE[\w.]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
 _LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FILE\w*|TRUNCATED\w*|MISSING\w*))\] (.+)")
 _LOG_FILE = re.compile(r"(?:file:/*(?=/))?(\S+/_delta_log/[\w.-]+\.(?:json|parquet))")
-# Py4J puts a colon before the Java exception that it tells of.
+# Py4J puts a colon before the Java exception that it reports.
 _CAUSE = re.compile(r"^(?:Caused by: |: )?([\w.$]+(?:Error|Exception)\b.*)$", re.MULTILINE)
 _CAUSE_CHARS = 200
-# A cause that is its own would have no end.
+# Ends the loop if a cause is its own cause.
 _MOST_CAUSES = 20
 
 
 @contextmanager
 def translate_storage_errors(settings: Settings) -> Iterator[None]:
-    """Let what Spark raises inside, if it is a failure of the storage, come out as the error that names it."""
+    """Replace an error that Spark raises inside by a Delayline error, if it is a failure of the storage."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as problem:
@@ -70,16 +70,16 @@ def translate_storage_errors(settings: Settings) -> Iterator[None]:
 
 
 def text_of(problem: Exception) -> str:
-    """Return all that Spark tells of a failure, Java's trace with its causes included."""
-    # pyspark keeps the trace of what it has given a class of its own, and prints it on demand only.
+    """Return the whole text of an error of Spark, with Java's trace and its causes."""
+    # For a Java exception that pyspark translates, it keeps the trace here, and prints it only on demand.
     return f"{problem}\n{getattr(problem, '_stackTrace', None) or ''}"
 
 
 def text_of_query(query: StreamingQuery) -> str:
-    """Return all that Spark tells of a query that failed, with the traces of its causes, which pyspark leaves out."""
+    """Return the whole text of a failed query, with the traces of its causes, which pyspark leaves out."""
     lines = [str(query.exception())]
-    found = query._jsq.exception()
-    cause = found.get().getCause() if found.isDefined() else None
+    exception = query._jsq.exception()
+    cause = exception.get().getCause() if exception.isDefined() else None
     while cause is not None and len(lines) < _MOST_CAUSES:
         frames = "\n".join(f"\tat {frame.toString()}" for frame in cause.getStackTrace())
         lines.append(f"Caused by: {cause.toString()}\n{frames}")
@@ -88,19 +88,19 @@ def text_of_query(query: StreamingQuery) -> str:
 
 
 def storage_failure(text: str, storage: str) -> DelaylineError | None:
-    """Return the error that `text`, all that Spark tells of a failure, stands for; None if it is not the storage's.
+    """Return the Delayline error for `text`, Spark's text of a failure, or None if it is no failure of the storage.
 
-    `storage` is where the job stores: a path, or a URI.
+    `storage` is the path or the URI of the job's storage.
     """
     for pattern, reason, done in _REFUSED:
         if re.search(pattern, text):
             return _refused(text, reason, done, storage)
     if _STATE.search(text):
-        file = found[1] if (found := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
+        file = match[1] if (match := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {NEW_ONE}")
-    if unread := _LOG_FILE.search(text) or _LOG.search(text):
+    if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(
-            f"the log of the table of sealed buckets cannot be read: {unread[1]} is missing or damaged "
+            f"the log of the table of sealed buckets cannot be read: {entry[1]} is missing or damaged "
             f"({cause_of(text)}). Put {storage}/buckets/_delta_log back from a backup, whole and as new as the "
             "checkpoint"
         )
@@ -110,9 +110,9 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
 
 
 def unreadable_file(text: str) -> str | None:
-    """Return the data file that Spark could not read, if that is what `text` tells."""
-    found = _READ_FILE.search(text)
-    return found[1] if found else None
+    """Return the data file that Spark could not read, or None if `text` is of another failure."""
+    match = _READ_FILE.search(text)
+    return match[1] if match else None
 
 
 def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
@@ -120,18 +120,18 @@ def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
     what, place = next(steps, ("a file", ""))
     folder = tempfile.gettempdir() if place is None else f"{storage}/{place}".rstrip("/")
     return StorageFailed(
-        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Mend that and "
-        "run the same command again: it goes on from what is committed, and nothing is lost"
+        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Repair that, "
+        "and run the same command again: it goes on from what is committed, and nothing is lost"
     )
 
 
 def cause_of(text: str) -> str:
-    """Return what the innermost cause says."""
+    """Return the message of the innermost cause, without its class, and shortened."""
     kind, _, message = innermost_cause(text).partition(": ")
     return (message if message and _CAUSE.match(kind) else innermost_cause(text))[:_CAUSE_CHARS]
 
 
 def innermost_cause(text: str) -> str:
-    """Return the last exception that `text`, all that Spark tells of a failure, has: `class: what it says`."""
+    """Return the innermost exception in `text`, Spark's text of a failure: its class, and its message after a colon."""
     causes = _CAUSE.findall(text)
     return str(causes[-1] if causes else text.splitlines()[0])

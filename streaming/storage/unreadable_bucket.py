@@ -1,4 +1,4 @@
-"""The error for a file of sealed buckets that could not be read: which messages wait in it, and until when."""
+"""The error for a file of sealed buckets that cannot be read: which messages wait in it, and when they are due."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ log = logging.getLogger(__name__)
 
 
 def unreadable_bucket(store: BucketTable, segments: Iterable[Segment], problem: Exception) -> BucketUnreadable | None:
-    """Return the error for `problem`, raised by Spark while it read `segments`; None if no file was to blame."""
+    """Return the error for `problem`, which Spark raised while it read `segments`; None if no file is the cause."""
     text = text_of(problem)
     file = unreadable_file(text)
     if file is None:
         return None
     log.debug("%s cannot be read: %s", file, text)
-    held = _segments_of(store, file, segments)
-    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_waiting_in(held)}{REPAIR}")
+    in_file = _segments_of(store, file, segments)
+    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_description(in_file)}{REPAIR}")
 
 
 def instant(ms: int) -> str:
-    """Return epoch ms as people read it."""
+    """Return epoch ms as text, such as 2026-12-24T18:00:00Z."""
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> list[Segment]:
-    """Return those of `segments` that lie in `file`, by the bounds that the table's log has of it."""
+    """Return those of `segments` that may be in `file`, by the file's bounds in the table's log."""
     name = file.rpartition("/")[2]
-    found = next((row for row in store.files() if row["path"].rpartition("/")[2] == name), None)
-    if found is None:
-        # Merged away or deleted since the reading began.
+    row = next((row for row in store.files() if row["path"].rpartition("/")[2] == name), None)
+    if row is None:
+        # The file was merged or deleted after the read began.
         return []
-    stats = json.loads(found["stats"])
+    stats = json.loads(row["stats"])
     bounds = [(stats["minValues"][column], stats["maxValues"][column]) for column in ("bucket", "shard", "segment")]
     return [
         segment
         for segment in segments
-        if segment.time_partition == found["part"]
+        if segment.time_partition == row["part"]
         and all(
             least <= value <= most
             for (least, most), value in zip(bounds, (segment.bucket, segment.shard, segment.segment), strict=True)
@@ -51,7 +51,7 @@ def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> 
     ]
 
 
-def _waiting_in(segments: list[Segment]) -> str:
+def _description(segments: list[Segment]) -> str:
     if not segments:
         return ""
     first = min(segment.min_deliver_at_ms for segment in segments)

@@ -45,7 +45,7 @@ def _fill(service: Service, ledger: Ledger, application: Application, disk: Smal
         f"error: storage-failed: no space left: {data} could not be written in {disk.path}, "
     ), error_line
     # A partly written file may be deleted by now.
-    assert int(re.search(r" bytes ([\d,]+) are free", error_line)[1].replace(",", "")) < 65_536, error_line  # type: ignore[index]
+    assert int(re.search(r", where ([\d,]+) of ", error_line)[1].replace(",", "")) < 65_536, error_line  # type: ignore[index]
     disk.free()
 
 

@@ -59,7 +59,7 @@ def test_a_full_disk_is_reported_with_the_data_being_written_and_a_later_start_c
         disks[folder].fill()
         failure = failure_of(query, tmp_path)
         assert isinstance(failure, StorageFailed)
-        assert f"no space left: {data} could not be written in {disks[folder].path}, of whose" in str(failure)
+        assert f"no space left: {data} could not be written in {disks[folder].path}, where" in str(failure)
         disks[folder].free()
     query = start(spark, tmp_path)
     run_a_batch(query, tmp_path)

@@ -43,7 +43,7 @@ def test_each_command_that_writes_refuses_a_path_below_a_file(tmp_path: Path, co
     sets = [f"storage.path={file}/storage", "kafka.bootstrap_servers=127.0.0.1:1"]
     refused = CliRunner().invoke(app, [*command, *(part for one in sets for part in ("--set", one))])
     assert refused.exit_code == 1
-    assert refused.stderr.startswith(f"error: storage-failed: {file}/storage (of it there is {file}) cannot be written")
+    assert refused.stderr.startswith(f"error: storage-failed: {file}/storage (only {file} exists) cannot be written")
     assert "Not a directory" in refused.stderr
 
 

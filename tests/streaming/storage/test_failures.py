@@ -35,7 +35,7 @@ def test_a_full_disk_is_reported_with_the_data_being_written_and_its_path(trace:
     failure = failure_of(f"org.apache.spark.SparkException: Job aborted\n{trace}\n{FULL}")
     assert isinstance(failure, StorageFailed)
     assert str(failure).startswith(f"storage-failed: no space left: {data}")
-    assert f" could not be written in {STORAGE}{path}, of whose " in str(failure)
+    assert f" could not be written in {STORAGE}{path}, where " in str(failure)
     assert "run the same command again" in str(failure)
 
 
