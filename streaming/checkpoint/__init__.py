@@ -20,5 +20,5 @@ Two operations end in a handover:
 If a crash comes between two steps, run the command again. A job with an older checkpoint finds the newer origin in the
 progress topic, and stops.
 
-A start reads Spark's logs before Spark does: Spark would plan anew any entry that is missing.
+A start reads Spark's logs before Spark does: Spark would plan a batch anew if its entry was missing.
 """

@@ -122,14 +122,6 @@ def _begin(
 ) -> None:
     """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
 
-    Args:
-        spark: the session.
-        settings: the job's settings.
-        checkpoint: the checkpoint, which may have an origin already.
-        store: the table of sealed buckets.
-        markers: the last marker of each partition of the progress topic.
-        fresh: whether to begin although an earlier checkpoint has delivered.
-
     Raises CheckpointMismatch if a second beginning is refused, or if a handover was cut off.
     """
     if Checkpoint(spark, next_checkpoint_path(settings)).is_initialized() and not checkpoint.is_initialized():

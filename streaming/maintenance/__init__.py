@@ -1,6 +1,6 @@
 """Maintenance of sealed buckets, beside the batches: it deletes delivered parts and merges small buckets.
 
-It changes only what committed batches have left, and no batch ever waits for it.
+It changes only what committed batches have left. No batch waits for it, except a seal for the last try of a merge.
 
 Read `maintenance` (what is done when), then `merge`.
 
@@ -19,5 +19,5 @@ A merge takes only buckets of committed batches, and leaves out only messages be
 running batch, and its replay, find in the new bucket all that they would find in the old ones. Messages stay in their
 time partition. So a load of the prefetch window that starts after the commit, and before the driver's catalog has the
 new segments, reads the same messages. If a seal comes between, Delta refuses the merge's commit, and the merge tries
-again; at its last try, seals wait for it.
+again. During its last try, seals wait.
 """

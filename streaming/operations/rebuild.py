@@ -84,7 +84,7 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
 
 
 def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
-    """Rebuild in these steps, of which a second try recognises those that are done.
+    """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
     1. Fence the writers of the old job, and read from the markers what is delivered.
     2. Read from the table's metadata what is sealed.

@@ -57,7 +57,7 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 
 
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
-    """Rescale in these steps, of which a second try recognises those that are done.
+    """Rescale the checkpoint. After a crash, a second try recognises the steps that are done.
 
     1. Complete an earlier try that had only its last move left.
     2. Create the missing partitions of the progress topic.
