@@ -198,8 +198,8 @@ def _watch(
     Checks the clock, the lease, outages and each batch's progress meanwhile. The clock is checked here and not at the
     start of a batch: after it was set back no batch may start, since Spark waits for the time of the next trigger.
 
-    `stop` has an entry once a signal has come. `check_clock` raises ClockBehind. `is_outage` returns whether Spark waits
-    for brokers between batches, and logs that.
+    `stop` has an entry once a signal has come. `check_clock` raises ClockBehind. `is_outage` returns whether Spark
+    waits for brokers between batches, and logs that.
     """
     drops = _DropWatch(query)
     while not _stop_requested(stop):

@@ -53,8 +53,8 @@ class Repair:
 def repair(settings: Settings, skip: bool, report: Path) -> Repair:
     """Read the whole table, and return what is damaged.
 
-    With `skip`, write the report (a new JSON file), and then remove all that cannot be read from the table, in one
-    commit. Raises UsageError if there is no table, or if the report exists already or cannot be written,
+    With `skip`, write the report (a new JSON file), and then remove from the table, in one commit, all that cannot be
+    read. Raises UsageError if there is no table, or if the report exists already or cannot be written,
     BucketUnreadable if the table's log is damaged, ApplicationHeld while the job runs.
     """
     if skip:
