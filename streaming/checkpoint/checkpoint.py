@@ -14,7 +14,7 @@ from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from streaming.checkpoint.logs import check_committed, planned_entry
-from streaming.storage.failures import NEW_ONE
+from streaming.storage.failures import CHECKPOINT_REMEDY
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,13 @@ class Checkpoint:
         """How the checkpoint began. Raises CheckpointUnreadable, CheckpointVersion."""
         text = self._read(_ORIGIN)
         if text is None:
-            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {NEW_ONE}")
+            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {CHECKPOINT_REMEDY}")
         try:
             return CheckpointOrigin.from_json(without_format(text, f"{self.path}/{_ORIGIN}"))
         except (TypeError, ValueError) as problem:
-            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is damaged ({problem!r}). {NEW_ONE}") from problem
+            raise CheckpointUnreadable(
+                f"{self.path}/{_ORIGIN} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
+            ) from problem
 
     def is_initialized(self) -> bool:
         """Return whether the checkpoint has an origin."""
@@ -144,7 +146,7 @@ class Checkpoint:
             return SettingsHistory.from_json(without_format(text, f"{self.path}/{_SETTINGS_HISTORY}"))
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointUnreadable(
-                f"{self.path}/{_SETTINGS_HISTORY} is damaged ({problem!r}). {NEW_ONE}"
+                f"{self.path}/{_SETTINGS_HISTORY} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
             ) from problem
 
     def write_settings_history(self, settings_history: SettingsHistory) -> None:

@@ -7,7 +7,7 @@ import re
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 from state.checkpoint.origin import Offsets, check_offsets
-from streaming.storage.failures import NEW_ONE
+from streaming.storage.failures import CHECKPOINT_REMEDY
 
 # The version of both logs in Spark 4.0.
 _VERSION = "v1"
@@ -27,7 +27,7 @@ def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
         check_offsets(offsets)
         return int(facts["batchTimestampMs"]), int(facts["batchWatermarkMs"]), offsets
     except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {NEW_ONE}") from problem
+        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {CHECKPOINT_REMEDY}") from problem
 
 
 def check_committed(text: str | None, file: str) -> None:
@@ -35,19 +35,19 @@ def check_committed(text: str | None, file: str) -> None:
     try:
         int(json.loads(_lines(text, file)[0])["nextBatchWatermarkMs"])
     except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {NEW_ONE}") from problem
+        raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {CHECKPOINT_REMEDY}") from problem
 
 
 def _lines(text: str | None, file: str) -> list[str]:
     """Return the lines below the version line."""
     if text is None:
-        raise CheckpointUnreadable(f"{file} is missing. {NEW_ONE}")
+        raise CheckpointUnreadable(f"{file} is missing. {CHECKPOINT_REMEDY}")
     version, *lines = text.splitlines() or [""]
     if re.fullmatch(r"v\d+", version) and version != _VERSION:
         raise CheckpointVersion(
             f"{file} is of version {version}, and the Spark of this Delayline reads {_VERSION}: run the version that "
-            f"wrote it. {NEW_ONE}"
+            f"wrote it. {CHECKPOINT_REMEDY}"
         )
     if version != _VERSION or not lines:
-        raise CheckpointUnreadable(f"{file} is damaged (it begins with {version[:20]!r}). {NEW_ONE}")
+        raise CheckpointUnreadable(f"{file} is damaged (it begins with {version[:20]!r}). {CHECKPOINT_REMEDY}")
     return lines

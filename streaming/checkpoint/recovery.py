@@ -27,7 +27,7 @@ from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint.handover import rest_bucket
 from streaming.spark.shard_keys import shard_keys
-from streaming.storage.failures import NEW_ONE
+from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int |
     if sealed is not None and (planned is None or sealed > planned):
         raise CheckpointMismatch(
             f"{store.path} holds what batch {sealed} sealed, but the offset log of {checkpoint.path} ends with batch "
-            f"{planned}: its newest entries are lost, or it is an older checkpoint. {NEW_ONE}"
+            f"{planned}: its newest entries are lost, or it is an older checkpoint. {CHECKPOINT_REMEDY}"
         )
 
 
@@ -224,7 +224,7 @@ def _amended_history(
         )
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
     if planned is not None and not history.entries:
-        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {NEW_ONE}")
+        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {CHECKPOINT_REMEDY}")
     keys = history.newest.shard_keys if history.entries else shard_keys(spark, origin.shards)
     batch_settings = batch_settings_from(settings, partition_counts(settings), keys, origin)
     first_new = 0 if planned is None else planned + 1

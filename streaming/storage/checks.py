@@ -54,7 +54,7 @@ def _check(folder: Path) -> None:
         above = "" if existing == folder else f" (only {existing} exists)"
         raise StorageFailed(
             f"{folder}{above} cannot be written: {problem.strerror or problem}. Mount it, free some space, let the "
-            "job's user write there, or set storage.path to another place. Then start again. Nothing was begun"
+            "job's user write there, or set storage.path to another place. Then start again. Nothing was started"
         ) from problem
 
 

@@ -20,12 +20,12 @@ from streaming.storage.paths import storage_path
 log = logging.getLogger(__name__)
 
 # What to do without a file of the checkpoint. Every error that names such a file ends with this.
-NEW_ONE = (
+CHECKPOINT_REMEDY = (
     "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
     "table, the input and the progress topic"
 )
 # What to do without a file of the table. Every error that names such a file ends with this.
-REPAIR = (
+TABLE_REMEDY = (
     "Put the file back from a backup. Without one, stop the job: `delayline repair` shows what is lost with the file, "
     "and `delayline repair --skip` removes that from the table"
 )
@@ -97,7 +97,7 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
             return _refused(text, reason, done, storage)
     if _STATE.search(text):
         file = match[1] if (match := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
-        return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {NEW_ONE}")
+        return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(
             f"the log of the table of sealed buckets cannot be read: {entry[1]} is missing or damaged "
@@ -105,7 +105,7 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
             "checkpoint"
         )
     if file := unreadable_file(text):
-        return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {REPAIR}")
+        return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {TABLE_REMEDY}")
     return None
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment
-from streaming.storage.failures import REPAIR, cause_of, text_of, unreadable_file
+from streaming.storage.failures import TABLE_REMEDY, cause_of, text_of, unreadable_file
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def unreadable_bucket(store: BucketTable, segments: Iterable[Segment], problem: 
         return None
     log.debug("%s cannot be read: %s", file, text)
     in_file = _segments_of(store, file, segments)
-    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_description(in_file)}{REPAIR}")
+    return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_description(in_file)}{TABLE_REMEDY}")
 
 
 def instant(ms: int) -> str:
