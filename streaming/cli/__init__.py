@@ -1,4 +1,4 @@
-"""The command line, one file for each command: arguments, calls and words, and no decisions.
+"""The command line, one module for each command: it parses arguments, calls the service and prints; it decides nothing.
 
-Read `app` (the list of commands), `options` (what all share), then the command that you look for.
+Read `app` (the list of commands), `options` (shared by all commands), then the command that you look for.
 """

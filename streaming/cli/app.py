@@ -1,6 +1,6 @@
-"""The command line, `delayline`. A command is a function in a module of its own, added to `app` here.
+"""The command line, `delayline`. Each command is a function in a separate module, registered with `app` here.
 
-Commands import what they need when they run, so that `--help` is quick and `publish` never loads Spark.
+Commands import the service inside their functions, so that `--help` is fast and `publish` never loads Spark.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ INTERRUPTED = 130
 
 
 class _Commands(TyperGroup):
-    """Ends with a sentence and an exit code where an error is known, with a trace only where it is not."""
+    """Prints a known error as one sentence and exits with its code; only an unknown error prints a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except DelaylineError as error:
             typer.echo(f"error: {error}", err=True)
-            # What a header may not say is, on the command line, an argument that the caller can mend.
+            # The command line passes header values as arguments: the caller can correct a rejected one.
             raise typer.Exit(2 if isinstance(error, Rejected) else error.exit_code) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
@@ -45,11 +45,11 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    # A trace with the values of variables could show a password.
+    # A traceback with the values of variables could show a password.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Delayed delivery for Kafka: publish with a delay, and the message comes out when it is due.",
-    epilog="Exit codes: 0 done, 1 failed, 2 called wrongly (arguments or settings), 130 interrupted.",
+    help="Delayed delivery for Kafka: publish a message with a delay, and it is delivered when it is due.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong arguments or settings, 130 interrupted.",
 )
 app.command()(broker)
 app.command()(jars)
@@ -73,7 +73,7 @@ def _print_version(wanted: bool) -> None:
         try:
             typer.echo(version("delayline"))
         except PackageNotFoundError:
-            typer.echo("unknown: run from a folder, not installed")
+            typer.echo("unknown: the package is not installed")
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""`delayline broker` and `delayline jars`: what is needed around the job on one machine."""
+"""`delayline broker` and `delayline jars`: a test broker and the Java libraries, for one machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DEFAULT_FOLDER = Path("data/broker")
 
 
 def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Fetch the Java libraries of Spark's connectors and of the embedded broker, once.
+    """Download the Java libraries of Spark's connectors and of the embedded broker. Needed once.
 
-    About 60 MB from Maven Central into this Python environment. What is there already is left alone. Then lets Java
-    write Spark's classes to an archive (160 MB), which makes each start faster.
+    Downloads about 60 MB from Maven Central into this Python environment; skips files that exist. Then Java writes
+    Spark's classes to an archive (160 MB), which makes each start faster.
     """
     from conf.java.cds_archive import make_cds_archive
     from conf.java.jars import fetch_jars
@@ -32,23 +32,23 @@ def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
 
 def broker(
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where it keeps data, configuration and log.")
+        Path, typer.Option("--dir", help="Folder for the broker's data, configuration and log.")
     ] = _DEFAULT_FOLDER,
-    host: Annotated[str, typer.Option(help="The address it listens on and tells clients.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 picks a free one.")] = 9092,
+    host: Annotated[str, typer.Option(help="Address to listen on and to advertise to clients.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 picks a free one.")] = 9092,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Run one Kafka node, without docker, until Ctrl-C or SIGTERM. For trying out and testing.
+    """Run one Kafka node until Ctrl-C or SIGTERM, without Docker. For a first try and for tests.
 
-    Prints "listening on HOST:PORT" once it serves. Its data stays in --dir for the next start.
+    Prints "listening on HOST:PORT" when it accepts requests. The data stays in --dir for the next start.
     """
     from streaming.local.broker import EmbeddedBroker
 
     settings_of(config, overrides)
     node = EmbeddedBroker(directory, port, utf8("--host", host))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+        signal.signal(number, _exit)
     try:
         typer.echo(f"starting in {node.directory}", err=True)
         node.start()
@@ -60,8 +60,8 @@ def broker(
         node.stop()
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second signal must not cut the broker's own end short.
-    for handled in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(handled, signal.SIG_IGN)
+def _exit(number: int, frame: FrameType | None) -> None:
+    # A second signal must not interrupt the broker's shutdown.
+    for ignored in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ignored, signal.SIG_IGN)
     raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""`delayline demo`: the whole service on this machine, crash included."""
+"""`delayline demo`: the whole service on this machine, including a crash."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from conf.end_signals import END_SIGNALS
 def demo(
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Run in this new folder and leave logs and data there."),
+        typer.Option("--keep", metavar="DIR", help="Run in this new folder and keep logs and data there."),
     ] = None,
 ) -> None:
-    """Show the whole service at work, in under two minutes and with nothing to set up.
+    """Show the whole service at work, in under two minutes and without any setup.
 
-    Starts a Kafka broker and the job, publishes a thousand messages with mixed delays to two output topics,
-    kills the job with SIGKILL in the middle, starts it again, and checks from the output topics that every
-    message came once, not early and in order. Exit code 0 only if so. Leaves nothing running.
+    Starts a Kafka broker and the job, publishes a thousand messages with mixed delays for two output topics, kills
+    the job with SIGKILL in the middle, and starts it again. Then checks in the output topics that every message was
+    delivered once, not early, and in order. The exit code is 0 only if the check succeeds. Leaves nothing running.
     """
     from rich.console import Console
 
@@ -34,9 +34,9 @@ def demo(
     if keep is not None:
         _make_empty(keep)
     view = View(Console(highlight=False))
-    with _ended_in_order():
+    with _clean_exit_on_signals():
         result = run_demo(view, keep)
-    view.step("nothing is left running" + (f"; logs and data are in {keep}" if keep else ""))
+    view.step("everything is stopped" + (f"; logs and data are in {keep}" if keep else ""))
     view.result(result)
     if not result.holds:
         raise typer.Exit(1)
@@ -45,19 +45,19 @@ def demo(
 def _make_empty(folder: Path) -> None:
     from conf.errors import UsageError
 
-    asked = f"--keep {str(folder)!r}: name a folder that is new or empty"
+    message = f"--keep {str(folder)!r}: name a folder that is new or empty"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageError(asked)
+            raise UsageError(message)
     except OSError as problem:
-        raise UsageError(f"{asked} ({problem.strerror})") from problem
+        raise UsageError(f"{message} ({problem.strerror})") from problem
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let a signal that would end the process end first what the demo started."""
-    before = {number: signal.signal(number, _end) for number in END_SIGNALS}
+def _clean_exit_on_signals() -> Iterator[None]:
+    """Turn termination signals into SystemExit, so that the demo stops its processes before it exits."""
+    before = {number: signal.signal(number, _exit) for number in END_SIGNALS}
     try:
         yield
     finally:
@@ -65,8 +65,8 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second signal must not cut the end short.
-    for handled in END_SIGNALS:
-        signal.signal(handled, signal.SIG_IGN)
+def _exit(number: int, frame: FrameType | None) -> None:
+    # A second signal must not interrupt the shutdown.
+    for ignored in END_SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
     raise SystemExit(128 + number)

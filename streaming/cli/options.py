@@ -1,4 +1,4 @@
-"""Options that every command takes, and how they become settings."""
+"""The options that every command takes, and how they become settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ConfigFile = Annotated[
         "--config",
         metavar="FILE",
         envvar="DELAYLINE_CONFIG",
-        help="Settings file (TOML). Without it the defaults hold.",
+        help="Settings file (TOML). Without it the defaults apply.",
         show_default=False,
     ),
 ]
@@ -29,22 +29,22 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set one key, over the file and the environment: kafka.bootstrap_servers=host:9092. Repeatable.",
+        help="Override one setting: kafka.bootstrap_servers=host:9092. Wins over file and environment. Repeatable.",
         show_default=False,
     ),
 ]
 
 
 def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Settings:
-    """Load the settings a command was called with. Raises SettingError."""
-    # Here and not above: `--help` should not wait for what it does not need.
+    """Load the settings that a command was called with. Raises SettingError."""
+    # Imported here, not at the top, to keep `--help` fast.
     from conf.load import load_settings
 
     return load_settings(config, overrides or ())
 
 
 def utf8(option: str, text: str) -> str:
-    """Return `text`, a name that `option` was given. Raises UsageError unless it is UTF-8."""
+    """Return `text`, the value of `option`. Raises UsageError unless it is UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def utf8(option: str, text: str) -> str:
 
 
 def header(option: str, text: str) -> tuple[str, bytes]:
-    """Return the name and value of the header that `option` was given as NAME=VALUE. Raises UsageError."""
+    """Split `text`, the NAME=VALUE of `option`, into a header's name and value. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"{option} {text!r}: write NAME=VALUE")

@@ -1,4 +1,4 @@
-"""How a received record is shown: a JSON object a line, or a row for people."""
+"""Prints received records: one JSON object for each line, or a table row for people."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from conf.durations import format_duration
 from sources.subscriber import Received
 
 Show = Callable[[Received], None]
-# Width of each column but the last, which takes what is left.
+# Width of each column; the last one takes the rest of the line.
 _COLUMNS = {"received": 12, "lateness": 8, "topic/partition/offset": 24, "id": 24, "key": 10, "value": 0}
-# On a terminal narrower than this the id gives way to the value.
+# On a terminal narrower than this, the id column is left out in favour of the value.
 _WIDE = 110
 _ON_TIME_MS = 1_000
 
 
 def as_json() -> Show:
-    """Return a function that prints a record as one line of JSON (the fields are in `subscribe --help`)."""
+    """Return a function that prints a record as one line of JSON; `subscribe --help` lists the fields."""
     return lambda record: typer.echo(json.dumps(json_fields(record), ensure_ascii=False))
 
 
 def as_rows() -> Show:
-    """Print a heading, and return a function that prints a record as a row; in colours on a terminal."""
+    """Print a heading, and return a function that prints a record as a row, coloured on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -50,7 +50,7 @@ def as_rows() -> Show:
 
 
 def json_fields(record: Received) -> dict[str, Any]:
-    """Return the record as values that JSON knows; bytes that are not UTF-8 as {"base64": …}."""
+    """Return the record as JSON values; bytes that are not UTF-8 become {"base64": …}."""
     return {
         "id": record.id,
         "topic": record.topic,
@@ -90,12 +90,12 @@ def _shown(value: bytes | None) -> str:
     if value is None:
         return "(null)"
     text = value[:200].decode(errors="replace")
-    # Control characters would be obeyed by the terminal.
+    # The terminal would interpret control characters.
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _fit(cell: str, width: int) -> str:
     if not width or len(cell) <= width:
         return f"{cell:{width}}" if width else cell
-    # The end of an id tells more than its beginning.
+    # The end of an id (partition and offset) distinguishes it better than its beginning (the topic).
     return "…" + cell[1 - width :] if "/" in cell else cell[: width - 1] + "…"

@@ -1,4 +1,4 @@
-"""`delayline repair`: damaged files of sealed buckets."""
+"""`delayline repair`: find corrupt files of sealed buckets and remove them from the table."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ if TYPE_CHECKING:
 
 def repair(
     skip: Annotated[
-        bool, typer.Option("--skip", help="Remove what cannot be read from the table, after writing the report.")
+        bool,
+        typer.Option("--skip", help="Write the report, then remove from the table everything that cannot be read."),
     ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --skip: where the ids of all messages that are lost are written, as JSON.",
+            help="With --skip: file for the ids of all lost messages, as JSON.",
             show_default="delayline-repair-<epoch ms>.json",
         ),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Find damaged files among the sealed messages of a stopped job, and go on without them if need be.
+    """Find corrupt files among the sealed messages of a stopped job, and with --skip remove them from the table.
 
-    Reads the whole table, and says which files cannot be read, which messages wait in them, and how many of those
-    `delayline rebuild` can accept again from the input topics. Changes nothing without --skip. Exit code 1 if
-    there is damage that was left.
+    Reads the whole table. Prints which files cannot be read, which messages wait in them, and how many of these
+    `delayline rebuild` can accept again from the input topics. Changes nothing without --skip: exit code 1 if a file
+    is corrupt.
     """
-    from streaming.operations.repair import repair as mend
+    from streaming.operations.repair import repair as repair_table
 
     file = report or Path(f"delayline-repair-{time.time_ns() // 1_000_000}.json")
-    found = mend(settings_of(config, overrides), skip, file)
-    for line in _lines(found):
+    result = repair_table(settings_of(config, overrides), skip, file)
+    for line in _lines(result):
         typer.echo(line)
-    if found.taken_out:
-        typer.echo(f"taken out of the table; the ids are in {typer.format_filename(file)}")
-        if any(lost.accepted_again for lost in found.lost):
-            typer.echo(
-                "before the job runs again, let `delayline rebuild --discard-checkpoint` accept again what it can"
-            )
-    elif found.corruption.files or found.corruption.segments:
+    if result.taken_out:
+        typer.echo(f"removed from the table; the ids are in {typer.format_filename(file)}")
+        if any(lost.accepted_again for lost in result.lost):
+            typer.echo("before you start the job, run `delayline rebuild --discard-checkpoint` to accept these again")
+    elif result.corruption.files or result.corruption.segments:
         raise typer.Exit(1)
 
 
-def _lines(found: Repair) -> list[str]:
-    if not found.corruption.files and not found.corruption.segments:
-        return [f"all of {found.table} can be read"]
+def _lines(result: Repair) -> list[str]:
+    if not result.corruption.files and not result.corruption.segments:
+        return [f"all of {result.table} can be read"]
     files = [
-        f"{found.table}/{file.path}: {file.readable} of {file.rows} rows can be read" for file in found.corruption.files
+        f"{result.table}/{file.path}: {file.readable} of {file.rows} rows can be read"
+        for file in result.corruption.files
     ]
-    lost = sum(len(one.offsets) for one in found.lost)
-    again = sum(len(one.accepted_again) for one in found.lost)
+    lost = sum(len(partition.offsets) for partition in result.lost)
+    again = sum(len(partition.accepted_again) for partition in result.lost)
     return [
         *files,
-        *(_of_segment(segment) for segment in found.corruption.segments),
+        *(_segment_line(segment) for segment in result.corruption.segments),
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {again} of them again from the input topics",
     ]
 
 
-def _of_segment(segment: CorruptSegment) -> str:
+def _segment_line(segment: CorruptSegment) -> str:
     from streaming.storage.unreadable_bucket import instant
 
     bucket, shard, number = segment.identity
     name = f"bucket {bucket}, shard {shard}, segment {number}"
     if (known := segment.described) is None:
-        return f"{name}: its metadata is lost, and is made anew of its {segment.readable} messages that can be read"
+        return f"{name}: its metadata is lost; --skip rebuilds it from the {segment.readable} messages that can be read"
     due = f"due from {instant(known.min_deliver_at_ms)} to {instant(known.max_deliver_at_ms)}"
     return f"{name}, {due}: {segment.readable} of {known.count} messages can be read"

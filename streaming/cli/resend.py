@@ -1,4 +1,4 @@
-"""`delayline resend`: dead letters, mended, to their input topics again."""
+"""`delayline resend`: publish dead letters to their input topics again, with corrected headers."""
 
 from __future__ import annotations
 
@@ -17,63 +17,70 @@ if TYPE_CHECKING:
     from sources.dead_letters.letter import HeaderChanges
     from streaming.operations.resend import Outcome
 
-_OWN = "delayline-"
+_RESERVED_PREFIX = "delayline-"
 
 
 def resend(
     code: Annotated[
-        list[str] | None, typer.Option(help="Only those with this error code. Repeatable: any of them.")
+        list[str] | None, typer.Option(help="Only dead letters with this error code. Repeatable: any of the codes.")
     ] = None,
     identity: Annotated[
-        list[str] | None, typer.Option("--id", metavar="ID", help="Only the one with this delayline-id. Repeatable.")
+        list[str] | None,
+        typer.Option("--id", metavar="ID", help="Only the dead letter with this delayline-id. Repeatable."),
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition of the dead-letter topic.")] = None,
     offsets: Annotated[
         str | None,
-        typer.Option(metavar="FIRST-LAST", help="Only these offsets there, both included: 10-20, 10-, -20 or 10."),
+        typer.Option(metavar="FIRST-LAST", help="Only these offsets of --partition, inclusive: 10-20, 10-, -20 or 10."),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="INSTANT", help="Only those published then or later: epoch ms, ISO-8601, or 2h for 2h ago."
+            metavar="INSTANT",
+            help="Only dead letters published at or after this instant: epoch ms, ISO-8601, or 2h for 2h ago.",
         ),
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="INSTANT", help="Only those published before that.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="INSTANT", help="Only dead letters published before this instant.")
+    ] = None,
     set_header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Set this header, in the place of all of its name. Repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Set this header; replaces all headers of that name. Repeatable."),
     ] = None,
     drop_header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Leave all headers of this name out. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Remove all headers of this name. Repeatable.")
     ] = None,
     stamp: Annotated[
         Literal["original", "now"],
-        typer.Option(help="The records' timestamp, from which a delay counts: the one they had, or the time of now."),
+        typer.Option(help="Timestamp of the new records, from which a delay counts: the original one, or now."),
     ] = "original",
-    again: Annotated[bool, typer.Option("--again", help="Also those that were resent before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Include dead letters that were resent before.")] = False,
     skip_rest: Annotated[
-        bool, typer.Option("--skip-rest", help="Never resend those that are not chosen now, unless with --again.")
+        bool,
+        typer.Option("--skip-rest", help="Skip the dead letters not chosen now for good: only --again resends them."),
     ] = False,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="Send also what the job would refuse again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Include dead letters that the job would refuse again.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="For people, or one JSON object a line.")
+        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
     ] = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
     """Publish dead letters to their input topics again, with changed headers. Each is resent once.
 
-    Those that the job would refuse again, by the settings given here, stay dead letters: exit code 1. Considers only
-    dead letters that are present at the start. Key, value, partition and timestamp stay as they were; a header
-    delayline-first-id has the id that a record had at first.
+    Dead letters that the job would refuse again under the given settings are not resent; the exit code is then 1.
+    Considers only dead letters present at start. Key, value, partition and timestamp stay the same; the header
+    delayline-first-id has the id that the record had first.
 
-    JSON objects have: id, code, text, partition and offset (in the dead-letter topic), new_id (null if it was not
-    sent), refusal (null if there is none).
+    JSON objects have: id, code, text, partition and offset (in the dead-letter topic), new_id (null if not sent),
+    refusal (null if there is none).
     """
     from sources.dead_letters.letter import Choice
     from streaming.operations.resend import Request
-    from streaming.operations.resend import resend as send_again
+    from streaming.operations.resend import resend as resend_letters
 
     now_ms = time.time_ns() // 1_000_000
     first, last = _offsets(offsets, partition)
@@ -90,7 +97,7 @@ def resend(
     request = Request(choice, changes, again, stamp == "now", not unchecked, skip_rest, dry_run)
     resent = refused = 0
     try:
-        for outcome in send_again(settings_of(config, overrides), request):
+        for outcome in resend_letters(settings_of(config, overrides), request):
             typer.echo(_json(outcome) if output_format == "json" else _row(outcome))
             resent += outcome.refusal is None
             refused += outcome.refusal is not None
@@ -101,8 +108,8 @@ def resend(
 
 
 def _row(outcome: Outcome) -> str:
-    what = f"refused: {outcome.refusal}" if outcome.refusal else outcome.new_id or "would be resent"
-    return f"{outcome.letter.id}  {outcome.letter.code}  {what}"
+    result = f"refused: {outcome.refusal}" if outcome.refusal else outcome.new_id or "would be resent"
+    return f"{outcome.letter.id}  {outcome.letter.code}  {result}"
 
 
 def _json(outcome: Outcome) -> str:
@@ -123,14 +130,14 @@ def _codes(codes: list[str]) -> frozenset[str]:
     from conf.errors import Rejected
 
     known = sorted(error.code for error in Rejected.__subclasses__())
-    if wrong := [code for code in codes if code not in known]:
-        raise UsageError(f"--code {', '.join(wrong)}: no dead letter has it; the codes are {', '.join(known)}")
+    if unknown := [code for code in codes if code not in known]:
+        raise UsageError(f"--code {', '.join(unknown)}: not a dead-letter code; the codes are {', '.join(known)}")
     return frozenset(codes)
 
 
 def _ids(ids: list[str]) -> frozenset[str]:
-    if wrong := [each for each in ids if not re.fullmatch(r"[^/]+/\d+/\d+", each, re.ASCII)]:
-        raise UsageError(f"--id {', '.join(map(repr, wrong))}: write topic/partition/offset, as delayline-id has it")
+    if malformed := [each for each in ids if not re.fullmatch(r"[^/]+/\d+/\d+", each, re.ASCII)]:
+        raise UsageError(f"--id {', '.join(map(repr, malformed))}: write topic/partition/offset, as in delayline-id")
     return frozenset(ids)
 
 
@@ -138,14 +145,14 @@ def _offsets(text: str | None, partition: int | None) -> tuple[int | None, int |
     if text is None:
         return None, None
     if partition is None:
-        raise UsageError(f"--offsets {text}: name the partition that they are of, with --partition")
+        raise UsageError(f"--offsets {text}: name the partition with --partition")
     match = re.fullmatch(r"(\d*)(-?)(\d*)", text, re.ASCII)
     if match is None or not (match[1] or match[3]):
         raise UsageError(f"--offsets {text!r}: write 10-20, 10-, -20 or 10")
     first = int(match[1]) if match[1] else None
     last = int(match[3]) if match[3] else None if match[2] else first
     if first is not None and last is not None and last < first:
-        raise UsageError(f"--offsets {text}: the last is before the first")
+        raise UsageError(f"--offsets {text}: the last offset is before the first")
     return first, last
 
 
@@ -156,7 +163,7 @@ def _instant(option: str, text: str | None, now_ms: int) -> int | None:
     if text is None:
         return None
     try:
-        # A bare number is an instant, and no duration.
+        # A bare number is epoch ms, not a duration.
         return parse_deliver_at(os.fsencode(text))
     except BadDeliverAt:
         try:
@@ -172,10 +179,10 @@ def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:
     headers = [header("--set-header", text) for text in to_set]
     to_drop = [utf8("--drop-header", name) for name in to_drop]
     names = [name for name, _ in headers]
-    if own := [name for name in [*names, *to_drop] if name.startswith(_OWN)]:
-        raise UsageError(f"{', '.join(own)}: headers that begin with {_OWN} are the service's own")
+    if reserved := [name for name in [*names, *to_drop] if name.startswith(_RESERVED_PREFIX)]:
+        raise UsageError(f"{', '.join(reserved)}: headers that begin with {_RESERVED_PREFIX} are reserved")
     if both := set(names) & set(to_drop):
-        raise UsageError(f"{', '.join(sorted(both))}: either --set-header or --drop-header")
+        raise UsageError(f"{', '.join(sorted(both))}: use either --set-header or --drop-header")
     if "" in to_drop:
         raise UsageError("--drop-header '': name a header")
     return HeaderChanges(headers, frozenset(to_drop))

@@ -1,4 +1,4 @@
-"""`delayline run`: the job itself, in the foreground."""
+"""`delayline run`: run the job in the foreground."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def run(
         bool,
         typer.Option(
             "--fresh",
-            help="Start a new checkpoint although this application has delivered before: "
-            "all that is still in the input topics is delivered again.",
+            help="Start a new checkpoint although this application has delivered before. "
+            "Delivers everything that is still in the input topics again.",
         ),
     ] = False,
-    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")] = "info",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Run the job until SIGTERM or Ctrl-C, which end it after the running batch.
+    """Run the job until SIGTERM or Ctrl-C. The job then finishes the running batch and ends.
 
-    Prints `running` when the query has started. Restart it from its checkpoint with the same command,
-    whatever ended it.
+    Prints `running` when the query has started. To resume from the checkpoint, after a stop or a crash, use the same
+    command.
     """
     from conf.logs import configure_logging
     from streaming.job.service import run_service

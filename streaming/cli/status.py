@@ -1,4 +1,4 @@
-"""`delayline status`: what waits, and how far the job is."""
+"""`delayline status`: show the waiting messages and the job's progress."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from streaming.cli.options import ConfigFile, Overrides, settings_of
 
 def status(
     output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="For people, or one JSON object.")
+        Literal["table", "json"], typer.Option("--format", help="Tables for people, or one JSON object.")
     ] = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what waits, what is due when, how far the job has come, and how far it is behind its input.
+    """Show how many messages wait, when they are due, the job's last batch, and its input lag.
 
-    Works while the job runs and while it is down, and changes nothing. Takes the time that Spark needs to
-    start. Call it with the job's settings: it finds the checkpoint by storage.path.
+    Works while the job runs and while it is down; changes nothing. Takes several seconds, because it starts Spark.
+    Call it with the job's settings: it finds the checkpoint by storage.path.
 
     JSON keys: checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms, age_ms, cutoff_ms; or
     null), waiting (total, mutable, sealed, mutable_bytes, sealed_bytes), next_due_ms, shards (shard, mutable,
-    sealed, next_due_ms), sealed (buckets, segments), due (messages by span: overdue, 10s, 1m, 10m, 1h, 6h, 1d,
-    7d, 30d, later), due_is_estimated, input_lag (total, partitions; or null if Kafka cannot be asked), holder
+    sealed, next_due_ms), sealed (buckets, segments), due (messages by time to the due time: overdue, 10s, 1m, 10m, 1h,
+    6h, 1d, 7d, 30d, later), due_is_estimated, input_lag (total, partitions; or null if Kafka does not answer), holder
     (of the lease: host, pid, command, since_ms; or null).
     """
     from streaming.status.formats import as_json, as_lines
@@ -36,9 +36,9 @@ def status(
     settings = settings_of(config, overrides)
     if sys.stderr.isatty():
         typer.echo("reading the checkpoint...", err=True)
-    found = read_status(settings, clock_ms=lambda: time.time_ns() // 1_000_000)
+    current = read_status(settings, clock_ms=lambda: time.time_ns() // 1_000_000)
     if output_format == "json":
-        typer.echo(json.dumps(as_json(found)))
+        typer.echo(json.dumps(as_json(current)))
         return
-    for line in as_lines(found):
+    for line in as_lines(current):
         typer.echo(line)

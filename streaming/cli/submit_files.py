@@ -1,4 +1,4 @@
-"""`delayline submit-files`: what `spark-submit` needs."""
+"""`delayline submit-files`: write the files that `spark-submit` needs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 
 def submit_files(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files; created if it does not exist.")],
 ) -> None:
-    """Write what `spark-submit` needs to start the job: Spark's properties and a launcher.
+    """Write the files that `spark-submit` needs to start the job: Spark properties and a launcher.
 
     Then: spark-submit --master ... --properties-file DIR/spark.properties DIR/delayline_job.py run ...
-    Written for this machine's installation: its jars are named by their paths. docs/deploy.md has whole commands.
+    The files are valid for this installation only: they name its jars by path. docs/deploy.md has complete commands.
     """
     from streaming.spark.submit_files import write_submit_files
 

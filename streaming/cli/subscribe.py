@@ -1,4 +1,4 @@
-"""`delayline subscribe`: watching what is delivered."""
+"""`delayline subscribe`: show delivered messages as they arrive."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from streaming.cli.options import ConfigFile, Overrides, settings_of, utf8
 def subscribe(
     start: Annotated[
         Literal["beginning", "end"],
-        typer.Option("--from", help="Start with what is there, or what comes."),
+        typer.Option("--from", help="Start with the existing messages, or with new ones only."),
     ] = "end",
-    count: Annotated[int | None, typer.Option(min=1, help="End after that many messages.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many messages.")] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="End after that long; with exit code 1 if short of --count."),
+        typer.Option(metavar="DURATION", help="End after this time; exit code 1 if fewer than --count messages came."),
     ] = None,
-    topic: Annotated[str | None, typer.Option(help="What to read.", show_default="topics.output")] = None,
+    topic: Annotated[str | None, typer.Option(help="The topic to read.", show_default="topics.output")] = None,
     output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="For people, or one JSON object a line.")
+        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
     ] = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show the messages of a topic as they come, committed ones only, and how late each is.
+    """Show the committed messages of a topic as they arrive, and how late each is.
 
-    Prints "subscribed" to standard error once no later message can be missed. It joins no consumer group.
+    Prints "subscribed" to standard error when it is ready: it shows every message delivered after that. Joins no
+    consumer group.
 
     JSON objects have: id (topic/partition/offset of the input record), topic, partition, offset, key, value,
-    headers (pairs of name and value), deliver_at_ms, received_ms, lateness_ms. Bytes that are not UTF-8 are
-    given as {"base64": "..."}, absent ones as null; so are id, deliver_at_ms and lateness_ms of a record that
-    Delayline did not deliver.
+    headers (pairs of name and value), deliver_at_ms, received_ms, lateness_ms. Bytes that are not UTF-8 become
+    {"base64": "..."}, absent ones null. In a record that Delayline did not deliver, id, deliver_at_ms and lateness_ms
+    are null.
     """
     from sources.subscriber import Subscriber
     from streaming.cli.record_formats import as_json, as_rows
 
     settings = settings_of(config, overrides)
-    watched = utf8("--topic", topic) if topic else settings.topics.output
+    topic_name = utf8("--topic", topic) if topic else settings.topics.output
     timeout_ms = None if timeout is None else _duration_ms(timeout)
     seen = 0
-    with Subscriber(settings, watched, start == "beginning") as subscriber:
+    with Subscriber(settings, topic_name, start == "beginning") as subscriber:
         typer.echo("subscribed", err=True)
         show = as_json() if output_format == "json" else as_rows()
         for record in subscriber.records(count, timeout_ms):

@@ -1,4 +1,4 @@
-"""`delayline topics`: making and looking at the topics that a job needs."""
+"""`delayline topics`: create and show the topics that a job needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from streaming.cli.options import ConfigFile, Overrides, settings_of
 if TYPE_CHECKING:
     from sinks.topics.topics import TopicReport
 
-Format = Annotated[Literal["table", "json"], typer.Option("--format", help="For people, or for scripts.")]
+Format = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
+]
 _DEFAULT_PARTITIONS = 4
 
 topics_app = typer.Typer(
@@ -25,19 +27,19 @@ topics_app = typer.Typer(
 @topics_app.command()
 def create(
     partitions: Annotated[
-        int, typer.Option(min=1, help="Of input, output and dead-letter topics that do not exist yet.")
+        int, typer.Option(min=1, help="Number of partitions of new input, output and dead-letter topics.")
     ] = _DEFAULT_PARTITIONS,
     replication: Annotated[
-        int | None, typer.Option(min=1, help="Copies of each partition.", show_default="the broker's default")
+        int | None, typer.Option(min=1, help="Replication factor.", show_default="the broker's default")
     ] = None,
     output_format: Format = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Create the topics that are missing; those that exist are left as they are.
+    """Create the missing topics. Existing topics are not changed.
 
-    Input, output and dead-letter topics, the exact names on the allow-list, and two of the job's own, both
-    compacted: the progress topic (a partition for each shard) and the lease topic (one partition).
+    The topics are: the input, output and dead-letter topics; the exact names on the allow-list; and two compacted
+    internal topics, the progress topic (one partition for each shard) and the lease topic (one partition).
     """
     from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
 
@@ -47,10 +49,10 @@ def create(
 
 @topics_app.command()
 def show(output_format: Format = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Show which of the needed topics there are, and how many partitions each has.
+    """Show which of the needed topics exist, and how many partitions each has.
 
-    Exit code 1 when one is missing, the progress topic has fewer partitions than there are shards, or the progress
-    or the lease topic is not compacted (cleanup.policy=compact).
+    Exit code 1 if a topic is missing, if the progress topic has fewer partitions than there are shards, or if the
+    progress or the lease topic is not compacted (cleanup.policy=compact).
     """
     from sinks.topics.topics import check_topics, show_topics
 

@@ -333,7 +333,7 @@ def test_existing_jars_are_kept(settings: Settings) -> None:
     [
         (["topics", "create"], ["the progress topic", "the lease topic", "one partition"]),
         (["topics", "show"], ["cleanup.policy=compact"]),
-        (["publish"], ["1, 2, ...; 0 is at once"]),
+        (["publish"], ["1, 2, ...; 0 means no delay"]),
     ],
 )
 def test_help_describes_the_checks_and_the_created_topics(command: list[str], quoted: list[str]) -> None:
