@@ -1,15 +1,21 @@
-"""What waits, what is due when, and how far the job is: read from outside, while the job runs or is down.
+"""The status of an application, read from outside: waiting messages, their due times, and the job's progress.
 
-It writes nothing and locks nothing.
+Works while the job runs and while it is down. Writes nothing and locks nothing.
 
 Read `read`, `waiting` (what waits after one batch), `due_histogram`, `input_lag`, `formats` (JSON and tables).
 
-Everything is as of the last committed batch: its state by Spark's state data source, the buckets of batches up to it,
-the offsets that it read. A bucket that a later batch has sealed is left out, since its messages still count in that
-state.
+The status describes the application after its last committed batch:
 
-Due times of mutable buckets are exact to the millisecond. A segment between two borders of the histogram counts as a
-whole. If a border falls inside a segment, the index's counts for each time slot are read, without the offsets: their
-column is pruned. A slot that a border cuts is estimated. Of a segment that is delivered in part, the one chunk is read
-that reaches over the cutoff.
+- Mutable buckets: the state of that batch, through Spark's state data source.
+- Sealed buckets: those of batches up to that batch. A bucket that a later batch sealed is left out, because its
+  messages still count in the state.
+- Input: the offsets that the batch read.
+
+How exact the histogram of due times is:
+
+- Due times in mutable buckets are exact to the millisecond.
+- A segment between two borders of the histogram counts as a whole.
+- If a border falls inside a segment, the index's counts per time slot are read, without the offsets: column pruning
+  drops these. If a border falls inside a time slot, the slot's count is estimated.
+- Of a partly delivered segment, one chunk is read: the one that contains the cutoff.
 """

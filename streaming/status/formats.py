@@ -1,4 +1,4 @@
-"""How a status is shown: one JSON object, or tables for people."""
+"""Formats a status as one JSON object, or as tables for people."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sinks.internal_topics.lease_record import Lease
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.status.read import LATER, SPANS_MS, BrokerAnswer, Status
 
-_BAR = 40
+_BAR_WIDTH = 40
 
 
 def as_json(status: Status) -> dict[str, Any]:
-    """Return the status as values that JSON knows. The keys are stable, and explained in docs/operate.md."""
+    """Return the status as JSON values. The keys are stable; docs/operate.md explains them."""
     mutable, sealed = _totals(status)
     return {
         "checkpoint": status.checkpoint,
@@ -46,7 +46,7 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def as_lines(status: Status) -> Iterator[str]:
-    """Give the lines of the table form."""
+    """Yield the lines of the tables."""
     yield from _summary(status)
     if status.committed is None:
         return
@@ -56,9 +56,9 @@ def as_lines(status: Status) -> Iterator[str]:
         yield f"{shard.shard:>8}{shard.mutable:>14,}{shard.sealed:>14,}  {_due(status, shard.next_due_ms)}"
     yield ""
     yield f"{'due':>8}{'messages':>14}" + ("  (estimated)" if status.due_is_estimated else "")
-    most = max(1, *status.due.values())
+    largest = max(1, *status.due.values())
     for name, count in status.due.items():
-        bar = "#" * -(-count * _BAR // most)
+        bar = "#" * -(-count * _BAR_WIDTH // largest)
         yield f"{_span(name):>8}{count:>14,}  {bar}".rstrip()
     if status.broker.lag and any(part.lag for part in status.broker.lag):
         yield ""
@@ -74,30 +74,30 @@ def _summary(status: Status) -> Iterator[str]:
         yield f"nothing yet: no batch is committed in {status.checkpoint}"
     else:
         yield f"checkpoint   {status.checkpoint}"
-        yield f"committed    batch {committed.batch_id}, begun {_ago(status, committed.clock_ms)}"
+        yield f"committed    batch {committed.batch_id}, started {_ago(status, committed.clock_ms)}"
         yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is delivered"
     if planned is not None:
-        yield f"planned      batch {planned.batch_id}, begun {_ago(status, planned.clock_ms)}, not committed"
+        yield f"planned      batch {planned.batch_id}, started {_ago(status, planned.clock_ms)}, not committed"
     if committed is not None:
         yield (
             f"waiting      {mutable + sealed:,} messages: {mutable:,} in mutable buckets, {sealed:,} in "
             f"{status.buckets:,} sealed buckets ({status.segments:,} segments)"
         )
         yield f"next due     {_due(status, status.next_due_ms)}"
-    yield from _of_broker(status.broker)
+    yield from _broker_lines(status.broker)
 
 
-def _of_broker(told: BrokerAnswer) -> Iterator[str]:
-    if told.lag is None:
-        yield f"input lag    not known: {told.problem}"
+def _broker_lines(answer: BrokerAnswer) -> Iterator[str]:
+    if answer.lag is None:
+        yield f"input lag    unknown: {answer.problem}"
     else:
-        yield f"input lag    {sum(part.lag for part in told.lag):,} messages"
-    if told.holder is not None:
-        yield f"lease        {told.holder.holder}"
-    elif told.lease_problem:
-        yield f"lease        not known: {told.lease_problem}"
-    elif told.lag is not None:
-        yield "lease        held by nobody"
+        yield f"input lag    {sum(part.lag for part in answer.lag):,} messages"
+    if answer.holder is not None:
+        yield f"lease        {answer.holder.holder}"
+    elif answer.lease_problem:
+        yield f"lease        unknown: {answer.lease_problem}"
+    elif answer.lag is not None:
+        yield "lease        not held"
 
 
 def _totals(status: Status) -> tuple[int, int]:
@@ -132,10 +132,10 @@ def _ago(status: Status, instant_ms: int) -> str:
 def _due(status: Status, instant_ms: int | None) -> str:
     if instant_ms is None:
         return "-"
-    away = instant_ms - status.now_ms
-    told = f"in {format_duration(away)}" if away >= 0 else f"{format_duration(-away)} ago"
+    away_ms = instant_ms - status.now_ms
+    relative = f"in {format_duration(away_ms)}" if away_ms >= 0 else f"{format_duration(-away_ms)} ago"
     try:
         instant = datetime.fromtimestamp(instant_ms // 1000, UTC)
     except (OverflowError, ValueError):
         return f"{instant_ms} ms"
-    return f"{instant:%Y-%m-%d %H:%M:%S} UTC, {told}"
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC, {relative}"

@@ -1,4 +1,4 @@
-"""How far the job is behind its input topics: what is there, less what its committed batches have read."""
+"""The job's input lag: the end of each input partition minus the offset that committed batches have read up to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sources.subscriber import Subscriber
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """One input partition. Both offsets are of the next record, as Kafka counts them."""
+    """The lag of one input partition. Both offsets are those of the next record, as in Kafka."""
 
     topic: str
     partition: int
@@ -20,22 +20,22 @@ class PartitionLag:
 
     @property
     def lag(self) -> int:
-        """Offsets not yet read; a little more than messages where publishers use transactions."""
+        """The number of unread offsets. Transaction markers count, so it can exceed the number of messages."""
         return max(0, self.end_offset - self.read_offset)
 
 
 def input_lag(settings: Settings, read: Mapping[str, Mapping[str, int]]) -> list[PartitionLag]:
-    """Compare the topics' ends, as a reader of committed records sees them, with the offset log's `read`.
+    """Compare `read`, the offsets of the offset log, with the ends of the topics that a read_committed consumer sees.
 
     A partition that no batch has read counts from its beginning. Raises BrokerUnreachable, TopicMissing.
     """
     lags = []
     for topic in settings.topics.input:
-        done = {int(number): offset for number, offset in read.get(topic, {}).items()}
+        read_to = {int(number): offset for number, offset in read.get(topic, {}).items()}
         ends = _offsets(settings, topic, from_beginning=False)
-        if not set(ends) <= set(done):
-            done = _offsets(settings, topic, from_beginning=True) | done
-        lags += [PartitionLag(topic, number, done[number], end) for number, end in ends.items()]
+        if not set(ends) <= set(read_to):
+            read_to = _offsets(settings, topic, from_beginning=True) | read_to
+        lags += [PartitionLag(topic, number, read_to[number], end) for number, end in ends.items()]
     return lags
 
 

@@ -1,7 +1,7 @@
-"""What waits, what is due when, and how far the job is: read from outside, whether it runs or not.
+"""Reads the status of an application, whether the job runs or not. Writes nothing and locks nothing.
 
-Nothing is written and nothing locked. The reading holds to one committed batch; when the running job removes
-that batch's files meanwhile, it begins again with a newer one.
+All values describe one committed batch. If the running job removes that batch's files meanwhile, the reader starts
+again with a newer batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streaming.status.input_lag import PartitionLag, input_lag
 from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 from streaming.storage.paths import buckets_path, checkpoint_path
 
-# What a user thinks in; the name says what lies below it, and the first is what is due already.
+# The spans of the histogram, by their ends in ms from now. The first, `overdue`, ends now.
 SPANS_MS = {
     "overdue": 0,
     "10s": 10_000,
@@ -42,7 +42,7 @@ SPANS_MS = {
     "30d": 30 * 86_400_000,
 }
 LATER = "later"
-# Its own small Spark, wherever the job has its own: no port, address or memory of the job's.
+# A small local Spark, independent of the job's settings for master, ports, addresses and memory.
 _SPARK = {
     "spark.master": "local[1]",
     "spark.driver.host": "127.0.0.1",
@@ -69,11 +69,12 @@ class ShardStatus:
 
 @dataclass(frozen=True)
 class BrokerAnswer:
-    """What only the broker knows.
+    """The part of the status that comes from the broker.
 
-    `lag` is None when it does not say, and `holder` then too if it said nothing at all; `problem` tells why. `holder`
-    is also None while nobody holds the lease, and when its topic holds something else, as `lease_problem` says then;
-    one that died without a word still counts as holding it, until another has it.
+    - `lag`: the input lag; None if the broker does not answer, or a topic is missing. `problem` then has the reason.
+    - `holder`: the holder of the lease. A process that was killed stays the holder until another claims the lease.
+      None if nobody holds the lease, if the broker does not answer, or if the lease topic holds a foreign record;
+      in the last case `lease_problem` has the reason.
     """
 
     lag: list[PartitionLag] | None
@@ -84,10 +85,11 @@ class BrokerAnswer:
 
 @dataclass(frozen=True)
 class Status:
-    """A whole answer. Instants are epoch ms; `committed` is None while no batch has been.
+    """The status of an application. Instants are epoch ms.
 
-    `planned` is the batch that runs, or that the next start will replay. `due` counts the waiting messages by
-    span (`SPANS_MS`, `LATER`).
+    - `committed`: the last committed batch; None before the first.
+    - `planned`: the batch that is running, or that the next start will replay.
+    - `due`: the number of waiting messages in each span (`SPANS_MS`, `LATER`).
     """
 
     checkpoint: str
@@ -105,19 +107,19 @@ class Status:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The earliest of all that waits."""
+        """The earliest due time of all waiting messages, epoch ms."""
         return min((shard.next_due_ms for shard in self.shards if shard.next_due_ms is not None), default=None)
 
 
 def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
-    """Read the status with a Spark session of its own, which ends with it. `clock_ms` tells the time, epoch ms.
+    """Read the status with a separate Spark session. `clock_ms` returns the current time, epoch ms.
 
-    Raises StorageFailed if what the checkpoint or the tables hold cannot be read in a few tries, and what
-    `check_clients` and `open_session` do.
+    Raises StorageFailed if the checkpoint or the tables cannot be read in a few tries; otherwise the errors of
+    `check_clients` and `open_session`.
     """
     check_clients(settings)
     spark = open_session(settings, _SPARK)
-    # What fails is told once, at the end, and in a sentence.
+    # The command prints an error once, as a sentence; Spark must not log the failed tries.
     spark.sparkContext.setLogLevel("OFF")
     try:
         return _retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
@@ -126,7 +128,7 @@ def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
 
 
 def _retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
-    """Try again when files are gone: the job keeps those of its last few batches only."""
+    """Call `read`, and repeat it if files have vanished: the job keeps only the files of its last few batches."""
     for attempt in range(1, _TRIES + 1):
         try:
             return read()
@@ -134,18 +136,18 @@ def _retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
             if attempt == _TRIES:
                 why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
                 first_line = str(why).partition("\n")[0]
-                raise StorageFailed(f"{path} cannot be read, {_TRIES} times tried: {first_line}") from problem
+                raise StorageFailed(f"{path} cannot be read after {_TRIES} tries: {first_line}") from problem
     raise AssertionError("the last try returns or raises")
 
 
 def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
     checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
-    last_committed, version = _at_one_time(checkpoint, store)
+    last_committed, version = _consistent_versions(checkpoint, store)
     last_planned = checkpoint.last_planned()
     committed = None if last_committed is None else checkpoint.planned(last_committed)
     in_flight = last_planned is not None and (last_committed is None or last_planned > last_committed)
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
-    # Here and not at the end: the counts are those of this moment, however long they take to make.
+    # Taken before the counting, which may take long: the counts describe this moment.
     now_ms = clock_ms()
     broker = ask_broker(settings, committed)
     mutable: list[MutableBucket] = []
@@ -153,7 +155,8 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
         last_bucket = checkpoint.origin.first_bucket + batch_id
-        # The table before the state: of a state the job keeps the last few batches, of a bucket only what waits.
+        # Read the table before the state: the job keeps the state of its last few batches, but deletes the delivered
+        # messages of buckets.
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))
@@ -174,14 +177,15 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     )
 
 
-def _at_one_time(checkpoint: Checkpoint, store: BucketTable) -> tuple[int | None, int | None]:
-    """Return the last committed batch, and the version that the table had while it was the last; None for neither yet.
+def _consistent_versions(checkpoint: Checkpoint, store: BucketTable) -> tuple[int | None, int | None]:
+    """Return the last committed batch, and a version that the table had while that batch was the last.
 
-    An earlier version may lack a bucket of that batch. In a later one it may be merged with buckets of later batches.
+    An earlier version may lack a bucket of that batch. In a later version, its bucket may be merged with buckets of
+    later batches. Either value is None if there is no batch or no table yet.
     """
     if not store.exists():
         return checkpoint.last_committed(), None
-    # Opening the table takes seconds, and looking again no time.
+    # Opening the table takes seconds; reading its version again takes no time.
     store.newest_version()
     while True:
         before = checkpoint.last_committed()
@@ -191,9 +195,9 @@ def _at_one_time(checkpoint: Checkpoint, store: BucketTable) -> tuple[int | None
 
 
 def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnswer:
-    """Return what the broker tells. What it cannot tell is said and not raised.
+    """Ask the broker for the input lag and the lease. Errors become part of the answer.
 
-    What waits is known without Kafka, and worth knowing just then.
+    Waiting messages are counted without Kafka, and an operator needs these counts when Kafka is down.
     """
     holder, lease_problem = None, ""
     try:
@@ -224,7 +228,7 @@ def _histogram(mutable: list[MutableBucket], sealed: SealedBuckets, now_ms: int)
 
 
 def _shards(settings: Settings, sealed: list[Segment]) -> range:
-    """Return the numbers of all shards, those included that buckets were sealed by before there were fewer."""
+    """Return the numbers of all shards, including former shards whose sealed buckets still wait."""
     return range(max([settings.bucket.shards, *(segment.shard + 1 for segment in sealed)]))
 
 

@@ -1,4 +1,4 @@
-"""What waits after one committed batch: mutable buckets from Spark's state, sealed ones from their metadata."""
+"""The waiting messages after one committed batch: mutable buckets from Spark's state, sealed ones from metadata."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from state.index.due_counts import DueCounts
 from state.message import decode_chunk
 from streaming.status.due_histogram import DueHistogram
 
-_COUNTED = "bucket long, shard int, segment int, count long, first long"
+_COUNTS_SCHEMA = "bucket long, shard int, segment int, count long, first long"
 
 
 @dataclass(frozen=True)
 class MutableBucket:
-    """One shard's messages that are not sealed: their due times (epoch ms, ascending) and bytes in memory."""
+    """The mutable bucket of one shard: due times of its messages (epoch ms, ascending) and bytes in memory."""
 
     shard: int
     dues_ms: np.ndarray
@@ -33,9 +33,9 @@ class MutableBucket:
 
 @dataclass(frozen=True)
 class SealedBuckets:
-    """What waits in sealed buckets: their live segments, as the table tells them at `version`.
+    """The live segments of sealed buckets at `version` of the table.
 
-    A segment that is delivered in part has its count, bytes and earliest due time corrected.
+    For a partly delivered segment, count, bytes and earliest due time describe the part that still waits.
     """
 
     store: BucketTable
@@ -43,9 +43,10 @@ class SealedBuckets:
     segments: list[Segment]
 
     def count_into(self, histogram: DueHistogram) -> None:
-        """Count what waits by due time; only of segments that an edge cuts, the metadata is read again, for its ticks.
+        """Add the waiting messages to `histogram`.
 
-        Raises BucketUnreadable if the metadata is damaged.
+        Reads the index's counts per time slot, but only for segments that an edge of the histogram cuts. Raises
+        BucketUnreadable if the metadata is corrupt.
         """
         cut: dict[tuple[int, int, int], Segment] = {}
         for segment in self.segments:
@@ -55,51 +56,56 @@ class SealedBuckets:
                 histogram.add_uncut(segment.min_deliver_at_ms, segment.count)
         rows = self.store.slots(histogram.edges_ms, self.version).toLocalIterator() if cut else ()
         for row in rows:
-            # Also there: segments of later batches, and those of which no edge cuts what is left.
+            # The rows also include segments of later batches, and segments whose waiting part no edge cuts.
             if (identity := (row["bucket"], row["shard"], row["segment"])) in cut:
                 segment = cut.pop(identity)
                 counts = waiting_counts(segment, row["precision_bits"], row["ticks_ms"], row["counts"])
                 histogram.add_slots(counts, segment.min_deliver_at_ms, segment.max_deliver_at_ms)
         if cut:
             raise BucketUnreadable(
-                f"version {self.version} of {self.store.path} does not tell when the messages of {len(cut)} segments "
-                f"are due, of {next(iter(cut.values()))} for one: the metadata is damaged"
+                f"version {self.version} of {self.store.path} has no due times for the messages of {len(cut)} "
+                f"segments, such as {next(iter(cut.values()))}: the metadata is corrupt"
             )
 
 
 def mutable_buckets(
     spark: SparkSession, checkpoint: str, batch_id: int, batch_settings: BatchSettings
 ) -> list[MutableBucket]:
-    """Read the state that `batch_id` left, one shard at a time, as Spark's state data source gives it."""
+    """Read the state after `batch_id` from Spark's state data source, one shard at a time."""
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint)
     rows = state.select("key.shard_key", "value.groupState.bucket").toLocalIterator()
     buckets = []
     for row in rows:
         messages = decode_chunk(bytes(row["bucket"]))
-        dues = np.sort(messages.column("deliver_at_ms").to_numpy())
-        buckets.append(MutableBucket(batch_settings.shard_keys.index(row["shard_key"]), dues, messages.nbytes))
+        dues_ms = np.sort(messages.column("deliver_at_ms").to_numpy())
+        buckets.append(MutableBucket(batch_settings.shard_keys.index(row["shard_key"]), dues_ms, messages.nbytes))
     return buckets
 
 
 def sealed_buckets(store: BucketTable, version: int, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
-    """Return what waits of the buckets up to `last_bucket` in a `version` of the table; all below `cutoff_ms` is
-    delivered.
+    """Return what still waits in sealed buckets at `version` of the table, for one committed batch.
 
-    That is the one of the last committed batch: until a batch is committed its messages still count in the state.
-    A merge may replace buckets between two readings, of their metadata or of their chunks: hence of one version.
+    Metadata and chunks are read at the same version, because a merge may replace buckets between the two reads.
+
+    Args:
+        store: the table of sealed buckets.
+        version: the table version to read.
+        last_bucket: the last bucket of the batch. Later buckets are left out: until their batch is committed, their
+            messages count in the state.
+        cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are delivered.
     """
-    known = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
-    live = [segment for segment in known if segment.max_deliver_at_ms >= cutoff_ms]
+    segments = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
+    live = [segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms]
     cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
     whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
-    return SealedBuckets(store, version, whole + (_rest(store, cut, cutoff_ms, version) if cut else []))
+    return SealedBuckets(store, version, whole + (_waiting_parts(store, cut, cutoff_ms, version) if cut else []))
 
 
 def waiting_counts(segment: Segment, precision_bits: int, slots_ms: Iterable[int], counts: Iterable[int]) -> DueCounts:
-    """Return, by tick, what waits of `segment`; `slots_ms` and `counts` tell what was sealed, source by source.
+    """Count the waiting messages of `segment` by time slot.
 
-    Ticks behind that of the first message that waits do so whole. What they do not hold is in that one, delivered
-    in part or not.
+    `slots_ms` and `counts` are what was sealed: for each input partition, its time slots and their counts. All messages
+    in time slots after the first waiting message's slot still wait. The remaining waiting messages are in that slot.
     """
     waiting = DueCounts(precision_bits)
     first_ms = segment.min_deliver_at_ms >> precision_bits << precision_bits
@@ -110,43 +116,43 @@ def waiting_counts(segment: Segment, precision_bits: int, slots_ms: Iterable[int
     return waiting
 
 
-def _rest(store: BucketTable, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
-    """Count what is left of segments that reach over the cutoff, by their chunks.
+def _waiting_parts(store: BucketTable, cut: list[Segment], cutoff_ms: int, version: int) -> list[Segment]:
+    """Return the segments `cut` by the cutoff, with count, bytes and earliest due time of their waiting parts.
 
-    Of the messages, one chunk of each segment is read: the one that reaches over the cutoff.
+    Counts by chunk rows. Only one chunk of each segment is decoded: the one that the cutoff falls into.
     """
     last_ms = max(segment.max_deliver_at_ms for segment in cut)
     partitions, buckets = ({getattr(segment, name) for segment in cut} for name in ("time_partition", "bucket"))
     whole = store.chunks(cutoff_ms, last_ms + 1, partitions, buckets, version).where(f"deliver_at_ms >= {cutoff_ms}")
     across = store.chunks(cutoff_ms, cutoff_ms, partitions, buckets, version)
     rows = (
-        across.mapInArrow(_waiting_behind(cutoff_ms), _COUNTED)
+        across.mapInArrow(_count_from(cutoff_ms), _COUNTS_SCHEMA)
         .union(whole.selectExpr("bucket", "shard", "segment", "count", "deliver_at_ms AS first"))
         .groupBy("bucket", "shard", "segment")
         .agg(F.sum("count").alias("count"), F.min("first").alias("first"))
         .collect()
     )
-    left = {(row["bucket"], row["shard"], row["segment"]): (row["count"], row["first"]) for row in rows}
-    rest = []
+    waiting = {(row["bucket"], row["shard"], row["segment"]): (row["count"], row["first"]) for row in rows}
+    parts = []
     for segment in cut:
-        # There is always one, since the segment's last message is at or above the cutoff.
-        count, first = left[segment.bucket, segment.shard, segment.segment]
+        # Always present: the segment's last message is due at or after the cutoff.
+        count, first = waiting[segment.bucket, segment.shard, segment.segment]
         size = segment.bytes * count // segment.count
-        rest.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
-    return rest
+        parts.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
+    return parts
 
 
-def _waiting_behind(cutoff_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that counts the messages due at or after `cutoff_ms` of chunks that reach over it."""
+def _count_from(cutoff_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the Arrow function that counts, in each chunk, the messages due at or after `cutoff_ms`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             counts, firsts = [], []
             for chunk in batch.column("chunk"):
-                dues = decode_chunk(chunk.as_py()).column("deliver_at_ms").to_numpy()
-                start = int(np.searchsorted(dues, cutoff_ms))
-                counts.append(len(dues) - start)
-                firsts.append(int(dues[start]))
+                dues_ms = decode_chunk(chunk.as_py()).column("deliver_at_ms").to_numpy()
+                start = int(np.searchsorted(dues_ms, cutoff_ms))
+                counts.append(len(dues_ms) - start)
+                firsts.append(int(dues_ms[start]))
             identity = [batch.column(name) for name in ("bucket", "shard", "segment")]
             columns = [*identity, pa.array(counts, pa.int64()), pa.array(firsts, pa.int64())]
             yield pa.RecordBatch.from_arrays(columns, names=["bucket", "shard", "segment", "count", "first"])

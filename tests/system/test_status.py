@@ -65,7 +65,7 @@ def test_before_the_first_batch_status_counts_the_unread_input(
     output = _status(application)
     assert output.startswith("nothing yet: no batch is committed")
     assert "input lag    7 messages" in output
-    assert "lease        held by nobody" in output
+    assert "lease        not held" in output
     assert not (application.folder / "storage").exists()
 
 

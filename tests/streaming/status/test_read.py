@@ -14,7 +14,7 @@ from sinks.topics.topics import ensure_topics
 from streaming.cli.app import app
 from streaming.status import read as statuses
 from streaming.status.formats import as_json, as_lines
-from streaming.status.read import BrokerAnswer, Status, _at_one_time, ask_broker
+from streaming.status.read import BrokerAnswer, Status, _consistent_versions, ask_broker
 
 
 def status_of(broker: BrokerAnswer) -> Status:
@@ -31,7 +31,7 @@ def test_an_invalid_record_in_the_lease_topic_is_shown_with_the_other_lines(sett
     lines = list(as_lines(status_of(ask_broker(settings, None))))
     assert "input lag    1 messages" in lines
     (lease,) = (line for line in lines if line.startswith("lease "))
-    assert lease.startswith("lease        not known: checkpoint-mismatch: the lease topic holds b'garbage'")
+    assert lease.startswith("lease        unknown: checkpoint-mismatch: the lease topic holds b'garbage'")
 
 
 def test_options_that_the_client_refuses_are_reported_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,10 @@ def test_the_table_version_is_that_of_the_last_committed_batch_while_others_are_
     committed, versions = iter([1, 2, 2, 3, 4, 4]), iter([10, 11, 12, 13])
     checkpoint: Any = SimpleNamespace(last_committed=lambda: next(committed))
     store: Any = SimpleNamespace(exists=lambda: True, newest_version=lambda: next(versions))
-    assert _at_one_time(checkpoint, store) == (4, 13)
+    assert _consistent_versions(checkpoint, store) == (4, 13)
 
 
 def test_before_the_first_start_there_is_neither_batch_nor_table() -> None:
     checkpoint: Any = SimpleNamespace(last_committed=lambda: None)
     store: Any = SimpleNamespace(exists=lambda: False)
-    assert _at_one_time(checkpoint, store) == (None, None)
+    assert _consistent_versions(checkpoint, store) == (None, None)

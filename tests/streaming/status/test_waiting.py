@@ -90,5 +90,5 @@ def test_a_histogram_is_that_of_its_version_of_the_table_after_later_maintenance
     store.compact_metadata(0, 2, deleted={segment.time_partition for segment in buckets.segments})
     assert store.metadata() == []
     assert histogram_of(buckets).counts == before
-    with pytest.raises(BucketUnreadable, match="the metadata is damaged"):
+    with pytest.raises(BucketUnreadable, match="the metadata is corrupt"):
         histogram_of(SealedBuckets(store, store.version(), buckets.segments))
