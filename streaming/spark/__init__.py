@@ -1,15 +1,15 @@
-"""Spark itself: its session and options, its Python workers, and why it may not start.
+"""The Spark session: its options, its Python workers, and the errors of its start.
 
-It knows neither the query nor the tables.
+Does not depend on the query or on the tables.
 
 Read `session`, `exclusive_session` (with the lease), `shard_keys`, `worker_daemon`, `start_failure`, `startup_noise`,
 `submit_files`, `cds_training`.
 
-- A shard's delivery runs in a Python worker process of its own (`session.worker_pool`), which keeps the shard's
-  producer from batch to batch. Spark hands out the Python worker that has been idle longest; in a shared pool most
-  batches would open a producer, fence the last one and read the marker again.
-- Python workers are forked from `worker_daemon`, which has a short import path, has imported what the tasks need, and
-  has frozen it for the garbage collector.
-- Local files are handled inside the JVM (`session`): Hadoop's own class forks a process for each file where libhadoop
-  is not installed. s3a and hdfs are left as they are.
+- Each shard's delivery runs in a separate Python worker process (`session.worker_pool`), which keeps the shard's
+  producer from batch to batch. Spark assigns the Python worker that has been idle longest. In a shared pool, most
+  batches would therefore open a new producer, fence the previous one, and read the marker again.
+- Python workers are forked from `worker_daemon`. The daemon has a short import path, has imported the modules that the
+  tasks need, and has frozen their objects for the garbage collector.
+- The JVM handles local files itself (`session`): without libhadoop, Hadoop's own class starts a process for each file.
+  s3a and hdfs are not changed.
 """

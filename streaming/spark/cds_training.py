@@ -1,4 +1,4 @@
-"""The training run of `conf.java.cds_archive`: a small stream through all that a start and its first batches load.
+"""The training run of `conf.java.cds_archive`: a small stream that loads the classes of a start and its first batches.
 
 `python -m streaming.spark.cds_training ARCHIVE`
 """
@@ -25,7 +25,7 @@ _LIMIT_S = 120
 
 
 def train(spark: SparkSession, folder: Path) -> None:
-    """Run a few batches of a stateful stream into a Delta table, and read that."""
+    """Run a few batches of a stateful stream into a Delta table, then read the table."""
     table = f"{folder}/table"
 
     def count(key: tuple[int], arrivals: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -53,7 +53,7 @@ def train(spark: SparkSession, folder: Path) -> None:
 
 
 def main() -> None:
-    """Train, and let Java write the archive as it ends."""
+    """Run the training, and let Java write the archive when it exits."""
     (archive,) = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="delayline-training-") as folder:
         options = {"spark.driver.extraJavaOptions": training_options(Path(archive))}
@@ -61,7 +61,7 @@ def main() -> None:
         train(spark, Path(folder))
         gateway: Any = spark.sparkContext._gateway
         spark.stop()
-        # Java ends with the gateway, and is then given the time to write.
+        # Java exits with the gateway; wait until it has written the archive.
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(_LIMIT_S)

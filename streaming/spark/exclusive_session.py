@@ -1,4 +1,4 @@
-"""Spark and the lease, for the commands that deliver or seal."""
+"""A Spark session together with the lease, for the commands that deliver or seal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from streaming.spark.session import open_session
 def exclusive_session(
     settings: Settings, command: str, options: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, HeldLease]]:
-    """Start Spark and claim the lease, at the same time, since after a crash either takes seconds; give both up after.
+    """Start Spark and claim the lease; release both at the end of the context.
 
-    `options` are Spark's, over all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable,
-    and what `check_clients` does.
+    The two steps run at the same time, because after a crash each of them takes seconds. `options` are Spark options
+    that override all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable, and the errors
+    of `check_clients`.
     """
     check_clients(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
         claiming = claimer.submit(HeldLease, settings, command)
-        # Last: nobody else may begin while a batch of this one still runs.
-        stack.callback(_give_up, claiming)
+        # The lease is released last: no other process may start while a batch of this one still runs.
+        stack.callback(_release, claiming)
         spark = open_session(settings, options)
         stack.callback(spark.stop)
         yield spark, claiming.result()
 
 
-def _give_up(claiming: Future[HeldLease]) -> None:
+def _release(claiming: Future[HeldLease]) -> None:
     if claiming.exception() is None:
         claiming.result().close()

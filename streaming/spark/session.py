@@ -1,4 +1,4 @@
-"""The Spark session that Delayline runs in."""
+"""The Spark session of Delayline: its options, its start, and the pools of its Python workers."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ _LOG_CONFIG = JAVA_FILES / "log4j2.properties"
 _POOL = "DELAYLINE_WORKER_POOL"
 _environment_lock = threading.Lock()
 
-# Java's second compiler takes most of two cores just when a job starts or comes back. It gets what has run twenty times
-# as often as by default: what every batch does again.
-_TIMES_LATER = 20
+# When a job starts or restarts, Java's second compiler (C2) takes most of two cores. With these thresholds it compiles
+# only code that has run twenty times as often as by default: the code that every batch runs.
+_THRESHOLD_FACTOR = 20
 _TIER_4 = {
     "InvocationThreshold": 5_000,
     "MinInvocationThreshold": 600,
     "CompileThreshold": 15_000,
     "BackEdgeThreshold": 40_000,
 }
-# So more code of the first compiler stays, and for that there must be room: 60 MB of it are there after 80 s. Java's
-# own limit is 240 MB, and 48 where a deployment leaves the second compiler out; when it is full, Spark's threads end.
+# More code of the first compiler therefore stays in the code cache: 60 MB after 80 s. Java's default limit is 240 MB,
+# or 48 MB where a deployment switches the second compiler off. When the cache is full, Spark's threads end.
 _COMPILERS = " ".join(
     [
-        *(f"-XX:Tier4{name}={_TIMES_LATER * default}" for name, default in _TIER_4.items()),
+        *(f"-XX:Tier4{name}={_THRESHOLD_FACTOR * default}" for name, default in _TIER_4.items()),
         "-XX:ReservedCodeCacheSize=480m",
     ]
 )
 
-# Java's own options, and what is fetched before there is a connection to it.
+# Options for Java itself, and for files that the launcher fetches before pyspark connects to Java.
 _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
-    """Return the session's options: Delayline's own, and over them those of the `[spark]` section."""
+    """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings."""
     return {
         "spark.app.name": settings.application_id,
         "spark.master": "local[2,4]",
-        # `spark.jars.packages` would put each jar on the path of every Python worker.
+        # Not `spark.jars.packages`, which would put each jar on the import path of every Python worker.
         "spark.jars": ",".join(str(jar) for jar in spark_jars()),
         "spark.python.daemon.module": "streaming.spark.worker_daemon",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -70,33 +70,36 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": str(settings.bucket.shards),
-        # By pools: the upkeep's tasks wait for those of a batch, whichever were there first.
+        # Scheduler pools: tasks of maintenance wait for tasks of a batch, even if they were submitted first.
         "spark.scheduler.mode": "FAIR",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
-        # Stored chunks are large rows: a reader takes few at a time, and skips row groups of about eight.
+        # Stored chunks are large rows. A reader should take few at a time, and be able to skip row groups of about
+        # eight rows.
         "spark.sql.parquet.columnarReaderBatchSize": "64",
         "spark.hadoop.parquet.block.size": str(1024 * 1024),
         "spark.hadoop.parquet.page.size.row.check.min": "1",
         "spark.hadoop.parquet.enable.dictionary": "false",
-        # A byte that has changed in storage would be delivered; the checksums of pages are written by default.
+        # Without this check, a byte that changed in storage would be delivered. Parquet writes page checksums by
+        # default.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-        # An hour, as the bucket table says; the job is the only writer, so that nothing of it can be in flight so long.
+        # The bucket table keeps deleted files for an hour, less than this check allows. That is safe: the job is the
+        # only writer, and none of its writes takes that long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # A vacuum divides what it lists into so many tasks: by default 10,000, minutes for a few files.
+        # The number of tasks in which a vacuum lists files: by default 10,000, which takes minutes for a few files.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
-        # Not extraJavaOptions, which a deployment may need for its own.
+        # Not extraJavaOptions: these are left to the deployment.
         "spark.driver.defaultJavaOptions": " ".join(
             [f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"', _COMPILERS, cds_options()]
         ),
         "spark.executor.defaultJavaOptions": _COMPILERS,
         **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
-        # Where Spark shows options (its web pages, event logs, plans): Spark's own pattern knows fewer names.
+        # For all places where Spark shows options: web pages, event logs, plans. Its default pattern has fewer names.
         "spark.redaction.regex": SECRET_PATTERN,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -104,14 +107,15 @@ def spark_options(settings: Settings) -> dict[str, str]:
 
 
 def _file_systems(settings: Settings) -> dict[str, str]:
-    """Let Spark handle local files inside the JVM, and a checkpoint that is local too.
+    """Return the options by which the JVM handles local files itself, and also a local checkpoint.
 
-    Hadoop's own class starts a `chmod` or `stat` process for each file where libhadoop is not installed: 80 a batch
-    and more than half of an idle one's time. Elsewhere Spark's own choice of a manager for checkpoints stands, since
-    on HDFS that one renames a file in the place of another at once.
+    Without libhadoop, Hadoop's own class starts a `chmod` or `stat` process for each file: 80 in a batch, and more than
+    half of the time of an idle batch. For other file systems, Spark's default checkpoint file manager stays: on HDFS it
+    replaces a file by an atomic rename.
     """
     options = {
-        # The class is needed before Spark has read `spark.jars`. Of the others, those here are in the class archive.
+        # Spark needs the file system class before it reads `spark.jars`. The other jars are here because the CDS
+        # archive only holds classes of this class path.
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_jars()),
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     }
@@ -123,25 +127,25 @@ def _file_systems(settings: Settings) -> dict[str, str]:
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark. `options` go over all others but those that `spark-submit` was given, where it started the job.
+    """Start Spark.
 
-    Ctrl-C stays with whoever handled it before. Raises JavaMissing, and SettingError for options that Spark or Java
-    does not start with.
+    `options` override all others, except the options given to `spark-submit` if that started the job. The handler of
+    Ctrl-C (SIGINT) does not change. Raises JavaMissing, and SettingError if Spark or Java refuses an option.
     """
     _silence_py4j()
-    # Whatever Spark starts is of this process tree.
+    # Marks this process as the root of all processes that Spark starts.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    given = {**spark_options(settings), **(options or {})}
+    all_options = {**spark_options(settings), **(options or {})}
     try:
-        # Spark 4.0 makes a folder `artifacts` where its JVM was started, whatever java.io.tmpdir says.
-        with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as java_said:
-            _launch_java(given)
-            spark = _build(given)
+        # Spark 4.0 creates a folder `artifacts` in the JVM's working directory, regardless of java.io.tmpdir.
+        with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as stderr_lines:
+            _launch_java(all_options)
+            spark = _build(all_options)
     except (Py4JError, PySparkException) as problem:
-        # Without its cause, which may have secrets of the options in its text.
-        raise start_failure(problem, given, java_said) from None
+        # The cause is dropped: its text may contain secrets from the options.
+        raise start_failure(problem, all_options, stderr_lines) from None
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.environment[LEVEL_VARIABLE] = level_now()
     return spark
@@ -153,16 +157,17 @@ def _build(options: Mapping[str, str]) -> SparkSession:
     with _interrupt_handler_kept():
         SparkContext.getOrCreate(SparkConf().setAll(list(own.items())))
     spark = SparkSession.builder.config(map=dict(own)).getOrCreate()
-    # Makes the session's state, and that the options of Spark SQL are looked at.
+    # Creates the session's state, so that Spark checks the SQL options now.
     _ = spark.conf.get("spark.sql.shuffle.partitions")
     return spark
 
 
 @contextlib.contextmanager
 def _interrupt_handler_kept() -> Iterator[None]:
-    """Put the handler of SIGINT back that a SparkContext replaces, as its last step, when the main thread makes it.
+    """Restore the handler of SIGINT after a SparkContext was created in the main thread.
 
-    Its own cancels the running batch, and ends the process wherever that is.
+    SparkContext installs a handler as its last step. That handler cancels the running batch, and then ends the process
+    at whatever point it has reached.
     """
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -173,46 +178,48 @@ def _interrupt_handler_kept() -> Iterator[None]:
 
 
 def _silence_py4j() -> None:
-    """Leave what it has to say to its exceptions, which are told once; Ctrl-C in a call it logs to the root logger."""
+    """Silence the logs of py4j: its exceptions say the same, and Delayline prints these once."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(_is_no_interruption)
-    # After an interruption Spark may not hear that it is to stop; Java ends with this process in any case.
+    # py4j logs Ctrl-C during a call to the root logger.
+    logging.getLogger().addFilter(_is_not_py4j_interrupt)
+    # After an interrupt, Spark may not receive the stop command. Java exits with this process in any case.
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
 
 
-def _is_no_interruption(record: logging.LogRecord) -> bool:
+def _is_not_py4j_interrupt(record: logging.LogRecord) -> bool:
     return record.msg != "KeyboardInterrupt while sending command."
 
 
 def _submitted() -> set[str]:
-    """Return the names of the options that `spark-submit` has given Java; none where it did not start this process."""
+    """Return the names of the options that `spark-submit` passed to Java; empty if it did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return set()
-    # Its own guess from the launcher's name.
+    # spark-submit sets the application name to the launcher's file name; Delayline's name applies instead.
     return {name for name, _ in SparkConf().getAll()} - {"spark.app.name"}
 
 
 def _launch_java(options: Mapping[str, str]) -> None:
-    """Start Java, unless there is one already, with those `options` on its command line that are no secrets.
+    """Start Java, unless it runs already, with only the non-secret `options` on its command line.
 
-    Every user of the host can read a command line, on which pyspark would put them all. It gives Java the rest over
-    their connection, when the session is built.
+    Every user of the host can read a command line, and pyspark would put all options there. pyspark sends the secret
+    options over its connection to Java when the session is built.
     """
-    shown = [
+    public = [
         (name, value)
         for name, value in options.items()
         if name.startswith(_NEEDED_BY_LAUNCHER) or not is_secret(name, value)
     ]
-    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))
 
 
 @contextlib.contextmanager
 def worker_pool(spark: SparkSession, name: str | None = None) -> Iterator[None]:
-    """Let the Python functions that are given to Spark inside run in worker processes that no others use.
+    """Run the Python functions that are passed to Spark in this context in the worker pool `name`.
 
-    Spark keeps its idle Python workers by the environment they were started with, and hands out the one that
-    has been idle longest. Without a `name` they run in those that all share. That is to be said as well where another
-    thread may be inside: pyspark reads one environment for all, and must not find it changing.
+    Spark groups idle Python workers by the environment they were started with, and assigns the one that has been idle
+    longest. The context sets an environment variable, so each name has separate workers. Without a `name` the functions
+    run in the shared pool. Use the context then too if another thread may be in a named pool: pyspark reads one
+    environment for all threads, and this context's lock keeps it from changing meanwhile.
     """
     environment = spark.sparkContext.environment
     with _environment_lock:

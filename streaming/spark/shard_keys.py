@@ -1,4 +1,4 @@
-"""Group keys that Spark spreads over the state partitions evenly, one for each shard."""
+"""Group keys that place each shard on a separate state partition of Spark."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pyspark.sql import SparkSession
 
 
 def shard_keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
-    """Return, for each shard, a group key that Spark's hash puts on the state partition of the shard's number.
+    """Return, for each shard, a group key that Spark hashes to the state partition with the shard's number.
 
-    Without this two shards can fall on one partition, and one task does all the work.
+    With the shard numbers as keys, two shards could share a partition, and one task would do the work of both.
     """
-    found = (
+    rows = (
         spark.range(64 * shards)
         .selectExpr("CAST(id AS int) AS key", f"pmod(hash(CAST(id AS int)), {shards}) AS partition")
         .groupBy("partition")
         .min("key")
         .collect()
     )
-    keys = {row["partition"]: row["min(key)"] for row in found}
+    keys = {row["partition"]: row["min(key)"] for row in rows}
     return tuple(keys[shard] for shard in range(shards))

@@ -1,4 +1,4 @@
-"""Why Spark did not start, in a sentence: Java is missing or too old, or an option is wrong."""
+"""Explains in one sentence why Spark did not start: Java is missing or too old, or an option is wrong."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from conf.java.jars import java_command
 from conf.secrets import is_secret, without_secrets
 
 _UNCAUGHT = 'Exception in thread "main" '
-# Frames of a trace, and what did not end Java.
-_ASIDE = re.compile(r"\s|WARNING|.* warning: |$")
+# Lines that do not say why Java ended: stack frames, warnings, empty lines.
+_NOT_THE_REASON = re.compile(r"\s|WARNING|.* warning: |$")
 
 
 def start_failure(
-    problem: Py4JError | PySparkException, options: Mapping[str, str], java_said: Callable[[], list[str]]
+    problem: Py4JError | PySparkException, options: Mapping[str, str], stderr_lines: Callable[[], list[str]]
 ) -> DelaylineError:
-    """Return the error that says why a start with `options` met `problem`, without the secrets among them.
+    """Return the error that explains why a start with `options` failed with `problem`, without their secrets.
 
-    `java_said` gives the lines that Java has written to standard error; it is asked only if Java has ended.
+    `stderr_lines` returns the lines that Java wrote to standard error. It is called only if Java has ended.
     """
     if isinstance(problem, Py4JJavaError):
-        why = _innermost(problem)
+        reason = _innermost(problem)
     elif isinstance(problem, Py4JError) or problem.getCondition() == "JAVA_GATEWAY_EXITED":
         try:
             java_command()
         except JavaMissing as missing:
             return missing
-        why = next((line for line in java_said() if not _ASIDE.match(line)), "Java ended without a word")
+        reason = next((line for line in stderr_lines() if not _NOT_THE_REASON.match(line)), "Java ended silently")
     else:
         while (cause := getattr(problem, "_cause", None)) is not None:
             problem = cause
-        why = str(problem).partition("\n")[0]
-    told = without_secrets(why.removeprefix(_UNCAUGHT), options)
-    # What is left may be a part of one.
-    return SettingError(f"[spark]: {'what Spark says may hold a secret' if is_secret('', told) else told}")
+        reason = str(problem).partition("\n")[0]
+    message = without_secrets(reason.removeprefix(_UNCAUGHT), options)
+    # The remaining text may still contain a part of a secret.
+    return SettingError(
+        f"[spark]: {'the message of Spark may contain a secret' if is_secret('', message) else message}"
+    )
 
 
 def _innermost(problem: Py4JJavaError) -> str:
-    """Return the first line of the innermost exception that says anything."""
+    """Return the first line of the innermost exception that has a message."""
     exception = cause = problem.java_exception
     while (cause := cause.getCause()) is not None:
         if cause.getMessage():

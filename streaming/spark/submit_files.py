@@ -1,4 +1,4 @@
-"""What `spark-submit` needs to start the job: the options that Java is started with, and a launcher."""
+"""Writes the files that `spark-submit` needs to start the job: Java's start options, and a launcher."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from streaming.spark.session import spark_options
 
 PROPERTIES = "spark.properties"
 LAUNCHER = "delayline_job.py"
-# What must be known before the driver's Java starts. All else the job sets by itself, after its settings.
-_BEFORE_THE_START = ("spark.jars", "spark.driver.")
+# Options that must be known before the driver's Java starts. The job sets all others itself, from its settings.
+_BEFORE_START = ("spark.jars", "spark.driver.")
 _LAUNCHER_TEXT = '''"""The program that spark-submit starts: the `delayline` command, with its arguments."""
 
 from streaming.cli.app import main
@@ -23,9 +23,10 @@ main()
 def write_submit_files(folder: Path) -> list[Path]:
     """Write Delayline's Spark options and the launcher into `folder`, and return their paths.
 
-    Those options are Delayline's defaults: no setting of a deployment, so no secret. Raises JarsMissing, UsageError.
+    The options are Delayline's defaults. They contain no setting of a deployment, and so no secret. Raises JarsMissing,
+    UsageError.
     """
-    options = {name: value for name, value in spark_options(Settings()).items() if name.startswith(_BEFORE_THE_START)}
+    options = {name: value for name, value in spark_options(Settings()).items() if name.startswith(_BEFORE_START)}
     texts = {
         PROPERTIES: "".join(f"{name} {_escaped(value)}\n" for name, value in sorted(options.items())),
         LAUNCHER: _LAUNCHER_TEXT,
@@ -40,5 +41,5 @@ def write_submit_files(folder: Path) -> list[Path]:
 
 
 def _escaped(value: str) -> str:
-    # Java's properties: a backslash escapes.
+    # In Java properties a backslash is the escape character.
     return value.replace("\\", "\\\\")

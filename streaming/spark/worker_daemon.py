@@ -1,8 +1,8 @@
-"""The Python worker daemon of the job's executors: pyspark's own, with a short import path.
+"""The Python worker daemon of the job's executors: pyspark's daemon with a short import path.
 
-Every Python task calls `importlib.invalidate_caches()`, which below Python 3.12 reads the directory of each
-archive on the path again (python/cpython#103200): 170 ms a task for pyspark's own zip files and Spark's jar.
-The archives go off the path where pyspark is installed, which is what is imported then.
+Every Python task calls `importlib.invalidate_caches()`. Below Python 3.12 this reads the directory of each archive on
+the import path again (python/cpython#103200): 170 ms in each task for pyspark's zip files and Spark's jar. If pyspark
+is installed, this daemon removes the archives from the path, and the installed pyspark is imported instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def shorten_path() -> None:
-    """Take archives off the import path if pyspark can be had without them."""
+    """Remove archives from the import path if pyspark can be imported without them."""
     folders = [entry for entry in sys.path if not Path(entry).is_file()]
     if any((Path(entry) / "pyspark" / "daemon.py").is_file() for entry in folders):
         sys.path[:] = folders
@@ -24,7 +24,7 @@ def shorten_path() -> None:
 
 if __name__ == "__main__":
     shorten_path()
-    # The workers' modules are imported before they are forked, once for all tasks.
+    # Import the tasks' modules once, before the workers are forked.
     import pandas  # noqa: F401
     import pyarrow.compute  # noqa: F401
     from pyspark.daemon import manager
@@ -35,6 +35,6 @@ if __name__ == "__main__":
     import state.buckets.operator  # noqa: F401
 
     conf.logs.configure_worker_logging()
-    # A worker collects garbage after every task: 29 ms if all those modules are looked through, nothing if not.
+    # A worker collects garbage after every task. Without the freeze it scans all these modules, which takes 29 ms.
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
