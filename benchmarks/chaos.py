@@ -33,9 +33,9 @@ from benchmarks.spool import Spool
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.judge.contract import Surroundings
+from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
-from streaming.judge.verdict import LEAST_HELD, Verdict, judge
+from streaming.judge.verdict import LEAST_CHECKED, Verdict, judge
 from streaming.storage.paths import checkpoint_path
 
 RATE = 500
@@ -101,8 +101,8 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         published = published_in(stand, application.input, lambda number: _topic_of(number, application.output))
         if len(published) != load.published:
             raise RuntimeError(f"{load.published} messages were to be published, and {len(published)} were")
-        surroundings = Surroundings({topic: {count} for topic, count in outputs.partitions.items()})
-        verdict = judge(published, received, watch.acceptance(), surroundings)
+        environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
+        verdict = judge(published, received, watch.acceptance(), environment)
         received_s = np.array([record.received_ms / 1000 for record in received])
         return Campaign(verdict, _outcome(seed, minutes, verdict, struck, received_s, driver.starts))
 
@@ -199,7 +199,7 @@ def _outcome(
         "campaign": {"seed": seed, "minutes": minutes, "faults": len(struck), "starts of the job": starts}
         | {"messages": verdict.published}
         | found
-        | {"held to order": verdict.held},
+        | {"held to order": verdict.order_checked},
         "faults": tally(fault for fault, _ in struck),
         "seconds to the next delivery": {
             f"{kind}, {name} of {len(seconds)}": round(float(value), 1)
@@ -210,8 +210,8 @@ def _outcome(
         },
     }
     aims = [Aim(name, count, 0) for name, count in found.items()]
-    held = verdict.held / verdict.deliverable
-    aims.append(Aim("share of messages held to their order", held, LEAST_HELD, at_least=True))
+    held = verdict.order_checked / verdict.deliverable
+    aims.append(Aim("share of messages held to their order", held, LEAST_CHECKED, at_least=True))
     limits = {"driver-kill": 40.0, "worker-kill": 20.0}
     aims += [
         Aim(f"next delivery after a {kind} that no other fault struck into, longest", max(alone), limits[kind], "s")

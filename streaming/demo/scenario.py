@@ -17,7 +17,7 @@ from streaming.demo.messages import LONGEST_MS, Publication
 from streaming.demo.result import Outage, Result, result_of
 from streaming.demo.view import View, glance
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.judge.contract import Surroundings
+from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
 from streaming.judge.verdict import judge
@@ -79,8 +79,8 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         stack.callback(publication.close)
         outage = _Scenario(view, job, settings, publication, outputs, received).run()
         outputs.drain()
-        surroundings = Surroundings({topic: {count} for topic, count in outputs.partitions.items()})
-        verdict = judge(publication.sent, received, watch.acceptance(), surroundings)
+        environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
+        verdict = judge(publication.sent, received, watch.acceptance(), environment)
         return result_of(verdict, publication.sent, received, outage)
 
 

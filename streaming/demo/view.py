@@ -15,7 +15,7 @@ from conf.durations import format_duration
 from streaming.demo.messages import Publication
 from streaming.demo.result import Lateness, Result
 from streaming.judge.record import Published, Received
-from streaming.judge.verdict import LEAST_HELD, Verdict
+from streaming.judge.verdict import LEAST_CHECKED, Verdict
 
 _LINE_EVERY_S, _FRAME_EVERY_S = 2.0, 0.5
 _RECENT_MS = 5_000
@@ -156,8 +156,8 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str, bool]]:
     yield "dead-lettered, with the right code", dead, verdict.dead_lettered == verdict.bad
     for fault, count in verdict.faults.items():
         yield str(fault), str(count), count == 0
-    held = f"{verdict.held} of {verdict.deliverable}"
-    yield "held to order, since accepted in time", held, verdict.held >= LEAST_HELD * verdict.deliverable
+    enough = verdict.order_checked >= LEAST_CHECKED * verdict.deliverable
+    yield "accepted in time, so checked for order", f"{verdict.order_checked} of {verdict.deliverable}", enough
 
 
 def _lateness(lateness: Lateness) -> str:

@@ -1,10 +1,10 @@
-"""The judge of deliveries: holds what came out of the output topics against what was published. Finds; repairs nothing.
+"""The judge of deliveries: compares the records of the output topics with the published messages, and reports faults.
 
-The demo, the tests of the whole service and the chaos campaign use it. It knows the service by its topics and by the
-files of its checkpoint, and imports none of its code: the contract of `docs/publish.md` is written down here a second
-time on purpose, so that a mistake in the one does not excuse the same mistake in the other.
+The demo, the tests of the whole service and the chaos campaign use it. It observes the service through its topics and
+the files of its checkpoint, and imports none of its code. It implements the contract of `docs/publish.md` a second time
+on purpose: a mistake in the service must not hide behind the same mistake in the judge.
 
-The core is pure: read `record` (the values), `contract` (one record alone), `acceptance` (which messages are held to
-order), `order`, and `verdict`, whose `judge` joins them. The adapters are `outputs`, which reads the topics, and
-`checkpoint_watch`, which collects what the job committed.
+Read `record` (the values), `contract` (checks of a single record), `acceptance` (which messages must be in order),
+`order`, and `verdict`, whose `judge` combines them: these do no I/O. Then `outputs`, which reads the topics, and
+`checkpoint_watch`, which collects the committed batches of the job.
 """

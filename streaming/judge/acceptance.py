@@ -1,9 +1,10 @@
-"""Which messages are held to order: those that the job accepted before they were due, by what it committed.
+"""Decides which messages must be in order: those that the job accepted before they were due.
 
-A batch reads the input up to some offsets and has a cutoff. It delivers what is due from the cutoff of the batch before
-up to its own, in order; what was due below the cutoff before when it was accepted has been overtaken already. So a
-message is held to order if it was due at or above the cutoff of the batch before the one that accepted it. The offset
-log and the commit log of the checkpoint say all of that, whatever killed the job in between.
+Each batch has a cutoff, and accepts the input up to some offsets. It delivers the messages due from the previous
+batch's cutoff up to its own, in order. A message that was due below the previous cutoff when it was accepted is late:
+messages with later due times may have been delivered already. A message must therefore be in order if it is due at or
+above the cutoff of the batch before the one that accepted it. The offset log and the commit log of the checkpoint have
+all these values, even if the job was killed in between.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass, field
 
 from streaming.judge.record import Published
 
-# The next record of each input (topic, partition).
+# The offset of the next record in each input (topic, partition).
 Offsets = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True)
 class CommittedBatch:
-    """A batch: what falls due below `cutoff_ms` (epoch ms) is delivered with it, and it read the input up to `ends`."""
+    """A committed batch: it delivered messages due below `cutoff_ms` (epoch ms), and read the input up to `ends`."""
 
     cutoff_ms: int
     ends: Offsets
@@ -28,10 +29,10 @@ class CommittedBatch:
 
 @dataclass
 class CheckpointLog:
-    """What is known of one checkpoint: where it began, and its committed batches by number.
+    """One checkpoint: its origin, and its committed batches by number.
 
-    What lies below `offsets` was accepted before it began, and nothing due at or above `cutoff_ms` (epoch ms) was
-    delivered before that. Both are empty for a first checkpoint.
+    Records below `offsets` were accepted before the checkpoint began. Before that, nothing due at or above `cutoff_ms`
+    (epoch ms) was delivered. For a first checkpoint, `offsets` is empty and `cutoff_ms` is 0.
     """
 
     cutoff_ms: int = 0
@@ -39,22 +40,22 @@ class CheckpointLog:
     batches: dict[int, CommittedBatch] = field(default_factory=dict)
 
     def steps(self) -> Iterator[tuple[Offsets, int]]:
-        """Give, in the order of acceptance, up to where the input was accepted and from which due time on in order."""
+        """Yield (accepted up to these offsets, in order from this due time on), in the order of acceptance."""
         yield self.offsets, self.cutoff_ms
         for number, batch in sorted(self.batches.items()):
             before = self.batches.get(number - 1)
             if number == 0:
                 yield batch.ends, self.cutoff_ms
             else:
-                # Cutoffs never go back: where the batch before is not known, its cutoff was not above this one.
+                # Cutoffs never go back: if the previous batch is unknown, its cutoff was at most this batch's cutoff.
                 yield batch.ends, batch.cutoff_ms if before is None else before.cutoff_ms
 
 
 class Acceptance:
-    """What the job accepted, through all its checkpoints, the first one first."""
+    """The input that the job accepted under all its checkpoints, given from the first to the last."""
 
     def __init__(self, checkpoints: Iterable[CheckpointLog]) -> None:
-        # By input partition: the ends of batches, ascending, and for each the due time from which order holds.
+        # By input partition: the end offsets of batches, ascending, and for each the due time from which order holds.
         self._ends: dict[tuple[str, int], list[int]] = {}
         self._from_ms: dict[tuple[str, int], list[int]] = {}
         for checkpoint in checkpoints:
@@ -66,16 +67,16 @@ class Acceptance:
                         self._from_ms.setdefault(source, []).append(from_ms)
 
     def in_order_from_ms(self, message: Published) -> int | None:
-        """Return from which due time on (epoch ms) the batch that accepted the message keeps order.
+        """Return the due time (epoch ms) from which on the batch that accepted the message keeps order.
 
-        None if no committed batch is known to have accepted it.
+        Returns None if no known committed batch accepted it.
         """
         topic, partition, offset = message.source
         ends = self._ends.get((topic, partition), [])
-        at = bisect_right(ends, offset)
-        return self._from_ms[topic, partition][at] if at < len(ends) else None
+        index = bisect_right(ends, offset)
+        return self._from_ms[topic, partition][index] if index < len(ends) else None
 
-    def holds_to_order(self, message: Published) -> bool:
-        """Say whether the message was accepted in time, so that it must come in order."""
+    def must_be_in_order(self, message: Published) -> bool:
+        """Return whether the message was accepted in time, so that it must be delivered in order."""
         from_ms = self.in_order_from_ms(message)
         return from_ms is not None and message.due_ms >= from_ms

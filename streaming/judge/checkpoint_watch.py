@@ -1,4 +1,4 @@
-"""What the job commits, collected from outside while it runs: Spark itself keeps the logs of the last batches only."""
+"""Collects the job's committed batches from outside while it runs. Spark keeps only the logs of the last batches."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _POLL_S = 0.05
 
 
 class CheckpointWatch:
-    """Watches the checkpoint in `folder` on the local disk, in a thread of its own. A context, which ends that.
+    """Watches the checkpoint in `folder` on the local disk, in a background thread. A context manager.
 
-    Another checkpoint may come into its place, by `rescale` or `rebuild`: what was known of the earlier ones stays.
+    `rescale` and `rebuild` may replace the checkpoint; the watch keeps the batches of earlier checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # By the checkpoint's id, in the order in which they were met.
-        self._found: dict[str, CheckpointLog] = {}
-        self._look_now = threading.Lock()
+        # By the checkpoint's id, in the order in which they appeared.
+        self._logs: dict[str, CheckpointLog] = {}
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="checkpoint-watch")
@@ -32,17 +32,17 @@ class CheckpointWatch:
     @property
     def seen(self) -> int:
         """The number of committed batches that have been seen."""
-        return sum(len(log.batches) for log in self._found.values())
+        return sum(len(log.batches) for log in self._logs.values())
 
     def acceptance(self) -> Acceptance:
-        """Return what has been committed up to now. Raises what went wrong with the watching."""
+        """Return the input that was accepted up to now. Raises the error of the background thread, if it failed."""
         if self._problem is not None:
             raise self._problem
         self._look()
-        return Acceptance(self._found.values())
+        return Acceptance(self._logs.values())
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._stop.set()
         self._thread.join()
 
@@ -58,24 +58,24 @@ class CheckpointWatch:
         try:
             while not self._stop.wait(_POLL_S):
                 self._look()
-        except Exception as problem:  # noqa: BLE001, the thread that waits raises it
+        except Exception as problem:  # noqa: BLE001, `acceptance` raises it
             self._problem = problem
 
     def _look(self) -> None:
-        with self._look_now:
+        with self._lock:
             origin = self._origin()
             if origin is None:
                 return
-            known = self._found.get(origin["checkpoint"])
+            known = self._logs.get(origin["checkpoint"])
             log = known or CheckpointLog(origin["cutoff_ms"], _by_partition(origin["offsets"]))
             new = {number: self._batch(number, log.cutoff_ms) for number in self._committed() - log.batches.keys()}
-            # Put into the place of another meanwhile: those may be either's.
+            # If the checkpoint was replaced meanwhile, these batches may belong to either of the two.
             if self._origin() == origin:
                 log.batches.update({number: batch for number, batch in new.items() if batch is not None})
-                self._found[origin["checkpoint"]] = log
+                self._logs[origin["checkpoint"]] = log
 
     def _origin(self) -> dict[str, Any] | None:
-        """Read how the checkpoint began, None if there is none."""
+        """Read the checkpoint origin; None if there is no checkpoint."""
         text = _text(self._folder / "delayline-birth.json")
         return None if text is None else dict(json.loads(text))
 
@@ -86,16 +86,19 @@ class CheckpointWatch:
             return set()
 
     def _batch(self, number: int, least_cutoff_ms: int) -> CommittedBatch | None:
-        """Read an entry of the offset log: the version, the times, and a line for each source. None if it is gone."""
+        """Read an entry of Spark's offset log; None if Spark has deleted it.
+
+        Its lines are: the version, the metadata of the batch (JSON), and one line for each source.
+        """
         text = _text(self._folder / "offsets" / str(number))
         if text is None:
             return None
-        _, about, *sources = text.splitlines()
-        read = [json.loads(line) for line in sources if line.startswith("{")]
-        # The clock's line has numbers; before any data that of the input has nothing.
-        read = [source for source in read if all(isinstance(ends, dict) for ends in source.values())]
-        cutoff_ms = max(json.loads(about)["batchWatermarkMs"], least_cutoff_ms)
-        return CommittedBatch(cutoff_ms, _by_partition(read[0] if read else {}))
+        _, metadata, *sources = text.splitlines()
+        offsets = [json.loads(line) for line in sources if line.startswith("{")]
+        # The values of the clock's line are numbers. Before any data, the line of the input is empty.
+        offsets = [source for source in offsets if all(isinstance(ends, dict) for ends in source.values())]
+        cutoff_ms = max(json.loads(metadata)["batchWatermarkMs"], least_cutoff_ms)
+        return CommittedBatch(cutoff_ms, _by_partition(offsets[0] if offsets else {}))
 
 
 def _by_partition(offsets: dict[str, dict[str, int]]) -> Offsets:

@@ -1,4 +1,4 @@
-"""What the contract says of one record, whatever came before or after it."""
+"""The checks of the contract that need a single record, regardless of the records before and after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEAD_LETTER_HEADERS = [ID_HEADER, "delayline-error", "delayline-error-text", "d
 
 
 class Fault(StrEnum):
-    """What can be wrong with a delivery. `MISPLACED` is another topic or partition than the contract names."""
+    """The kinds of faults of a delivery. `MISPLACED` means in a wrong topic or partition."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of the message `id`, in a sentence."""
+    """One fault of the message `id`; `text` describes it."""
 
     fault: Fault
     id: str
@@ -36,12 +36,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the judge has to know beside messages and records.
+class Environment:
+    """What the judge knows besides messages and records.
 
-    `partitions` are, by topic, the numbers of partitions that the topic had since the first message: each start of the
-    job goes by the number at that time. `shown_ms` gives the latest time that the clock of the job's host showed up to
-    an instant of the subscriber's clock, both epoch ms; where both run on one host, that is the same clock.
+    - `partitions`: for each topic, all partition counts it has had since the first message. Each start of the job uses
+      the count at that time.
+    - `shown_ms`: takes an instant of the subscriber's clock and returns the latest time that the clock of the job's
+      host had shown up to that instant, both epoch ms. On a single host the two clocks are the same.
     """
 
     partitions: Mapping[str, Collection[int]]
@@ -49,53 +50,53 @@ class Surroundings:
 
 
 def misplacement(record: Received, message: Published, partitions: Mapping[str, Collection[int]]) -> Finding | None:
-    """Say if the record lies in another topic or partition than the contract names."""
+    """Return a finding if the record is in a wrong topic or partition."""
     if record.topic != message.output:
         return Finding(Fault.MISPLACED, record.id, f"came out on {record.topic}, not on {message.output}")
     if message.key is None and message.error is not None:
-        # A keyless message that is refused when it is delivered goes to any partition of the dead-letter topic.
+        # A keyless message that the broker refuses at delivery may go to any partition of the dead-letter topic.
         return None
     _, input_partition, _ = message.source
-    by = input_partition if message.key is None else _key_number(message.key)
-    right = {by % count for count in partitions[record.topic]}
-    if record.partition in right:
+    number = input_partition if message.key is None else _key_hash(message.key)
+    allowed = {number % count for count in partitions[record.topic]}
+    if record.partition in allowed:
         return None
-    belongs = " or ".join(map(str, sorted(right)))
-    return Finding(Fault.MISPLACED, record.id, f"lies in {record.topic}/{record.partition}, belongs in {belongs}")
+    expected = " or ".join(map(str, sorted(allowed)))
+    return Finding(Fault.MISPLACED, record.id, f"is in {record.topic}/{record.partition}, belongs in {expected}")
 
 
 @lru_cache(maxsize=100_000)
-def _key_number(key: bytes) -> int:
-    """Return what Kafka's default partitioner takes modulo the partitions of a topic."""
+def _key_hash(key: bytes) -> int:
+    """Return the hash that Kafka's default partitioner takes modulo the partition count of a topic."""
     return int(murmur2(key)) & 0x7FFFFFFF
 
 
 def alteration(record: Received, message: Published) -> Finding | None:
-    """Say which of key, value, headers and timestamp are not what the contract makes of the message."""
+    """Return a finding if key, value, headers or timestamp differ from what the contract requires."""
     count = len(message.headers)
-    own = record.headers[count:]
-    wrong = {
+    added = record.headers[count:]
+    altered = {
         "key": record.key != message.key,
         "value": record.value != message.value,
         "headers": record.headers[:count] != message.headers,
-        "headers of the service": not _are_right(own, message),
-        # A dead letter is stamped when it is written.
+        "headers of the service": not _are_service_headers(added, message),
+        # The timestamp of a dead letter is the time at which it was written.
         "timestamp": message.error is None and record.timestamp_ms != message.due_ms,
     }
-    named = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
-    return Finding(Fault.ALTERED, record.id, f"altered in its {named}") if named else None
+    names = ", ".join(name for name, is_altered in altered.items() if is_altered)
+    return Finding(Fault.ALTERED, record.id, f"altered in its {names}") if names else None
 
 
-def _are_right(own: tuple[Header, ...], message: Published) -> bool:
-    """Say whether these are the headers that the service adds to the message."""
+def _are_service_headers(added: tuple[Header, ...], message: Published) -> bool:
+    """Return whether `added` are the headers that the service adds to the message."""
     identity, due = message.id.encode(), str(message.due_ms).encode()
     if message.error is None:
-        return own == ((ID_HEADER, identity), ("delayline-deliver-at", due))
-    if [name for name, _ in own] != _DEAD_LETTER_HEADERS:
+        return added == ((ID_HEADER, identity), ("delayline-deliver-at", due))
+    if [name for name, _ in added] != _DEAD_LETTER_HEADERS:
         return False
-    _, code, text, timestamp = (value or b"" for _, value in own)
+    _, code, text, timestamp = (value or b"" for _, value in added)
     return (
-        own[0][1] == identity
+        added[0][1] == identity
         and (message.error == ANY_ERROR or code == message.error.encode())
         and text.startswith(code)
         and timestamp == str(message.timestamp_ms).encode()
@@ -103,18 +104,18 @@ def _are_right(own: tuple[Header, ...], message: Published) -> bool:
 
 
 def earliness(record: Received, message: Published, shown_ms: Callable[[int], int]) -> Finding | None:
-    """Say if the record was received before the message was due. Dead letters are due at once."""
+    """Return a finding if the record was received before the message was due. Dead letters are due immediately."""
     early_ms = message.due_ms - shown_ms(record.received_ms)
     if message.error is not None or early_ms <= 0:
         return None
     return Finding(Fault.EARLY, record.id, f"came {early_ms} ms early")
 
 
-def faults_alone(record: Received, message: Published, surroundings: Surroundings) -> Iterator[Finding]:
-    """Give what is wrong with the record by itself, each kind of fault once."""
-    found = (
-        misplacement(record, message, surroundings.partitions),
+def record_faults(record: Received, message: Published, environment: Environment) -> Iterator[Finding]:
+    """Yield the faults of a single record, at most one of each kind."""
+    findings = (
+        misplacement(record, message, environment.partitions),
         alteration(record, message),
-        earliness(record, message, surroundings.shown_ms),
+        earliness(record, message, environment.shown_ms),
     )
-    yield from (finding for finding in found if finding is not None)
+    yield from (finding for finding in findings if finding is not None)

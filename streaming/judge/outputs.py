@@ -1,4 +1,4 @@
-"""The judge's subscriber: all records of some topics from their beginning, stamped one by one as they come."""
+"""The judge's subscriber: reads all records of some topics from the beginning, and notes when each one arrived."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from streaming.judge.record import Received
 _POLL_S = 0.05
 _ANSWER_S = 30.0
 _JOIN_S = 10.0
-# Far above what a running job's transaction takes.
+# Far above the duration of a running job's transaction.
 _UNDECIDED_S = 10.0
-# A broker that is away: the client looks for it again.
-_PASSING = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+# Errors while the broker is down: the client reconnects.
+_TRANSIENT = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
 
 
 class Outputs:
-    """Reads `topics` as a subscriber of committed records, in a thread of its own, and hands each record to `take`.
+    """Reads the committed records of `topics` in a background thread, and calls `take` with each record.
 
     Partitions that are added later are not read.
     """
 
     def __init__(self, bootstrap: str, topics: Sequence[str], take: Callable[[Received], None]) -> None:
-        """Raises KafkaException if the broker cannot be asked for the topics."""
-        # The message ids that have come, for those who ask often.
+        """Raises KafkaException if the broker does not describe the topics."""
+        # The ids of all received messages, for frequent lookups.
         self.ids: set[str] = set()
         self._take = take
-        # Where a broker is killed on purpose, that it cannot be reached is no news.
+        # Some tests kill the broker on purpose: the client must not log that it is unreachable.
         common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._consumer = Consumer(
             {**common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
@@ -40,14 +40,14 @@ class Outputs:
         )  # fmt: skip
         self._admin = AdminClient(common)
         self._problem: Exception | None = None
-        # By topic and partition, the offset up to which all that is committed has been handed over.
+        # By topic and partition: the offset up to which all committed records have been passed on.
         self._read_to: dict[tuple[str, int], int] = {}
         for topic in topics:
             described = self._consumer.list_topics(topic, _ANSWER_S).topics[topic]
             if described.error is not None:
                 raise KafkaException(described.error)
             self._read_to.update({(topic, number): 0 for number in described.partitions})
-        self._consumer.assign([TopicPartition(*place, 0) for place in self._read_to])
+        self._consumer.assign([TopicPartition(*partition, 0) for partition in self._read_to])
         self._stop = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="outputs")
         self._reader.start()
@@ -59,16 +59,16 @@ class Outputs:
         return {topic: topics.count(topic) for topic in topics}
 
     def check(self) -> None:
-        """Raise what went wrong with the reading."""
+        """Raise the error of the background thread, if it failed."""
         if self._problem is not None:
             raise self._problem
 
     def drain(self, timeout_s: float = _ANSWER_S, undecided_s: float = _UNDECIDED_S) -> None:
-        """Return once all that is committed now has been read.
+        """Wait until everything that is committed now has been read.
 
-        A broker confirms a commit before it has marked the records as committed. So this waits for every transaction
-        that is open now, but for `undecided_s` at most: one that a killed writer left open keeps later records back
-        until it times out. Raises TimeoutError, and what `check` raises.
+        A broker confirms a commit before it has marked the records as committed. The method therefore first waits for
+        all transactions that are open now, for at most `undecided_s`: a transaction that a killed writer left open
+        blocks later records until it times out. Raises TimeoutError, and the error that `check` raises.
         """
         written, begun_s = self._ends(IsolationLevel.READ_UNCOMMITTED), time.monotonic()
         while self._left(written) and time.monotonic() < begun_s + undecided_s:
@@ -78,21 +78,21 @@ class Outputs:
         while left := self._left(committed):
             self.check()
             if time.monotonic() > begun_s + timeout_s:
-                raise TimeoutError(f"not read to the end within {timeout_s} s, these are left: {left}")
+                raise TimeoutError(f"not read to the end within {timeout_s} s; left, as (read, end): {left}")
             time.sleep(_POLL_S)
 
     def _ends(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
         newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        request = {TopicPartition(*place): newest for place in self._read_to}
+        request = {TopicPartition(*partition): newest for partition in self._read_to}
         answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=_ANSWER_S)
         return {(asked.topic, asked.partition): answer.result().offset for asked, answer in answers.items()}
 
     def _left(self, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return, of the partitions not read up to `ends`, how far they are read and where they end."""
-        return {place: (self._read_to[place], end) for place, end in ends.items() if self._read_to[place] < end}
+        """Return (offset read up to, end offset) of the partitions that are not read up to `ends`."""
+        return {part: (self._read_to[part], end) for part, end in ends.items() if self._read_to[part] < end}
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stop.set()
         self._reader.join(_JOIN_S)
 
@@ -100,31 +100,31 @@ class Outputs:
         try:
             while not self._stop.is_set():
                 message = self._consumer.poll(_POLL_S)
-                # Now, and not when others that came with it have been looked at.
+                # Taken at once, before other records of the same fetch are processed.
                 received_ms = time.time_ns() // 1_000_000
                 if message is not None:
-                    self._heed(message, received_ms)
-        except Exception as problem:  # noqa: BLE001, the thread that waits raises it
+                    self._process(message, received_ms)
+        except Exception as problem:  # noqa: BLE001, `check` raises it
             self._problem = problem
         finally:
             self._consumer.close()
 
-    def _heed(self, message: Any, received_ms: int) -> None:
-        place, error = (message.topic(), message.partition()), message.error()
+    def _process(self, message: Any, received_ms: int) -> None:
+        partition, error = (message.topic(), message.partition()), message.error()
         if error is None:
             record = received_from(message, received_ms)
             self._take(record)
             self.ids.add(record.id)
-            self._read_to[place] = record.offset + 1
+            self._read_to[partition] = record.offset + 1
         elif error.code() == KafkaError._PARTITION_EOF:
-            # Behind the last record lies the marker of its transaction: the end comes with the offset after that.
-            self._read_to[place] = message.offset()
-        elif not error.retriable() and error.code() not in _PASSING:
+            # A transaction marker follows the last record; only this event has the offset after the marker.
+            self._read_to[partition] = message.offset()
+        elif not error.retriable() and error.code() not in _TRANSIENT:
             raise KafkaException(error)
 
 
 def received_from(message: Any, received_ms: int) -> Received:
-    """Return confluent-kafka's `message`, which is no error, as it was received at `received_ms`, epoch ms."""
+    """Convert confluent-kafka's `message`, received at `received_ms` (epoch ms), which must not be an error."""
     return Received(
         topic=message.topic(),
         partition=message.partition(),

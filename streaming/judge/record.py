@@ -1,4 +1,4 @@
-"""What was published and what a subscriber received, as plain values."""
+"""Published messages and received records, as plain values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from dataclasses import dataclass
 
 Header = tuple[str, bytes | None]
 # The due time (epoch ms), then the input topic, partition and offset: the contract's order in an output partition.
-Place = tuple[int, str, int, int]
+OrderKey = tuple[int, str, int, int]
 
 ID_HEADER = "delayline-id"
-# Stands for every error code: the dead letter is expected, and the test looks at its code itself.
+# Matches every error code: a dead letter is expected, and the test checks its code itself.
 ANY_ERROR = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message as Kafka took it, and what must become of it.
+    """A published message, and the delivery that the contract requires.
 
-    `id` is `topic/partition/offset` of the input record, `output` the topic that it must come out on. `deliver_at_ms`
-    (epoch ms) is None for a plain message, which is due at its timestamp, and for one that cannot be scheduled: that
-    must come out as a dead letter with the code `error`.
+    - `id`: `topic/partition/offset` of the input record.
+    - `output`: the topic that the message must be delivered to.
+    - `deliver_at_ms`: the due time (epoch ms). None for a plain message, which is due at its timestamp, and for a
+      message that cannot be scheduled.
+    - `error`: for a message that cannot be scheduled, the code of its dead letter.
     """
 
     id: str
@@ -33,7 +35,7 @@ class Published:
 
     @property
     def due_ms(self) -> int:
-        """When it is due, epoch ms."""
+        """The due time, epoch ms."""
         return self.timestamp_ms if self.deliver_at_ms is None else self.deliver_at_ms
 
     @property
@@ -43,14 +45,14 @@ class Published:
         return topic, int(partition), int(offset)
 
     @property
-    def place(self) -> Place:
-        """Its place in the contract's order."""
+    def order_key(self) -> OrderKey:
+        """The message's key in the contract's order."""
         return (self.due_ms, *self.source)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A record as a subscriber received it at `received_ms`, epoch ms."""
+    """A record that a subscriber received at `received_ms`, epoch ms."""
 
     topic: str
     partition: int
@@ -62,11 +64,11 @@ class Received:
     received_ms: int
 
     def last(self, name: str) -> str | None:
-        """Return the last header of that name as text, None if there is none: the service adds its own at the end."""
+        """Return the last header of that name as text, or None. The last one, as the service adds its headers last."""
         value = next((value for given, value in reversed(self.headers) if given == name), None)
         return None if value is None else value.decode(errors="replace")
 
     @property
     def id(self) -> str:
-        """The message id that the service wrote; `?` if it wrote none."""
+        """The message id that the service wrote; `?` if there is none."""
         return self.last(ID_HEADER) or "?"

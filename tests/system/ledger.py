@@ -12,10 +12,10 @@ from typing import Any, Self
 from confluent_kafka import Producer
 
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.judge.contract import Surroundings
+from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
-from streaming.judge.verdict import LEAST_HELD, Verdict, judge
+from streaming.judge.verdict import LEAST_CHECKED, Verdict, judge
 
 __all__ = ["Got", "Header", "Ledger"]
 
@@ -118,20 +118,20 @@ class Ledger:
                 )
             time.sleep(0.02)
 
-    def verify_after_outage(self, timeout_s: float, least_held: float = LEAST_HELD) -> None:
+    def verify_after_outage(self, timeout_s: float, least_checked: float = LEAST_CHECKED) -> None:
         """Wait for all messages, and verify."""
         self.wait_for_all(timeout_s)
-        self.verify(least_held)
+        self.verify(least_checked)
 
-    def verify(self, least_held: float = LEAST_HELD) -> None:
+    def verify(self, least_checked: float = LEAST_CHECKED) -> None:
         """Assert the contract for all published messages, up to the current end of the output topics.
 
-        `least_held` is the least share of messages whose order the judge must have checked. `finish` judges later
+        `least_checked` is the least share of messages whose order the judge must have checked. `finish` judges later
         records.
         """
         self._reader.drain()
         self._wait_for_commits()
-        problems = self._judged(complete=True).problems(least_held)
+        problems = self._judged(complete=True).problems(least_checked)
         assert not problems, "\n".join(problems)
 
     def finish(self) -> None:
@@ -143,7 +143,7 @@ class Ledger:
             return
         self.flush()
         self._reader.drain()
-        problems = self._judged(complete=False).problems(least_held=0)
+        problems = self._judged(complete=False).problems(least_checked=0)
         assert not problems, "\n".join(problems)
 
     def reread(self) -> None:
@@ -173,8 +173,8 @@ class Ledger:
             self._watch.close()
 
     def _judged(self, complete: bool) -> Verdict:
-        surroundings = Surroundings(self._partitions, self.shown_ms)
-        return judge(self.sent, list(self.got), self._watch.acceptance(), surroundings, complete)
+        environment = Environment(self._partitions, self.shown_ms)
+        return judge(self.sent, list(self.got), self._watch.acceptance(), environment, complete)
 
     def _wait_for_commits(self) -> None:
         """Wait until the judge knows which batch accepted each message: a batch delivers before it is committed.

@@ -7,7 +7,7 @@ from math import isnan
 
 from streaming.demo.result import Outage, Result, result_of
 from streaming.judge.acceptance import Acceptance, CheckpointLog
-from streaming.judge.contract import Surroundings
+from streaming.judge.contract import Environment
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import judge
 from tests.streaming.judge.runs import numbered, record_of
@@ -28,7 +28,7 @@ def _result(late_ms: dict[Published, int]) -> Result:
 def _result_of(messages: list[Published], records: list[Received]) -> Result:
     published = {message.id: message for message in messages}
     acceptance = Acceptance([CheckpointLog(offsets={("in", 0): 100})])
-    verdict = judge(published, records, acceptance, Surroundings({"out": {1}}))
+    verdict = judge(published, records, acceptance, Environment({"out": {1}}))
     return result_of(verdict, published, records, _DOWN)
 
 

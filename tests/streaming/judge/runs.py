@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
-from streaming.judge.contract import Surroundings
+from streaming.judge.contract import Environment
 from streaming.judge.record import Header, Published, Received
 from streaming.judge.verdict import Verdict, judge
 
@@ -28,14 +28,14 @@ class Run:
 
     def judged(self, received: list[Received] | None = None, complete: bool = True) -> Verdict:
         """Judge this run, or the same run with other received records."""
-        surroundings = Surroundings({topic: {count} for topic, count in PARTITIONS.items()})
+        environment = Environment({topic: {count} for topic, count in PARTITIONS.items()})
         records = self.received if received is None else received
-        return judge(self.published, records, Acceptance([self.log]), surroundings, complete)
+        return judge(self.published, records, Acceptance([self.log]), environment, complete)
 
     def must_be_in_order(self, record: Received) -> bool:
         """Return whether the record's message must be in order."""
         message = self.published[record.id]
-        return message.error is None and Acceptance([self.log]).holds_to_order(message)
+        return message.error is None and Acceptance([self.log]).must_be_in_order(message)
 
 
 def record_of(message: Published, partition: int, offset: int = 0) -> Received:
@@ -105,7 +105,7 @@ def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], cutoff_ms: int) 
 
 def _delivered(waiting: list[Published], cutoff_ms: int) -> list[Received]:
     """Remove the due messages and all dead letters from `waiting`; return their records in the contract's order."""
-    due = sorted((m for m in waiting if m.due_ms < cutoff_ms or m.error), key=lambda message: message.place)
+    due = sorted((m for m in waiting if m.due_ms < cutoff_ms or m.error), key=lambda message: message.order_key)
     waiting[:] = [message for message in waiting if message not in due]
     return [record_of(message, right_partition(message)) for message in due]
 

@@ -25,14 +25,14 @@ def _log(*batches: tuple[int, int, int], cutoff_ms: int = 0, start: int = 0) -> 
 def test_order_holds_from_the_cutoff_of_the_previous_batch() -> None:
     acceptance = Acceptance([_log((0, 100, 5), (1, 200, 5), (2, 300, 9), (3, 400, 12))])
     assert _from_ms(acceptance, 0, 4, 5, 8, 9, 11, 12) == [0, 0, 200, 200, 300, 300, None]
-    assert acceptance.holds_to_order(_message(5, 200))
-    assert not acceptance.holds_to_order(_message(5, 199))
+    assert acceptance.must_be_in_order(_message(5, 200))
+    assert not acceptance.must_be_in_order(_message(5, 199))
 
 
 def test_messages_that_no_batch_has_committed_need_no_order() -> None:
-    assert not Acceptance([]).holds_to_order(_message(0, 10**12))
+    assert not Acceptance([]).must_be_in_order(_message(0, 10**12))
     acceptance = Acceptance([_log((0, 100, 5))])
-    assert not acceptance.holds_to_order(_message(5, 10**12))
+    assert not acceptance.must_be_in_order(_message(5, 10**12))
     assert acceptance.in_order_from_ms(_message(0, 0, topic="other")) is None
     assert acceptance.in_order_from_ms(_message(0, 0, partition=1)) is None
 

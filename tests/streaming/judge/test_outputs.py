@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.judge.contract import Fault, Surroundings
+from streaming.judge.contract import Environment, Fault
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
@@ -70,9 +70,9 @@ class Stage:
     def verdict(self) -> Verdict:
         """Judge all committed records."""
         self.outputs.drain()
-        surroundings = Surroundings({topic: {count} for topic, count in self.outputs.partitions.items()})
+        environment = Environment({topic: {count} for topic, count in self.outputs.partitions.items()})
         published = {message.id: message for message in self.messages}
-        return judge(published, self.received, self.watch.acceptance(), surroundings)
+        return judge(published, self.received, self.watch.acceptance(), environment)
 
     def close(self) -> None:
         self.outputs.close()
@@ -105,8 +105,8 @@ def test_records_that_keep_the_contract_have_no_faults(stage: Stage, expected: l
     stage.write(expected, abort=True)
     stage.write(expected[_COUNT // 2 :])
     verdict = stage.verdict()
-    assert verdict.problems(least_held=1) == []
-    assert (verdict.delivered, verdict.held) == (_COUNT, _COUNT)
+    assert verdict.problems(least_checked=1) == []
+    assert (verdict.delivered, verdict.order_checked) == (_COUNT, _COUNT)
 
 
 def test_each_planted_fault_is_found_and_no_other(stage: Stage, expected: list[Received]) -> None:

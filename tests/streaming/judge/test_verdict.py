@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streaming.judge.acceptance import Acceptance, CheckpointLog
-from streaming.judge.contract import Fault, Surroundings
+from streaming.judge.contract import Environment, Fault
 from streaming.judge.record import ANY_ERROR, Published, Received
 from streaming.judge.verdict import Verdict, judge
 from tests.streaming.judge.runs import PARTITIONS, Run, numbered, record_of, runs
@@ -27,10 +27,10 @@ def _faults(verdict: Verdict) -> dict[str, int]:
 def test_a_run_that_keeps_the_contract_has_no_fault(run: Run) -> None:
     verdict = run.judged()
     assert _faults(verdict) == {}
-    assert verdict.problems(least_held=0) == []
+    assert verdict.problems(least_checked=0) == []
     assert (verdict.delivered, verdict.dead_lettered) == (verdict.deliverable, verdict.bad)
     assert verdict.published == verdict.deliverable + verdict.bad == len(run.published)
-    assert verdict.held == sum(map(run.must_be_in_order, run.received))
+    assert verdict.order_checked == sum(map(run.must_be_in_order, run.received))
 
 
 def _changed(run: Run, at: int, record: Received) -> list[Received]:
@@ -94,7 +94,7 @@ def test_a_fault_planted_in_any_record_is_found_as_that_fault_only(
     assert _faults(verdict) == {fault.name: 1}
     (finding,) = verdict.findings
     assert finding.id == run.received[at].id
-    assert verdict.problems(least_held=0) == [f"1 {fault}, such as {finding.id}: {finding.text}"]
+    assert verdict.problems(least_checked=0) == [f"1 {fault}, such as {finding.id}: {finding.text}"]
 
 
 def _early(run: Run, at: int) -> list[Received]:
@@ -139,7 +139,7 @@ def test_swapping_an_ordered_record_with_the_next_of_its_partition_is_out_of_ord
         if (record.topic, record.partition) == (run.received[after].topic, run.received[after].partition)
         and record.offset + 1 == run.received[after].offset
         and run.must_be_in_order(record)
-        and run.published[record.id].place < run.published[run.received[after].id].place
+        and run.published[record.id].order_key < run.published[run.received[after].id].order_key
     ]
     assume(neighbours)
     at, after = data.draw(st.sampled_from(neighbours))
@@ -151,12 +151,12 @@ def test_swapping_an_ordered_record_with_the_next_of_its_partition_is_out_of_ord
 
 
 MESSAGE = Published("in/0/0", 1_000, b"abc", b"v", (), "out", 2_000)
-_SURROUNDINGS = Surroundings({"out": {1}, "dead": {1}})
+_ENVIRONMENT = Environment({"out": {1}, "dead": {1}})
 
 
-def _judged(messages: list[Published], received: list[Received], surroundings: Surroundings = _SURROUNDINGS) -> Verdict:
+def _judged(messages: list[Published], received: list[Received], environment: Environment = _ENVIRONMENT) -> Verdict:
     log = CheckpointLog(offsets={("in", 0): 100})
-    return judge({message.id: message for message in messages}, received, Acceptance([log]), surroundings)
+    return judge({message.id: message for message in messages}, received, Acceptance([log]), environment)
 
 
 def test_a_record_with_an_unknown_id_was_never_published() -> None:
@@ -178,7 +178,7 @@ def test_input_topics_are_ordered_by_name_and_partitions_by_number() -> None:
 
     def faults_of(chosen: list[Published]) -> dict[str, int]:
         records = numbered([record_of(message, 0) for message in chosen])
-        return _faults(judge({m.id: m for m in chosen}, records, Acceptance([log]), _SURROUNDINGS))
+        return _faults(judge({m.id: m for m in chosen}, records, Acceptance([log]), _ENVIRONMENT))
 
     assert faults_of(messages) == {}
     for first, second in pairwise(messages):
@@ -203,13 +203,13 @@ def test_a_dead_letter_in_place_of_a_message_is_no_delivery() -> None:
 
 def test_in_a_topic_that_has_grown_the_partition_of_either_count_is_right() -> None:
     keyless = replace(MESSAGE, id="in/3/0", key=None)
-    grown = Surroundings({"out": {2, 4}})
+    grown = Environment({"out": {2, 4}})
     for partition, faults in ((0, {"MISPLACED": 1}), (1, {}), (2, {"MISPLACED": 1}), (3, {})):
         assert _faults(_judged([keyless], [record_of(keyless, partition)], grown)) == faults
 
 
 def test_early_is_decided_by_the_clock_of_the_jobs_host() -> None:
-    behind = Surroundings({"out": {1}}, shown_ms=lambda now_ms: now_ms - 10)
+    behind = Environment({"out": {1}}, shown_ms=lambda now_ms: now_ms - 10)
     record = record_of(MESSAGE, 0)
     assert _faults(_judged([MESSAGE], [record], behind)) == {"EARLY": 1}
     assert _faults(_judged([MESSAGE], [replace(record, received_ms=MESSAGE.due_ms + 10)], behind)) == {}
@@ -218,14 +218,14 @@ def test_early_is_decided_by_the_clock_of_the_jobs_host() -> None:
 def test_too_few_messages_that_must_be_in_order_are_a_problem() -> None:
     other = replace(MESSAGE, id="in/1/0")
     verdict = _judged([MESSAGE, other], numbered([record_of(MESSAGE, 0), record_of(other, 0)]))
-    assert (verdict.held, verdict.deliverable) == (1, 2)
-    assert verdict.problems(least_held=0.5) == []
-    (problem,) = verdict.problems(least_held=0.6)
-    assert problem == "only 1 of 2 messages were held to order, at least 60% were to be"
+    assert (verdict.order_checked, verdict.deliverable) == (1, 2)
+    assert verdict.problems(least_checked=0.5) == []
+    (problem,) = verdict.problems(least_checked=0.6)
+    assert problem == "only 1 of 2 messages were checked for order; at least 60% are required"
 
 
 def test_a_problem_shows_only_a_few_ids() -> None:
     messages = [replace(MESSAGE, id=f"in/0/{number}") for number in range(1_000)]
-    (problem,) = _judged(messages, []).problems(least_held=0)
+    (problem,) = _judged(messages, []).problems(least_checked=0)
     assert problem.startswith("1,000 lost, such as in/0/0: ")
     assert problem.count("in/0/") == 5
