@@ -1,6 +1,6 @@
-"""The demo: a broker, the job, a thousand messages, a SIGKILL in the middle, and the count at the end.
+"""The demo: runs a broker and the job, publishes a thousand messages, kills the job, and checks what was delivered.
 
-It uses the service as its users do: by processes and topics.
+It uses the service as a user does: through processes and topics.
 
-Read `scenario`, `messages` (what is published), `job`, `result`, `view`. What came out is judged by `streaming.judge`.
+Read `scenario`, `messages` (the published messages), `job`, `result`, `view`. `streaming.judge` checks the deliveries.
 """

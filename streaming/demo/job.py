@@ -1,4 +1,4 @@
-"""The demo's job: `delayline run` as its users run it, in a process that can be killed and started again."""
+"""The demo's job: `delayline run` in a separate process that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL_LINES = 25
 
 
 class Job:
-    """`delayline run` with the settings given as `--set`. Each run logs to a file of its own in `folder`."""
+    """`delayline run` with `overrides` as its `--set` options. Each run has a log file of its own in `folder`."""
 
     def __init__(self, folder: Path, overrides: list[str]) -> None:
         self._folder = folder
@@ -35,22 +35,23 @@ class Job:
         return "running" in self._read().splitlines()
 
     def start(self) -> None:
-        """Start it; it takes a while until it is `running`."""
+        """Start the process and return at once; `running` tells when the query has started."""
         self._runs += 1
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
         scratch = self._folder / "tmp"
         scratch.mkdir(exist_ok=True)
-        # Ended while it starts the job, the demo must know of it.
+        # Signals are deferred: if one ended the demo between the start of the process and the assignment, the job
+        # would keep running.
         with self._log.open("wb") as log, deferred():
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder,
-                # A job that is killed cannot tidy up: what it leaves must be found in the demo's folder.
+                # A killed job leaves temporary files behind; put them into the demo's folder, which is removed.
                 env=environment | {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C on a terminal is for the demo, which then ends the job.
+                # Ctrl-C on a terminal should reach the demo only, which then stops the job.
                 start_new_session=True,
             )
 
@@ -61,7 +62,7 @@ class Job:
             self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and wait until it has ended after its running batch. Raises QueryFailed if it ended badly."""
+        """Send SIGTERM and wait until the job has ended. Raises QueryFailed if it fails or does not end in time."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""What the demo publishes: every form of the contract, and for each message what must become of it."""
+"""The messages that the demo publishes: every header form of the contract, each with its expected delivery."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from streaming.judge.record import Published
 
 Headers = list[tuple[str, bytes | None]]
 
-# A message that is due within the lookahead when it is read may follow a later one.
+# The shortest delay is above the lookahead: a message due within the lookahead when it is read may follow a later one.
 SHORTEST_MS, LONGEST_MS = 2_000, 25_000
 _FLUSH_S = 30.0
-# One header, or two, that cannot be scheduled, and the error code that the dead letter must carry.
+# Headers that cannot be scheduled, each with the error code of its dead letter.
 _BAD: list[tuple[str, Headers]] = [
     ("bad-deliver-after", [("deliver-after", b"soon")]),
     ("bad-deliver-at", [("deliver-at", b"2026-12-24T18:00:00")]),
@@ -37,8 +37,8 @@ _BAD: list[tuple[str, Headers]] = [
 class Wanted:
     """One message to publish.
 
-    `delay_ms` counts from its Kafka timestamp. Without it and without `deliver_at_ms` the message is plain, or bad:
-    then `error` is the code that its dead letter must carry.
+    `delay_ms` counts from the message's Kafka timestamp. With neither `delay_ms` nor `deliver_at_ms`, the message is
+    plain, unless `error` is set: then it must become a dead letter with that code.
     """
 
     key: bytes | None
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
-    """Give `count` messages, a plain one first. A deliver-at counts from the moment its message is taken."""
+    """Yield `count` messages, a plain one first. A deliver-at value is computed when its message is yielded."""
     chance = random.Random(seed)
     second = settings.topics.allowed_outputs[0]
     levels = [(n, ms) for n, ms in enumerate(settings.levels.delays, 1) if SHORTEST_MS <= ms <= LONGEST_MS]
@@ -81,32 +81,32 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
 
 
 class Publication:
-    """Publishes the mixture in waves, each in a thread of its own. `sent` fills as the broker confirms."""
+    """Publishes the mixture in waves, each in a background thread. `sent` has the messages confirmed by the broker."""
 
     def __init__(self, settings: Settings, count: int) -> None:
         self.sent: dict[str, Published] = {}
         self._settings = settings
         self._mixture = mixture(settings, count)
-        self._asked = 0
+        self._requested = 0
         self._problem: Exception | None = None
         self._stop = threading.Event()
         self._wave: threading.Thread | None = None
 
     @property
     def done(self) -> bool:
-        """Whether all that was asked for is published. Raises what went wrong with it."""
+        """Whether all waves so far are published. Raises PublishFailed if publishing failed."""
         if self._problem is not None:
             raise PublishFailed(str(self._problem))
-        return len(self.sent) == self._asked
+        return len(self.sent) == self._requested
 
     def start(self, count: int, seconds: float) -> None:
-        """Begin to publish the next `count` messages, evenly over `seconds`. The wave before must be done."""
-        self._asked += count
+        """Start to publish the next `count` messages, evenly over `seconds`. The previous wave must be done."""
+        self._requested += count
         self._wave = threading.Thread(target=self._run, args=(count, seconds), daemon=True)
         self._wave.start()
 
     def close(self) -> None:
-        """Publish no more."""
+        """Stop publishing."""
         self._stop.set()
         if self._wave is not None:
             self._wave.join(_FLUSH_S)
@@ -121,7 +121,7 @@ class Publication:
                     break
                 self._publish(producer, next(self._mixture))
             producer.flush(_FLUSH_S)
-        except Exception as problem:  # noqa: BLE001, the main thread raises it
+        except Exception as problem:  # noqa: BLE001, `done` raises it in the main thread
             self._problem = problem
 
     def _publish(self, producer: Producer, wanted: Wanted) -> None:

@@ -1,4 +1,4 @@
-"""What the demo has to show for itself: the judge's verdict, and how late its messages were."""
+"""The result of the demo: the judge's verdict, and the lateness of the messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streaming.judge.verdict import Verdict
 
 @dataclass(frozen=True)
 class Outage:
-    """From the kill to the first delivery after it, epoch ms."""
+    """The time from the kill to the first delivery after it, epoch ms."""
 
     killed_ms: int
     back_ms: int
@@ -21,7 +21,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Lateness:
-    """Of `count` messages, in ms; NaN of none."""
+    """Percentiles of the lateness of `count` messages, in ms; NaN if `count` is 0."""
 
     count: int
     p50: float
@@ -30,7 +30,11 @@ class Lateness:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict; the lateness of delayed messages, of those that did not fall due in the outage, of plain ones."""
+    """The verdict and the lateness of messages.
+
+    `overall` is for all delayed messages, `without_outage` for those that did not fall due during the outage, `plain`
+    for plain messages.
+    """
 
     verdict: Verdict
     overall: Lateness
@@ -46,24 +50,24 @@ class Result:
 def result_of(
     verdict: Verdict, published: Mapping[str, Published], received: Sequence[Received], outage: Outage
 ) -> Result:
-    """Add to the verdict how late the messages were, by id, in all records that were received."""
-    delayed, spared, plain = [], [], []
+    """Return `verdict` together with the lateness of the messages. `published` is by message id."""
+    delayed, without_outage, plain = [], [], []
     for record in received:
         message = published.get(record.id)
         if message is None or message.error is not None:
             continue
-        late = record.received_ms - message.due_ms
+        lateness_ms = record.received_ms - message.due_ms
         if message.deliver_at_ms is None:
-            plain.append(late)
+            plain.append(lateness_ms)
             continue
-        delayed.append(late)
+        delayed.append(lateness_ms)
         if record.received_ms < outage.killed_ms or message.due_ms > outage.back_ms:
-            spared.append(late)
-    return Result(verdict, _lateness(delayed), _lateness(spared), _lateness(plain))
+            without_outage.append(lateness_ms)
+    return Result(verdict, _lateness(delayed), _lateness(without_outage), _lateness(plain))
 
 
-def _lateness(values: list[int]) -> Lateness:
-    if not values:
+def _lateness(values_ms: list[int]) -> Lateness:
+    if not values_ms:
         return Lateness(0, float("nan"), float("nan"))
-    p50, p99 = np.percentile(values, [50, 99])
-    return Lateness(len(values), float(p50), float(p99))
+    p50, p99 = np.percentile(values_ms, [50, 99])
+    return Lateness(len(values_ms), float(p50), float(p99))

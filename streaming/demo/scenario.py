@@ -1,4 +1,11 @@
-"""The demo: broker, job, about a thousand messages, a SIGKILL in the middle, and the count at the end."""
+"""The steps of the demo.
+
+1. Start a broker and the job, and publish one message to see that the job works.
+2. Publish a first wave of messages, and kill the job with SIGKILL.
+3. Publish a second wave while the job is down, and start the job again.
+4. Publish a third wave, wait until everything is delivered, and stop the job.
+5. Judge the records of the output topics.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,7 @@ from sinks.topics.topics import ensure_topics
 from streaming.demo.job import Job
 from streaming.demo.messages import LONGEST_MS, Publication
 from streaming.demo.result import Outage, Result, result_of
-from streaming.demo.view import View, glance
+from streaming.demo.view import View, take_snapshot
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
@@ -26,18 +33,19 @@ from streaming.storage.paths import checkpoint_path
 
 # Messages and seconds of each wave: before the kill, while the job is down, after it is back.
 _BEFORE, _DOWN, _AFTER = (500, 10.0), (200, 5.0), (299, 8.0)
-# And one message at the start, to see the job at work.
+# The waves, and one message at the start.
 MESSAGES = 1 + _BEFORE[0] + _DOWN[0] + _AFTER[0]
 _PARTITIONS = 3
 _POLL_S = 0.1
-# Far above what is needed even on a machine that is busy otherwise: what takes longer hangs.
+# Far above the time needed even on a busy machine: a step that takes longer hangs.
 _START_LIMIT_S = 180.0
 _CATCH_UP_LIMIT_S = 120.0
-_ON_THE_WAY_MS = 1_000
+# A record that was committed before the kill is received within this time after it.
+_IN_FLIGHT_MS = 1_000
 
 
 def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
-    """Return the job's settings as `--set` takes them. Thresholds are low, so that a thousand messages seal."""
+    """Return the job's settings as values of `--set`. Low thresholds let the job seal although messages are few."""
     return [
         "application_id=demo",
         f"kafka.bootstrap_servers={bootstrap}",
@@ -50,15 +58,15 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "segment.max_messages=60",
         "segment.max_seconds=5",
         "window.ahead=8s",
-        # A killed JVM leaves its unpacked libraries where its temporary files are.
+        # A killed JVM leaves unpacked libraries in its folder for temporary files.
         f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",
     ]
 
 
 def run_demo(view: View, keep: Path | None = None) -> Result:
-    """Run it all, and return what the judge says. Everything is in `keep`, or in a folder that goes with the demo.
+    """Run the demo and return its result. Logs and data are in `keep`, or in a temporary folder.
 
-    Nothing is left running, however this ends. Raises BrokerFailed, JarsMissing, JavaMissing; QueryFailed with
+    Stops the broker and the job, however it ends. Raises BrokerFailed, JarsMissing, JavaMissing, and QueryFailed with
     the end of the job's log.
     """
     with ExitStack() as stack:
@@ -104,7 +112,7 @@ class _Scenario:
         self._dead_letter = settings.topics.dead_letter
 
     def run(self) -> Outage:
-        """Go through them, to the end of the job. Returns the outage that the kill made."""
+        """Run the steps until the job has stopped. Returns the outage that the kill caused."""
         view, job = self._view, self._job
         view.step("starting the job (delayline run)")
         job.start()
@@ -112,11 +120,11 @@ class _Scenario:
             self._watch("starting", lambda: job.running, _START_LIMIT_S)
             view.step("publishing a plain message")
             self._publication.start(1, 0)
-            self._watch("running", self._all_out, _CATCH_UP_LIMIT_S)
-            view.step(f"publishing {_BEFORE[0]} messages, most of them due 1 to {LONGEST_MS // 1000} s later")
+            self._watch("running", self._all_delivered, _CATCH_UP_LIMIT_S)
+            view.step(f"publishing {_BEFORE[0]} messages, most of them with delays up to {LONGEST_MS // 1000} s")
             self._publication.start(*_BEFORE)
             self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
-            view.step(f"killing the job with SIGKILL; {_DOWN[0]} more messages while it is down")
+            view.step(f"killing the job with SIGKILL; publishing {_DOWN[0]} more messages while it is down")
             job.kill()
             killed_ms = _now_ms()
             self._publication.start(*_DOWN)
@@ -124,38 +132,42 @@ class _Scenario:
             self._watch("restarting", lambda: job.running, _START_LIMIT_S)
             self._watch("catching up", lambda: self._first_after(killed_ms) is not None, _CATCH_UP_LIMIT_S)
             back_ms = self._first_after(killed_ms) or _now_ms()
-            view.step(f"first delivery {(back_ms - killed_ms) / 1000:.1f} s after the kill; {_AFTER[0]} more messages")
+            outage_s = (back_ms - killed_ms) / 1000
+            view.step(f"first delivery {outage_s:.1f} s after the kill; publishing {_AFTER[0]} more messages")
             self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
             self._publication.start(*_AFTER)
-            self._watch("running", self._all_out, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, or_else=True)
+            self._watch("running", self._all_delivered, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, must_succeed=False)
             view.step("stopping the job (SIGTERM)")
             job.stop()
         return Outage(killed_ms, back_ms)
 
-    def _watch(self, job: str, until: Callable[[], bool], limit_s: float, or_else: bool = False) -> None:
-        """Show what happens until `until()`; with `or_else`, at the limit too: the judge says what is missing."""
+    def _watch(self, job: str, until: Callable[[], bool], limit_s: float, must_succeed: bool = True) -> None:
+        """Show the progress until `until()` is true. `job` is the state of the job to show.
+
+        Raises QueryFailed after `limit_s`; without `must_succeed` it returns, and the judge reports what is missing.
+        """
         deadline_s = time.monotonic() + limit_s
         while not until():
             if time.monotonic() > deadline_s:
-                if or_else:
+                if not must_succeed:
                     return
                 raise QueryFailed(f"{job}: took over {limit_s:.0f} s; the end of the job's log:\n{self._job.log_end()}")
             self._outputs.check()
-            # Looks after the job on the way: it raises once the job has ended.
+            # Raises if the job has ended.
             _ = self._job.running
-            self._view.show(job, lambda: glance(self._publication, self._received, self._dead_letter))
+            self._view.show(job, lambda: take_snapshot(self._publication, self._received, self._dead_letter))
             time.sleep(_POLL_S)
 
     def _all_published(self) -> bool:
         return self._publication.done
 
-    def _all_out(self) -> bool:
+    def _all_delivered(self) -> bool:
         return self._publication.done and self._outputs.ids >= self._publication.sent.keys()
 
     def _first_after(self, killed_ms: int) -> int | None:
-        """When the first record came after the kill, epoch ms; one committed before it comes within a second."""
+        """Return when the first record committed after the kill was received, epoch ms; None if there is none yet."""
         times = (record.received_ms for record in list(self._received))
-        return min((ms for ms in times if ms > killed_ms + _ON_THE_WAY_MS), default=None)
+        return min((ms for ms in times if ms > killed_ms + _IN_FLIGHT_MS), default=None)
 
 
 def _outputs(settings: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the demo shows: its progress while it runs, live on a terminal and as plain lines elsewhere; its result."""
+"""Shows the demo's progress and its result: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,51 +22,55 @@ _RECENT_MS = 5_000
 
 
 @dataclass(frozen=True)
-class Glance:
-    """The counts of one moment. `next_due_ms` and the lateness of the last seconds are None if there is none."""
+class Snapshot:
+    """The counts at `now_ms` (epoch ms).
+
+    `median_ms` and `largest_ms` are the lateness of messages received in the last seconds. They and `next_due_ms` are
+    None if there is no such message.
+    """
 
     published: int
     delivered: int
     dead_lettered: int
-    late_ms: float | None
-    worst_ms: float | None
+    median_ms: float | None
+    largest_ms: float | None
     next_due_ms: int | None
     now_ms: int
 
     @property
     def waiting(self) -> int:
-        """Published and not come out."""
+        """The number of published messages that were not received yet."""
         return max(0, self.published - self.delivered - self.dead_lettered)
 
 
-def glance(publication: Publication, received: list[Received], dead_letter: str) -> Glance:
-    """Count what there is now."""
-    sent, got = dict(publication.sent), list(received)
+def take_snapshot(publication: Publication, received: list[Received], dead_letter: str) -> Snapshot:
+    """Count published and received messages as of now. `dead_letter` is the dead-letter topic."""
+    sent, records = dict(publication.sent), list(received)
     now_ms = time.time_ns() // 1_000_000
-    out = {record.id for record in got}
-    dead = {record.id for record in got if record.topic == dead_letter}
-    recent = sorted(_recent(sent, got, now_ms))
-    dues = [message.due_ms for message in sent.values() if message.error is None and message.id not in out]
-    return Glance(
+    received_ids = {record.id for record in records}
+    dead = {record.id for record in records if record.topic == dead_letter}
+    recent_ms = sorted(_recent_lateness_ms(sent, records, now_ms))
+    dues_ms = [message.due_ms for message in sent.values() if message.error is None and message.id not in received_ids]
+    return Snapshot(
         published=len(sent),
-        delivered=len(out) - len(dead),
+        delivered=len(received_ids) - len(dead),
         dead_lettered=len(dead),
-        late_ms=recent[len(recent) // 2] if recent else None,
-        worst_ms=recent[-1] if recent else None,
-        next_due_ms=min(dues, default=None),
+        median_ms=recent_ms[len(recent_ms) // 2] if recent_ms else None,
+        largest_ms=recent_ms[-1] if recent_ms else None,
+        next_due_ms=min(dues_ms, default=None),
         now_ms=now_ms,
     )
 
 
-def _recent(sent: dict[str, Published], got: list[Received], now_ms: int) -> Iterator[float]:
-    for record in got:
+def _recent_lateness_ms(sent: dict[str, Published], records: list[Received], now_ms: int) -> Iterator[float]:
+    for record in records:
         message = sent.get(record.id)
         if message and message.error is None and record.received_ms > now_ms - _RECENT_MS:
             yield record.received_ms - message.due_ms
 
 
 class View:
-    """Shows steps as they begin, and glances in between."""
+    """Prints the steps as they begin, and snapshots in between."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -75,12 +79,12 @@ class View:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo began."""
         return time.monotonic() - self._begun_s
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Keep a table up to date inside, on a terminal."""
+        """On a terminal, show a live table while this context is open."""
         if not self._console.is_terminal:
             yield
             return
@@ -89,66 +93,66 @@ class View:
         self._live = None
 
     def step(self, text: str) -> None:
-        """Say what begins now."""
+        """Print the step that begins now."""
         self._console.print(f"{self.elapsed_s:6.1f} s  {text}", highlight=False, style="bold")
 
-    def show(self, job: str, look: Callable[[], Glance]) -> None:
-        """Show a moment now and then; `job` says what the job is doing, `look` counts."""
+    def show(self, job: str, take: Callable[[], Snapshot]) -> None:
+        """Show a snapshot, unless the last one is too recent. `job` is the state of the job, `take` makes a snapshot."""
         pause_s = _LINE_EVERY_S if self._live is None else _FRAME_EVERY_S
         if time.monotonic() - self._shown_s < pause_s:
             return
         self._shown_s = time.monotonic()
-        seen = look()
+        snapshot = take()
         if self._live is not None:
-            self._live.update(_moment(job, seen))
-        elif seen.published:
-            cells = "  ".join(f"{name} {value}" for name, value in _cells(seen).items())
+            self._live.update(_live_table(job, snapshot))
+        elif snapshot.published:
+            cells = "  ".join(f"{name} {value}" for name, value in _cells(snapshot).items())
             self._console.print(f"{self.elapsed_s:6.1f} s  job {job:10}  {cells}", highlight=False, soft_wrap=True)
 
     def result(self, result: Result) -> None:
-        """Show the table at the end."""
-        table = Table(title="what the output topics say", show_header=False, title_justify="left")
+        """Print the table of results."""
+        table = Table(title="result, from the output topics", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(justify="right")
         for name, value, good in _rows(result.verdict):
             table.add_row(name, value, style="" if good else "bold red")
         table.add_row("lateness p50 / p99, delayed messages", _lateness(result.overall))
-        table.add_row("the same without what fell due during the outage", _lateness(result.without_outage))
+        table.add_row("the same, without messages due during the outage", _lateness(result.without_outage))
         table.add_row("plain messages, from publishing to receiving", _lateness(result.plain))
         self._console.print(table)
         for problem in result.verdict.problems():
             self._console.print(problem, highlight=False, style="red")
 
 
-def _moment(job: str, seen: Glance) -> Table:
+def _live_table(job: str, snapshot: Snapshot) -> Table:
     table = Table(show_header=False)
     table.add_column(min_width=24)
     table.add_column(min_width=24, justify="right")
     table.add_row("job", job, style="red" if job == "killed" else "green" if job == "running" else "yellow")
-    for name, value in _cells(seen).items():
+    for name, value in _cells(snapshot).items():
         table.add_row(name, value)
     return table
 
 
-def _cells(seen: Glance) -> dict[str, str]:
-    def late(ms: float | None) -> str:
+def _cells(snapshot: Snapshot) -> dict[str, str]:
+    def duration(ms: float | None) -> str:
         return "-" if ms is None else format_duration(ms)
 
-    ahead_ms = None if seen.next_due_ms is None else seen.next_due_ms - seen.now_ms
+    ahead_ms = None if snapshot.next_due_ms is None else snapshot.next_due_ms - snapshot.now_ms
     next_due = "-" if ahead_ms is None else f"in {ahead_ms / 1000:.1f}s" if ahead_ms > 0 else "now"
     return {
-        "published": str(seen.published),
-        "delivered": str(seen.delivered),
-        "dead-lettered": str(seen.dead_lettered),
-        "waiting": str(seen.waiting),
-        "late (median of 5 s)": late(seen.late_ms),
-        "latest": late(seen.worst_ms),
+        "published": str(snapshot.published),
+        "delivered": str(snapshot.delivered),
+        "dead-lettered": str(snapshot.dead_lettered),
+        "waiting": str(snapshot.waiting),
+        "lateness (median of 5 s)": duration(snapshot.median_ms),
+        "largest": duration(snapshot.largest_ms),
         "next due": next_due,
     }
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, str, bool]]:
-    """Give name, value, and whether it is as it should be."""
+    """Yield the name, the value, and whether the value is correct."""
     yield "published", f"{verdict.published}", verdict.published == verdict.deliverable + verdict.bad
     delivered = f"{verdict.delivered} of {verdict.deliverable}"
     yield "delivered", delivered, verdict.delivered == verdict.deliverable

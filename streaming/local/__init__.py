@@ -1,6 +1,6 @@
-"""One Kafka node on this machine, from jars alone: for the demo, the tests, and a first try.
+"""A single Kafka node on this machine, run from jars: for the demo, the tests, and a first try.
 
-No part of the service needs it.
+The service itself does not use it.
 
 Read `broker`, then `broker_properties`.
 """

@@ -1,4 +1,4 @@
-"""One Kafka node in KRaft mode, from the jars that `conf.java.jars` fetched: for demo, tests, a first try."""
+"""A single Kafka node in KRaft mode, run from the jars that `conf.java.jars` downloaded."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 _FORMAT_TIMEOUT_S = 60.0
 _SHOWN_LOG_LINES = 30
-# Becomes the broker, after it asked the kernel (PR_SET_PDEATHSIG = 1) to kill it when its parent dies:
-# nothing may be left running by a test that was killed. Its own program, since code between fork and exec
-# of a process with threads can hang. Kafka bears SIGKILL: what it acknowledged is in the page cache.
+# A program that asks the kernel to kill it when its parent dies (PR_SET_PDEATHSIG = 1), and then becomes the broker:
+# a killed test must not leave a broker running. It is a separate program, because in a process with threads, code
+# between fork and exec can hang. SIGKILL does no harm to Kafka: acknowledged records are in the page cache.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -39,13 +39,19 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class EmbeddedBroker:
-    """A broker that keeps its data, configuration and logs in `directory`, and serves on `host`:`port`.
+    """A broker with its data, configuration and logs in `directory`, which listens on `host`:`port`.
 
-    Port 0 picks a free one, which stays the same for this object's later starts. `properties` are Kafka's own
-    and go over those of `broker_properties`. `secured` names security protocols (SSL, SASL_SSL) that it serves
-    as well, each on a port of its own; what they need is in `properties`. The plain listener stays: the node speaks
-    with itself there. As a context manager it starts and stops; otherwise call `start` from a thread that outlives the
-    broker, which dies with that thread (Linux).
+    As a context manager it starts and stops the broker. Otherwise, call `start` from a thread that outlives the broker:
+    on Linux the broker dies with that thread.
+
+    Args:
+        directory: folder for data, configuration and logs.
+        port: the port; 0 picks a free one, which stays the same for later starts of this object.
+        host: the address to listen on.
+        properties: Kafka properties that override those of `broker_properties`.
+        heap: Java's maximum heap size.
+        secured: security protocols (SSL, SASL_SSL) to serve in addition, each on a separate port; `properties` has
+            their certificates and logins. The plain listener stays, because the node itself uses it.
     """
 
     def __init__(
@@ -68,22 +74,22 @@ class EmbeddedBroker:
 
     @property
     def bootstrap(self) -> str:
-        """`host:port`, for `bootstrap_servers`; known once started."""
+        """`host:port`, for `bootstrap_servers`; valid after the start."""
         return address(self.host, self.port)
 
     def secured(self, protocol: str) -> str:
-        """`host:port` of the listener for that security protocol; known once started."""
+        """Return `host:port` of the listener for that security protocol; valid after the start."""
         return address(self.host, self._secured[protocol])
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The broker's process id; None if it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> EmbeddedBroker:
-        """Start, and return once it answers requests. Formats the storage when it is new.
+        """Start the broker, and return when it answers requests. Formats the storage if it is new.
 
-        Raises BrokerFailed, with the end of its log once it has one; JarsMissing, JavaMissing.
+        Raises BrokerFailed, with the end of the log if there is one; JarsMissing, JavaMissing.
         """
         if self.pid is not None:
             raise BrokerFailed(f"the broker in {self.directory} runs already (process {self.pid})")
@@ -105,7 +111,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """End it in order (SIGTERM); SIGKILL when it has not ended after `STOP_TIMEOUT_S`."""
+        """Stop the broker by SIGTERM, or by SIGKILL if it has not ended after `STOP_TIMEOUT_S`."""
         if self._process is None:
             return
         self._process.terminate()
@@ -116,9 +122,9 @@ class EmbeddedBroker:
         self._process = None
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL), and wait until it is gone.
+        """Kill the broker by SIGKILL, like a crash, and wait until it has ended.
 
-        The next start then takes about 10 s: Kafka's controller holds the node for alive until
+        The next start then takes about 10 s: Kafka's controller considers the node alive until
         `broker.session.timeout.ms` (9 s) has passed.
         """
         if self._process is not None:
@@ -127,12 +133,12 @@ class EmbeddedBroker:
             self._process = None
 
     def check(self) -> None:
-        """Raise BrokerFailed if it was started and ended by itself."""
+        """Raise BrokerFailed if the broker was started and has ended by itself."""
         if self._process is not None and (code := self._process.poll()) is not None:
             raise self._failed(f"ended with exit code {code}")
 
     def log_end(self, lines: int = _SHOWN_LOG_LINES) -> str:
-        """The last lines that it logged, and what the JVM itself printed."""
+        """Return the last lines of the broker's log, and of the JVM's own output."""
         texts = [_read(self.log_file), _read(self.directory / "broker.out")]
         return "\n".join(line for text in texts for line in text.splitlines()[-lines:])
 
@@ -146,14 +152,16 @@ class EmbeddedBroker:
 
     def _write_config(self) -> Path:
         if "," in str(self.directory):
-            raise BrokerFailed(f"{self.directory}: Kafka takes a comma in log.dirs for a separator")
+            raise BrokerFailed(
+                f"{self.directory}: the path must not contain a comma, which separates paths in log.dirs"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or _free_port(self.host)
         self._secured = {protocol: port or _free_port(self.host) for protocol, port in self._secured.items()}
         properties = node_properties(
             data=self.directory / "data",
             listener=self.bootstrap,
-            # Nobody keeps this address, so any free port will do at each start.
+            # Nothing stores this address, so each start can use another free port.
             controller=address(self.host, _free_port(self.host)),
             secured={protocol: self.secured(protocol) for protocol in self._secured},
         )
@@ -163,7 +171,7 @@ class EmbeddedBroker:
 
     def _format(self, java: str, classpath: str, config: Path) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # Kafka's ids must not begin with a dash: its own option parser would take it for an option.
+        # The id must not begin with a dash: Kafka's option parser would read it as an option.
         cluster_id = "A" + cluster_id[1:]
         command = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *self._log_options(), "-cp", classpath]
         command += ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
@@ -180,7 +188,7 @@ class EmbeddedBroker:
         wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         self.log_file.unlink(missing_ok=True)
         with open(self.directory / "broker.out", "wb") as out:
-            # A session of its own, so that Ctrl-C on a terminal reaches who started it and not the broker.
+            # A new session, so that Ctrl-C on a terminal does not reach the broker.
             return subprocess.Popen(wrapper, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
     def _log_options(self) -> list[str]:
@@ -195,25 +203,27 @@ class EmbeddedBroker:
                 raise self._failed(f"does not answer at {self.bootstrap}")
             time.sleep(0.05)
 
-    def _failed(self, how: str) -> BrokerFailed:
-        return BrokerFailed(f"the broker in {self.directory} {how}; the end of its log:\n{self.log_end()}")
+    def _failed(self, problem: str) -> BrokerFailed:
+        return BrokerFailed(f"the broker in {self.directory} {problem}; the end of its log:\n{self.log_end()}")
 
 
 def _free_port(host: str) -> int:
-    """A port that was free a moment ago. Raises BrokerFailed where `host` is no address of this machine."""
+    """Return a port that was free a moment ago. Raises BrokerFailed if `host` is not an address of this machine."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
             return int(probe.getsockname()[1])
-    # Unicode: a name that the resolver cannot even be asked for, such as one with two dots in a row.
+    # UnicodeError: Python cannot encode the name for the resolver, for example with two dots in a row.
     except (OSError, UnicodeError) as problem:
-        raise BrokerFailed(f"cannot listen on {host!r}, which has to be this machine's: {problem}") from problem
+        raise BrokerFailed(
+            f"cannot listen on {host!r}, which must be an address of this machine: {problem}"
+        ) from problem
 
 
 def _serves(host: str, port: int) -> bool:
-    """Whether the node answers that it is a registered broker; its port is open well before that."""
+    """Return whether the node is a registered broker. Its port opens some time before that."""
     try:
-        # A plain connection first: the client would log each refusal as a warning.
+        # Try a plain connection first: the Kafka client would log each refusal as a warning.
         socket.create_connection((host, port), timeout=1).close()
         with KafkaAdminClient(bootstrap_servers=address(host, port), bootstrap_timeout_ms=2_000) as admin:
             return any(not broker.get("is_fenced") for broker in admin.describe_cluster()["brokers"])

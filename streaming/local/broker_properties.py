@@ -1,4 +1,4 @@
-"""The configuration of the embedded broker's single node, as plain values."""
+"""The configuration of the embedded broker, as plain values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 def node_properties(
     data: Path, listener: str, controller: str, secured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return Kafka's properties for one node that is broker and controller, each at a `host:port`.
+    """Return Kafka's properties for one node that is both broker and controller.
 
-    `secured` gives the `host:port` of a further listener for each security protocol (SSL, SASL_PLAINTEXT, SASL_SSL);
-    its certificates and logins are further properties.
+    `data` is the folder of the log segments; `listener` and `controller` are addresses as `host:port`. `secured` has
+    the `host:port` of an additional listener for each security protocol (SSL, SASL_PLAINTEXT, SASL_SSL). Certificates
+    and logins are not part of these properties.
     """
-    served = {"PLAINTEXT": listener, **(secured or {})}
-    addresses = ",".join(f"{protocol}://{at}" for protocol, at in served.items())
+    listeners = {"PLAINTEXT": listener, **(secured or {})}
+    addresses = ",".join(f"{protocol}://{at}" for protocol, at in listeners.items())
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -24,14 +25,14 @@ def node_properties(
         "listeners": f"{addresses},CONTROLLER://{controller}",
         "advertised.listeners": addresses,
         "listener.security.protocol.map": ",".join(
-            ["CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in served)]
+            ["CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in listeners)]
         ),
         "log.dirs": str(data),
-        # The job says which topic is missing; a broker that made one by itself would hide a typing error.
+        # The job reports a missing topic; automatic creation would hide a typing error in a name.
         "auto.create.topics.enable": "false",
         "delete.topic.enable": "true",
         "num.partitions": "1",
-        # There is one node, so nothing can be kept more than once.
+        # A single node can hold only one replica.
         "default.replication.factor": "1",
         "min.insync.replicas": "1",
         "offsets.topic.replication.factor": "1",
@@ -39,7 +40,7 @@ def node_properties(
         "transaction.state.log.min.isr": "1",
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
-        # Made at first use: 50 partitions each, the default, would take seconds.
+        # The broker creates these topics at first use; with 50 partitions each, the default, that takes seconds.
         "offsets.topic.num.partitions": "4",
         "transaction.state.log.num.partitions": "4",
         "group.initial.rebalance.delay.ms": "0",
