@@ -1,6 +1,6 @@
-"""How fast Delayline is, and what it costs. `python -m benchmarks --help`, and README.md beside this.
+"""Benchmarks of Delayline's speed and cost. See `python -m benchmarks --help`, and README.md in this folder.
 
-Each benchmark is one file with `measure`, `aims_of` (its aims, from the figures alone) and `draw`, run on a `stand`: a
-broker and jobs of its own, with the settings that a deployment has by default. Nothing of the service imports this.
+Each benchmark is one module with `measure`, `aims_of` (computes its aims from the figures) and `draw`. It runs on a
+`stand`: a separate broker and separate jobs, with default settings. The service does not import this package.
 Read `lateness` first, then `traffic` (a load through a job), `outcome` (figures, aims, verdict) and `usage` (the cost).
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run them one after the other, each that needs a broker on a stand of its own."""
+"""`python -m benchmarks`: runs the benchmarks one after the other, each with a broker of its own if it needs one."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from benchmarks.waiting import say
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark's file offers; `measure` takes the scale."""
+    """The functions of a benchmark's module; `measure` takes the scale."""
 
     measure: Callable[[float], Outcome]
     draw: Callable[[Outcome], Any]
 
 
 def on_a_stand(measure: Callable[[Stand, float], Outcome]) -> Callable[[float], Outcome]:
-    """Give what needs a broker a stand of its own."""
+    """Wrap a `measure` that needs a broker: each call gets a new stand."""
 
-    def measure_there(scale: float) -> Outcome:
+    def measure_with_stand(scale: float) -> Outcome:
         with Stand() as stand:
             return measure(stand, scale)
 
-    return measure_there
+    return measure_with_stand
 
 
 RESULTS = Path("benchmarks/results")
@@ -57,7 +57,7 @@ BENCHMARKS = {
 
 
 class Which(StrEnum):
-    """What can be asked for."""
+    """The values of the argument."""
 
     lateness = "lateness"
     ingest = "ingest"
@@ -72,20 +72,22 @@ class Which(StrEnum):
 
 
 def main(
-    which: Annotated[Which, typer.Argument(help="One of them, or all but scale, which takes hours.")] = Which.all,
+    which: Annotated[
+        Which, typer.Argument(help="The benchmark to run; `all` excludes scale, which takes hours.")
+    ] = Which.all,
     scale: Annotated[
-        float, typer.Option(min=0.001, max=1, help="Share of the messages and seconds; below 1 it is a trial.")
+        float, typer.Option(min=0.001, max=1, help="Share of the messages and seconds; below 1 the run is a trial.")
     ] = 1.0,
     out: Annotated[
-        Path | None, typer.Option(help=f"Where results go: {RESULTS}, and a trial's to a temporary folder.")
+        Path | None, typer.Option(help=f"Folder for results; by default {RESULTS}, for a trial a temporary folder.")
     ] = None,
-    messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure this number alone.")] = None,
+    messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure only this number.")] = None,
 ) -> None:
-    """Measure Delayline on a broker of its own. Exit code 1 when a benchmark could not be run to its end.
+    """Measure Delayline on a separate broker. Exit code 1 if a benchmark failed to finish.
 
-    An aim that is not met is a result, and no error.
+    An aim that is not met is a result, not an error.
     """
-    # Whatever ends this, the broker and the jobs end with it.
+    # SIGTERM becomes SystemExit, so that the broker and the jobs are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = out or (RESULTS if scale == 1 else Path(tempfile.mkdtemp(prefix="delayline-trial-")))
     failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, folder)]
@@ -106,7 +108,7 @@ def _run(name: str, scale: float, out: Path) -> bool:
         traceback.print_exc()
         return False
     if service_code() != code:
-        say(f"{name}: the service's files were changed while it was measured")
+        say(f"{name}: the service's files changed during the measurement")
         return False
     outcome.write(out, scale)
     save(benchmark.draw(outcome), out / f"{name}.png")

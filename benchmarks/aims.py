@@ -1,4 +1,4 @@
-"""What the aims of all benchmarks are made of: a figure that may be missing, a ratio, the faults of a delivery."""
+"""Helpers for the aims of all benchmarks: a figure that may be missing, a ratio, the faults of a delivery."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from benchmarks.outcome import Aim
 # Figures by case, as a result file has them.
 Figures = Mapping[str, Mapping[str, Any]]
 
-# What `benchmarks.receiver.Received.faults` counts: all that the contract forbids.
+# The faults that `benchmarks.receiver.Received.faults` counts: everything that the contract forbids.
 FAULTS = ("early", "inversions", "out_of_order", "lost", "duplicates", "altered")
 
-# What a subscriber may expect at the default settings.
+# The lateness that a subscriber may expect at the default settings.
 P99_MS, P50_MS = 1000.0, 500.0
 
 
@@ -24,18 +24,18 @@ def figure(figures: Figures, case: str, name: str) -> float | None:
 
 
 def ratio(value: float | None, of: float | None) -> float | None:
-    """Return value / of; None if either is missing, or `of` is 0 and so no reference."""
+    """Return value / of; None if either is missing, or if `of` is 0."""
     return None if value is None or not of else value / of
 
 
 def fault_aims(figures: Figures, case: str, prefix: str = "", names: Iterable[str] = FAULTS) -> list[Aim]:
-    """Return an aim of none for each fault of `case`, whose figures may have a `prefix`."""
+    """Return an aim of 0 for each fault of `case`. `prefix` is the prefix of the figures' names."""
     of = f"{prefix.strip('_').replace('_', '-')}, " if prefix else ""
     return [Aim(f"{name}, {of}{case}", figure(figures, case, prefix + name), 0) for name in names]
 
 
 def delivery_aims(figures: Figures, case: str) -> list[Aim]:
-    """Return the aims for a load that is delivered: punctual in the middle and in the tail, and no fault."""
+    """Return the aims for a delivered load: a low median and a low 99th percentile of lateness, and no fault."""
     return [
         Aim(f"p99, {case}", figure(figures, case, "p99_ms"), P99_MS, "ms"),
         Aim(f"p50, {case}", figure(figures, case, "p50_ms"), P50_MS, "ms"),

@@ -1,7 +1,7 @@
-"""A confluent-kafka producer with nothing around it: what a delivery is measured against.
+"""A plain confluent-kafka producer: the reference for the speed of a delivery.
 
 `python -m benchmarks.bare_producer BOOTSTRAP TOPIC PARTITION COUNT ID` prints `ready` after a first transaction, waits
-for a line on its input, writes COUNT transactional messages, and prints `done` after the last commit.
+for a line on standard input, writes COUNT messages in transactions, and prints `done` after the last commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 600
 
 
 def rate(bootstrap: str, topic: str, count: int, processes: int) -> float:
-    """Return the messages/s that so many processes together write to `topic`, each to a partition of its own."""
+    """Return the messages/s that `processes` producers together write to `topic`, each to a separate partition."""
     share = count // processes
     running = [
         subprocess.Popen(
@@ -54,7 +54,7 @@ def _expect(process: subprocess.Popen[str], word: str) -> None:
 
 
 def main() -> None:
-    """Write, a transaction after the other, what a delivery would write: value, key, timestamp, three headers."""
+    """Write the same as a delivery: transactions of messages with value, key, timestamp and three headers."""
     bootstrap, topic, partition, count, identity = sys.argv[1:]
     producer = Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": identity, "linger.ms": 5,
@@ -64,16 +64,16 @@ def main() -> None:
     now_ms = time.time_ns() // 1_000_000
     due = b"%d" % now_ms
     numbers = range(min(int(count), TRANSACTION_MESSAGES))
-    # Made beforehand, as a delivery finds its messages made.
+    # Built before the measurement, because a delivery gets its messages ready-made.
     rows = [
         (value_of(n, now_ms * 1000), key_of(n),
          [("deliver-at", due), ("delayline-id", b"burst-in/0/%d" % n), ("delayline-deliver-at", due)])
         for n in numbers
     ]  # fmt: skip
 
-    def write(some: list[Any]) -> None:
+    def write(messages: list[Any]) -> None:
         producer.begin_transaction()
-        for value, key, headers in some:
+        for value, key, headers in messages:
             while True:
                 try:
                     producer.produce(topic, value, key, int(partition), timestamp=now_ms, headers=headers)
@@ -82,7 +82,7 @@ def main() -> None:
                     producer.poll(0.1)
         producer.commit_transaction(60)
 
-    # The connections and the broker's first transaction of this id are not what is measured.
+    # Connecting, and the broker's first transaction for this id, must not count.
     write(rows[:1])
     print("ready", flush=True)
     sys.stdin.readline()

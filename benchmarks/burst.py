@@ -1,4 +1,4 @@
-"""Burst: very many messages due at the same instant, against as many bare producers as the job has shards."""
+"""Burst: a million messages due at the same instant, compared with as many bare producers as the job has shards."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 
 MESSAGES = 1_000_000
-# From the start of the publishing to the burst, which must find everything ingested.
+# Seconds from the start of publishing to the burst. Everything must be ingested by then.
 LEAD_S, SHORTEST_LEAD_S = 120.0, 40.0
 TIMEOUT_S = 600.0
 JOB, BARE = "job", "bare producers"
 RATE = 150_000
 _SETTLED_S = 3.0
-# Around the instant there is nothing to write for the job, and much to see.
+# Shortly before the instant, end offsets are polled more often: the job is idle, and early messages would show.
 _CLOSE_S, _CLOSE_POLL_S, _POLL_S = 1.0, 0.002, 0.05
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Publish to a running job, wait for the instant, and watch how far subscribers of committed records can read."""
+    """Publish to a running job, wait for the instant, and watch the end offsets that read_committed consumers see."""
     count = int(MESSAGES * scale)
     application = stand.application("burst")
     job = stand.job(application)
@@ -37,8 +37,8 @@ def measure(stand: Stand, scale: float) -> Outcome:
     usage = job.usage.between(due_s, due_s + points[-1][0])
     job.stop()
     faults = _read_back(stand, application, count).faults(count)
-    # Nobody read while it ran, so that a record's own arrival says nothing about early.
-    faults["early"] = int(max((seen for at_s, seen in points if at_s < 0), default=0))
+    # Records are read after the run, so their arrival times do not show early ones; the end offsets do.
+    faults["early"] = int(max((visible for at_s, visible in points if at_s < 0), default=0))
     shards = application.settings.bucket.shards
     say(f"{shards} bare producers write the same")
     with stand.watch() as watch:
@@ -47,7 +47,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         JOB: {
             "messages": count,
             "messages_per_s": round(count / points[-1][0]),
-            "first_visible_s": next(at_s for at_s, seen in points if seen),
+            "first_visible_s": next(at_s for at_s, visible in points if visible),
             "last_visible_s": points[-1][0],
             **ingested,
             **faults,
@@ -65,12 +65,12 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims that all must be met: no fault."""
+    """Return the aims that must all be met: no fault."""
     return fault_aims(figures, JOB)
 
 
 def alternatives_of(figures: Figures) -> list[Aim]:
-    """Return the aims of which one is enough: a rate, or half of what this broker takes from as many producers."""
+    """Return the aims of which one must be met: a rate, or half the rate of as many bare producers on this broker."""
     rate = figure(figures, JOB, "messages_per_s")
     of_bare = ratio(rate, figure(figures, BARE, "messages_per_s"))
     return [
@@ -80,7 +80,7 @@ def alternatives_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw visible messages over time."""
+    """Draw the number of visible messages over time."""
     drawn, axes = figure_of(outcome)
     for case, (seconds, messages) in outcome.series.items():
         axes.plot(seconds, messages, label=case, drawstyle="steps-post" if len(seconds) > 2 else "default")
@@ -90,7 +90,7 @@ def draw(outcome: Outcome) -> Any:
 
 
 def _ingest(application: Application, job: Job, count: int, due_s: int, bootstrap: str) -> dict[str, float]:
-    """Publish, and wait until the job has accepted all. Raises RuntimeError if that was too late for the instant."""
+    """Publish, and wait until the job has accepted everything. Raises RuntimeError if that ended after the instant."""
     say(f"publishing {count:,} messages due in {due_s - time.time():.0f} s, all at once")
     now_ms = time.time_ns() // 1_000_000
     loads = (Load(number, due_s * 1000, now_ms) for number in range(count))
@@ -99,31 +99,31 @@ def _ingest(application: Application, job: Job, count: int, due_s: int, bootstra
     spare_s = due_s - application.settings.clock.lookahead / 1000 - job.batches.batches[-1].committed_s
     say(f"ingested with {spare_s:.0f} s to spare, {job.sealed():,} sealed")
     if spare_s < 0:
-        raise RuntimeError(f"the burst came {-spare_s:.1f} s before all was ingested: raise burst.LEAD_S")
+        raise RuntimeError(f"the ingest ended {-spare_s:.1f} s after the burst began: raise burst.LEAD_S")
     return {"sealed": job.sealed(), "ingested_before_s": round(spare_s, 1)}
 
 
 def _watch(stand: Stand, application: Application, count: int, due_s: int, job: Job) -> list[tuple[float, float]]:
-    """Return (s since due, offsets that a subscriber can read up to) whenever that grew, until it grows no more.
+    """Return (s since due, visible offsets) for each change of the end offsets, until they no longer grow.
 
-    Looking at the end of the topic costs the two cores nothing; a subscriber at this rate would take one of them.
-    Each transaction takes an offset of a partition for its mark, which counts for a message here: one in thousands.
+    Polling end offsets takes almost no CPU; a subscriber at this rate would take one of the two cores. The end offsets
+    include transaction markers, about one for thousands of messages.
     """
     points: list[tuple[float, float]] = []
 
     def settled() -> bool:
-        seen = float(sum(stand.end_offsets(application.output)))
-        # Taken after the answer: what is seen before the instant is early without a doubt.
+        visible = float(sum(stand.end_offsets(application.output)))
+        # Taken after the answer, so that records visible before the instant are certainly early.
         now_s = time.time()
-        if seen > (points[-1][1] if points else 0.0):
-            points.append((round(now_s - due_s, 3), seen))
+        if visible > (points[-1][1] if points else 0.0):
+            points.append((round(now_s - due_s, 3), visible))
         return bool(points) and points[-1][1] >= count and now_s - due_s - points[-1][0] > _SETTLED_S
 
-    def close() -> float:
+    def poll_s() -> float:
         return _CLOSE_POLL_S if -_CLOSE_S < time.time() - due_s < 0 else _POLL_S
 
     limit_s = due_s - time.time() + TIMEOUT_S
-    wait_until(settled, limit_s, f"{count:,} messages delivered", job.check, close)
+    wait_until(settled, limit_s, f"{count:,} messages delivered", job.check, poll_s)
     return points
 
 

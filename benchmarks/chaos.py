@@ -1,9 +1,9 @@
-"""The campaign: random faults under load, on a cluster, and the judge of all that came out.
+"""The chaos campaign: random faults under load, on a cluster; the judge checks all delivered messages.
 
 `python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
-is started again whenever it ends. 500 messages/s with mixed delays go in, while driver, workers and broker are killed
-and stopped at random moments. Exit code 0 only if nothing was lost, doubled, early, altered, misplaced or out of
-order, and most messages were held to their order.
+a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, while driver, workers and broker
+are killed and paused at random moments. The exit code is 0 only if no message is lost, doubled, early, altered,
+misplaced or out of order, and at least half of the messages could be checked for order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 import typer
 
 from benchmarks.chaos_driver import Driver
-from benchmarks.chaos_faults import Fault, Hands, plan_faults, tally
+from benchmarks.chaos_faults import Fault, FaultInjector, plan_faults, tally
 from benchmarks.chaos_gaps import gaps_s
 from benchmarks.chaos_published import published_in
 from benchmarks.cluster import Cluster
@@ -42,13 +42,13 @@ RATE = 500
 _NAME, _OTHER = "chaos", "chaos-other"
 _LONGEST_S = 300.0
 _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
-# After the last message is due: for a start, for what is overdue, and for a machine that is busy.
+# Time after the last due time: for a start of the job, overdue messages, and a busy machine.
 _DRAIN_S = 180.0
-# A record that was committed before a kill comes within this time.
-_ON_THE_WAY_S = 1.0
+# A record that was committed before a kill is received within this time after it.
+_IN_FLIGHT_S = 1.0
 _SETTINGS = (
     f"topics.allowed_outputs={_OTHER}",
-    # Low, so that all paths are walked: sealing, loading, merging, cleaning up.
+    # Low limits, so that the job seals, loads, merges and deletes.
     "bucket.max_messages=3000",
     "bucket.limit=20",
     "segment.max_seconds=10",
@@ -63,14 +63,14 @@ _SETTINGS = (
 
 
 class Campaign(NamedTuple):
-    """What the judge says of a campaign, and that and the clock as a benchmark's outcome."""
+    """The judge's verdict on a campaign, and the outcome: the verdict and the timings in the form of a benchmark."""
 
     verdict: Verdict
     outcome: Outcome
 
 
 def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...] = ()) -> Campaign:
-    """Run it, and return what the judge and the clock say. `overrides` are further settings of the job."""
+    """Run a campaign of `minutes` with the faults of `seed`. `overrides` are additional settings of the job."""
     seconds = minutes * 60
     plan = plan_faults(seed, seconds)
     say(f"seed {seed}: {len(plan)} faults in {minutes:g} minutes: {tally(plan)}")
@@ -92,23 +92,23 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         load = _Load(stand.bootstrap, application.input, seed, seconds)
         _warm_up(stand, application, load)
         load.start()
-        struck = _strike_all(plan, Hands(stand.broker, cluster, driver.process, seed), load)
+        injected = _inject_all(plan, FaultInjector(stand.broker, cluster, driver.process, seed), load)
         load.join()
         _wait_for_all(outputs, load.published, _longest_s(seconds) + _DRAIN_S)
-        # What is doubled may come last.
+        # Duplicates may arrive last: stop the job, then read to the end.
         driver.stop()
         outputs.drain()
         published = published_in(stand, application.input, lambda number: _topic_of(number, application.output))
         if len(published) != load.published:
-            raise RuntimeError(f"{load.published} messages were to be published, and {len(published)} were")
+            raise RuntimeError(f"{len(published)} messages were published instead of {load.published}")
         environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
         verdict = judge(published, received, watch.acceptance(), environment)
         received_s = np.array([record.received_ms / 1000 for record in received])
-        return Campaign(verdict, _outcome(seed, minutes, verdict, struck, received_s, driver.starts))
+        return Campaign(verdict, _outcome(seed, minutes, verdict, injected, received_s, driver.starts))
 
 
 def _wait_for_all(outputs: Outputs, count: int, timeout_s: float) -> None:
-    """Wait until so many messages are out, or for that long: then the judge says what is missing."""
+    """Wait until `count` messages are delivered, or for `timeout_s`; the judge reports what is missing."""
     deadline_s = time.monotonic() + timeout_s
     while len(outputs.ids) < count and time.monotonic() < deadline_s:
         outputs.check()
@@ -116,38 +116,38 @@ def _wait_for_all(outputs: Outputs, count: int, timeout_s: float) -> None:
 
 
 class _Load(threading.Thread):
-    """Publishes `RATE` messages/s for so many seconds, each with a delay and an output that its number gives."""
+    """Publishes `RATE` messages/s for `seconds`, each with a random delay, and an output that its number determines."""
 
     def __init__(self, bootstrap: str, topic: str, seed: int, seconds: float) -> None:
         super().__init__(daemon=True, name="load")
-        # A broker that is killed may have a record and not have said so.
+        # Idempotent, because a killed broker may have stored a record without acknowledging it.
         self._publisher = Publisher(bootstrap, topic, PARTITIONS, {"enable.idempotence": True, "log_level": 0})
         self._chance = random.Random(seed)
         self._seconds = seconds
         self.published = _WARM_UP + int(RATE * seconds)
 
     def warm_up(self) -> None:
-        """Publish the first messages, which are due at once."""
+        """Publish the first messages, which are due immediately."""
         now_ms = time.time_ns() // 1_000_000
         for number in range(_WARM_UP):
             self._publisher.publish(Load(number, now_ms, now_ms), _route(number))
         self._publisher.flush()
 
     def run(self) -> None:
-        """Publish the others."""
+        """Publish the other messages."""
         self._publisher.pace(RATE, self._seconds, self._message, first=_WARM_UP)
         self._publisher.close()
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
-        # Half within ten seconds, and some to wait through several faults.
+        # Half of the delays are up to ten seconds; some messages wait through several faults.
         longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), _longest_s(self._seconds))
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
         return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *_route(number)]
 
 
 def _longest_s(seconds: float) -> float:
-    """Return the longest delay in a campaign of so many seconds: not for long after a short one."""
+    """Return the longest delay in a campaign of `seconds`. A short campaign should not wait long at its end."""
     return min(_LONGEST_S, seconds / 3)
 
 
@@ -164,7 +164,7 @@ def _to_other(number: int) -> bool:
 
 
 def _warm_up(stand: Stand, application: Application, load: _Load) -> None:
-    """Let the job deliver, and so open its writers, before the first fault."""
+    """Let the job deliver before the first fault, so that its transactional writers are open."""
     load.warm_up()
     topics = (application.output, _OTHER)
     wait_until(
@@ -172,35 +172,36 @@ def _warm_up(stand: Stand, application: Application, load: _Load) -> None:
     )
 
 
-def _strike_all(plan: list[Fault], hands: Hands, load: threading.Thread) -> list[tuple[Fault, float]]:
+def _inject_all(plan: list[Fault], injector: FaultInjector, load: threading.Thread) -> list[tuple[Fault, float]]:
+    """Inject the faults; return each with the time at which it began (epoch s)."""
     begun_s = time.time()
-    struck: list[tuple[Fault, float]] = []
+    injected: list[tuple[Fault, float]] = []
     for fault in plan:
         while (ahead_s := begun_s + fault.at_s - time.time()) > 0:
             time.sleep(min(ahead_s, 0.5))
-        if not load.is_alive() and not struck:
+        if not load.is_alive() and not injected:
             raise RuntimeError("the publisher ended before the first fault")
         say(f"{fault.kind}, {fault.lasts_s:g} s")
-        struck.append((fault, hands.strike(fault)))
-    return struck
+        injected.append((fault, injector.inject(fault)))
+    return injected
 
 
 def _outcome(
     seed: int,
     minutes: float,
     verdict: Verdict,
-    struck: list[tuple[Fault, float]],
+    injected: list[tuple[Fault, float]],
     received_s: npt.NDArray[np.float64],
     starts: int,
 ) -> Outcome:
-    found = {str(fault): count for fault, count in verdict.faults.items()}
-    gaps = {kind: _gaps_of(kind, struck, received_s) for kind in ("driver-kill", "worker-kill")}
+    faults = {str(fault): count for fault, count in verdict.faults.items()}
+    gaps = {kind: _gaps_of(kind, injected, received_s) for kind in ("driver-kill", "worker-kill")}
     figures: dict[str, dict[str, Any]] = {
-        "campaign": {"seed": seed, "minutes": minutes, "faults": len(struck), "starts of the job": starts}
+        "campaign": {"seed": seed, "minutes": minutes, "faults": len(injected), "starts of the job": starts}
         | {"messages": verdict.published}
-        | found
+        | faults
         | {"held to order": verdict.order_checked},
-        "faults": tally(fault for fault, _ in struck),
+        "faults": tally(fault for fault, _ in injected),
         "seconds to the next delivery": {
             f"{kind}, {name} of {len(seconds)}": round(float(value), 1)
             for kind, (every, alone) in gaps.items()
@@ -209,35 +210,37 @@ def _outcome(
             for name, value in ((f"{which}median", np.median(seconds)), (f"{which}longest", max(seconds)))
         },
     }
-    aims = [Aim(name, count, 0) for name, count in found.items()]
-    held = verdict.order_checked / verdict.deliverable
-    aims.append(Aim("share of messages held to their order", held, LEAST_CHECKED, at_least=True))
+    aims = [Aim(name, count, 0) for name, count in faults.items()]
+    checked = verdict.order_checked / verdict.deliverable
+    aims.append(Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True))
     limits = {"driver-kill": 40.0, "worker-kill": 20.0}
     aims += [
         Aim(f"next delivery after a {kind} that no other fault struck into, longest", max(alone), limits[kind], "s")
         for kind, (_, alone) in gaps.items()
         if alone
     ]
-    about = f"{len(struck)} faults in {minutes:g} minutes of {RATE} messages/s; seed {seed}"
+    about = f"{len(injected)} faults in {minutes:g} minutes of {RATE} messages/s; seed {seed}"
     return Outcome("chaos", about, aims, figures)
 
 
 def _gaps_of(
-    kind: str, struck: list[tuple[Fault, float]], received_s: npt.NDArray[np.float64]
+    kind: str, injected: list[tuple[Fault, float]], received_s: npt.NDArray[np.float64]
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds from each fault of a kind to the next delivery: of all, and of those that struck alone."""
-    gaps = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in struck], _ON_THE_WAY_S)
-    own = [gap for (fault, _), gap in zip(struck, gaps, strict=True) if fault.kind == kind and gap is not None]
+    """Return the seconds from each fault of `kind` to the next delivery: for all of them, and for isolated ones."""
+    gaps = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in injected], _IN_FLIGHT_S)
+    own = [gap for (fault, _), gap in zip(injected, gaps, strict=True) if fault.kind == kind and gap is not None]
     return [gap.seconds for gap in own], [gap.seconds for gap in own if gap.alone]
 
 
 def main(
-    minutes: Annotated[float, typer.Option(min=0.5, max=1440, help="How long faults strike.")] = 30.0,
-    seed: Annotated[int | None, typer.Option(help="Repeats the faults and the load of a campaign.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where chaos.json goes.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A further setting of the job.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.5, max=1440, help="Duration of the campaign.")] = 30.0,
+    seed: Annotated[int | None, typer.Option(help="Seed; repeats the faults and the load of a campaign.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for chaos.json.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Additional setting of the job. Repeatable.")
+    ] = None,
 ) -> None:
-    """Run a campaign. Exit code 0 only if the contract held; timings beyond their aims are told, and no error."""
+    """Run a campaign. Exit code 0 only if the contract held. Missed aims for timings are printed, but are no error."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     with Stand() as stand:
@@ -247,7 +250,7 @@ def main(
     outcome.show()
     if problems := verdict.problems():
         again = f"python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"
-        say(f"the contract was not shown to hold ({'; '.join(problems)}); again: {again}")
+        say(f"the contract was broken or not proven ({'; '.join(problems)}); to repeat: {again}")
         raise typer.Exit(1)
     faults = outcome.figures["campaign"]["faults"]
     say(f"the contract held: {verdict.published:,} messages, {faults} faults, seed {seed}")

@@ -1,4 +1,4 @@
-"""The job of a campaign, under a supervisor: a thread that starts it again whenever it ends."""
+"""The job of a campaign, and its supervisor: a thread that restarts the job whenever it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 1500
 
 
 class Driver(threading.Thread):
-    """`delayline run` with the settings given as `--set`; its logs lie in `folder`, one for each start."""
+    """`delayline run` with `overrides` as its `--set` options; its logs are in `folder`, one for each start."""
 
     def __init__(self, folder: Path, overrides: list[str]) -> None:
         super().__init__(daemon=True, name="supervisor")
@@ -35,7 +35,7 @@ class Driver(threading.Thread):
         self.starts = 0
 
     def run(self) -> None:
-        """Start it, and again at each end, until `stop`."""
+        """Start the job, and restart it at each end, until `stop`."""
         self._folder.mkdir(exist_ok=True)
         while not self._ended.is_set():
             if self._process is None or self._process.poll() is not None:
@@ -44,16 +44,16 @@ class Driver(threading.Thread):
             time.sleep(_POLL_S)
 
     def process(self) -> psutil.Process | None:
-        """Return the driver's process while it runs."""
+        """Return the driver's process; None if it does not run."""
         running = self._process
         return psutil.Process(running.pid) if running is not None and running.poll() is None else None
 
     def wait_until_it_runs(self) -> None:
-        """Return once its query runs. Raises TimeoutError with the end of its log."""
+        """Wait until the query runs. Raises TimeoutError."""
         wait_until(lambda: "\nrunning\n" in f"\n{self._log()}", _START_TIMEOUT_S, "the start of the job", lambda: None)
 
     def stop(self) -> None:
-        """End the supervisor, and the job: by SIGTERM, so that it leaves no transaction open, or else by SIGKILL."""
+        """Stop the supervisor and the job: by SIGTERM, so that no transaction stays open, or else by SIGKILL."""
         self._ended.set()
         self.join()
         if self._process is None or self._process.poll() is not None:
@@ -62,7 +62,7 @@ class Driver(threading.Thread):
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            say("the job did not end by SIGTERM")
+            say("the job did not end after SIGTERM, and was killed")
             kill_tree(self._process.pid)
             self._process.wait()
 
@@ -74,7 +74,7 @@ class Driver(threading.Thread):
             self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def _report(self) -> None:
-        """Say how it ended, unless it was killed: an error that a supervisor mends is worth knowing of."""
+        """Print how the job ended, unless it was killed: an error that a restart hides is worth knowing."""
         if self._process is not None and (code := self._process.returncode) != -9:
             say(f"the job ended with {code}: {self._log()[-_SHOWN:].strip()}")
 

@@ -1,4 +1,4 @@
-"""Which faults strike when: a plan that a seed gives, and the hands that do it."""
+"""Plans the faults of a campaign from a seed, and injects them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psutil
 from benchmarks.cluster import Cluster
 from streaming.local.broker import EmbeddedBroker
 
-# Seconds of quiet after a fault. A killed driver is given the time to come up; else nothing but restarts would be seen.
+# Seconds without a fault after each fault. A killed driver gets time to restart; otherwise it would hardly ever run.
 _QUIET_S = (8.0, 22.0)
 _QUIET_AFTER_DRIVER_S = (45.0, 60.0)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: when it strikes, in seconds from the start, what, and how long it lasts."""
+    """One fault: its start in seconds from the beginning, its kind, and its duration in seconds."""
 
     at_s: float
     kind: str
@@ -27,7 +27,7 @@ class Fault:
 
 
 def plan_faults(seed: int, seconds: float) -> list[Fault]:
-    """Return the faults of a campaign, the same ones for the same arguments."""
+    """Return the faults of a campaign of `seconds`; the same arguments give the same faults."""
     chance = random.Random(seed)
     kinds = {"driver-kill": 0.0, "driver-pause": 25.0, "broker-kill": 6.0, "broker-pause": 15.0, "worker-kill": 5.0,
              "worker-pause": 15.0}  # fmt: skip
@@ -35,7 +35,7 @@ def plan_faults(seed: int, seconds: float) -> list[Fault]:
     at_s = chance.uniform(3.0, 15.0)
     rounds: list[str] = []
     while at_s < seconds:
-        # Each kind once in six, in any order: by lots alone a short campaign could miss one.
+        # Each kind once in every six faults, in random order: a short campaign must not miss a kind.
         rounds = rounds or chance.sample(sorted(kinds), len(kinds))
         kind = rounds.pop()
         lasts_s = chance.uniform(min(1.0, kinds[kind]), kinds[kind])
@@ -44,8 +44,8 @@ def plan_faults(seed: int, seconds: float) -> list[Fault]:
     return faults
 
 
-class Hands:
-    """Does what a plan says to a broker, a cluster's workers, and a driver that somebody else starts again."""
+class FaultInjector:
+    """Kills and pauses a broker, the workers of a cluster, and a driver that a supervisor restarts."""
 
     def __init__(
         self, broker: EmbeddedBroker, cluster: Cluster, driver: Callable[[], psutil.Process | None], seed: int
@@ -54,22 +54,22 @@ class Hands:
         self._broker, self._cluster, self._driver = broker, cluster, driver
         self._chance = random.Random(seed)
 
-    def strike(self, fault: Fault) -> float:
-        """Do it, and undo it after its time; return when it struck (epoch s)."""
-        part, _, deed = fault.kind.partition("-")
+    def inject(self, fault: Fault) -> float:
+        """Inject the fault, and undo it after its duration; return when it began (epoch s)."""
+        target, _, action = fault.kind.partition("-")
         worker = self._chance.choice(self._cluster.workers)
-        if part == "driver":
+        if target == "driver":
             process = self._driver()
         else:
-            process = psutil.Process(self._broker.pid) if part == "broker" else self._cluster.process(worker)
-        struck_s = time.time()
+            process = psutil.Process(self._broker.pid) if target == "broker" else self._cluster.process(worker)
+        begun_s = time.time()
         if process is None:
-            raise RuntimeError("there is no driver to strike")
-        if deed == "pause":
+            raise RuntimeError("the driver does not run")
+        if action == "pause":
             _pause(process, fault.lasts_s)
-        elif part == "driver":
+        elif target == "driver":
             _kill(process)
-        elif part == "broker":
+        elif target == "broker":
             self._broker.kill()
             time.sleep(fault.lasts_s)
             self._broker.start()
@@ -77,11 +77,11 @@ class Hands:
             self._cluster.kill_worker(worker)
             time.sleep(fault.lasts_s)
             self._cluster.start_worker(worker)
-        return struck_s
+        return begun_s
 
 
 def _kill(process: psutil.Process) -> None:
-    # Not `kill_tree` of the service: a supervisor waits for the process, and kills of its own must not race with it.
+    # Not the service's `kill_tree`: the supervisor waits for the process, and may reap it at any moment.
     family = [process, *process.children(recursive=True)]
     for each in family:
         _quietly(each.suspend)
@@ -102,7 +102,7 @@ def _quietly(signal: Callable[[], None]) -> None:
     try:
         signal()
     except psutil.NoSuchProcess:
-        # It ended by itself between the look and the signal.
+        # The process ended by itself before the signal.
         return
 
 

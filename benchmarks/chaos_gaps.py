@@ -1,4 +1,4 @@
-"""How long deliveries ceased after each fault of a campaign."""
+"""Computes how long deliveries stopped after each fault of a campaign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Gap:
-    """The time from a fault to the next delivery. `alone`: messages flowed before it, and no other struck into it."""
+    """The time from a fault to the next delivery.
+
+    `alone` is true if the fault is isolated: messages were delivered between the previous fault and this one, and the
+    next fault began after the delivery.
+    """
 
     seconds: float
     alone: bool
@@ -20,10 +24,12 @@ class Gap:
 def gaps_s(
     received_s: npt.NDArray[np.float64], faults: Sequence[tuple[float, float]], on_the_way_s: float
 ) -> list[Gap | None]:
-    """Return the gap of each fault, given by its begin and end (epoch s), in order; None if nothing came behind it.
+    """Return the gap of each fault, in order; None if no delivery followed it.
 
-    `received_s` is when each message came, in any order. What is received within `on_the_way_s` of the fault was
-    delivered before it.
+    Args:
+        received_s: when each message was received (epoch s), in any order.
+        faults: start and end of each fault (epoch s).
+        on_the_way_s: a message received within this time after a fault counts as delivered before it.
     """
     times = np.sort(received_s)
     gaps: list[Gap | None] = []

@@ -1,4 +1,4 @@
-"""What a campaign has published, read back from the input topic: Kafka's own word for ids, also across its kills."""
+"""Reads the published messages of a campaign back from the input topic, which has the true ids despite broker kills."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.stand import Stand
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 
-# Of a campaign of a day.
+# Enough for a campaign of a day.
 _READ_S = 600.0
 
 
 def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> dict[str, Published]:
-    """Return the messages by id; `topic_of` gives, for a message's number, the topic that it must come out on.
+    """Return the messages by id. Raises ValueError if a message was published twice.
 
-    Raises ValueError if a message was published twice.
+    `topic_of` returns the output topic for a message's number.
     """
     records: list[Received] = []
     inputs = Outputs(stand.bootstrap, [topic], records.append)
@@ -39,6 +39,6 @@ def _message(record: Received, topic_of: Callable[[int], str]) -> Published:
         value=record.value,
         headers=record.headers,
         output=topic_of(number),
-        # That of a plain message is its timestamp.
+        # Plain messages have their timestamp here.
         deliver_at_ms=due_us // 1000,
     )

@@ -1,4 +1,4 @@
-"""Spark's checkpoint on the local disk, watched from outside: which batch was planned and committed when."""
+"""Watches Spark's checkpoint on the local disk, and records when each batch was planned and committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Batch:
-    """A committed batch. Instants are the times of its log files, epoch s; `ends` its last offsets by partition."""
+    """A committed batch. Times are those of its log files, epoch s; `ends` are its end offsets by partition."""
 
     batch_id: int
     planned_s: float
@@ -21,12 +21,12 @@ class Batch:
 
     @property
     def end(self) -> int:
-        """How many messages of the input topic came up to it."""
+        """The number of messages of the input topic up to this batch."""
         return sum(self.ends.values())
 
 
 class CheckpointWatch(threading.Thread):
-    """Collects every batch as it is committed; Spark itself keeps the last few files only."""
+    """Collects every batch when it is committed; Spark keeps only the files of the last batches."""
 
     def __init__(self, checkpoint: Path, topic: str) -> None:
         super().__init__(daemon=True, name="checkpoint-watch")
@@ -34,7 +34,7 @@ class CheckpointWatch(threading.Thread):
         self._topic = topic
         self._found: dict[int, Batch] = {}
         self._ended = threading.Event()
-        # What is there already belongs to an earlier run.
+        # Batches of an earlier run.
         self._before = set(self._committed())
 
     @property
@@ -50,7 +50,7 @@ class CheckpointWatch(threading.Thread):
 
     @property
     def messages(self) -> int:
-        """How many messages of the input topic are in committed batches."""
+        """The number of messages of the input topic in committed batches."""
         return self.newest.end if self.newest else 0
 
     def between(self, start_s: float, end_s: float) -> list[Batch]:
@@ -58,7 +58,7 @@ class CheckpointWatch(threading.Thread):
         return [batch for batch in self.batches if start_s <= batch.committed_s < end_s]
 
     def taking_in(self, after: int = 0) -> list[Batch]:
-        """The batches that took messages in, of those that come after the first `after` of the input topic."""
+        """Return the batches that accepted messages, not counting the first `after` messages of the input topic."""
         found: list[Batch] = []
         for batch in self.batches:
             if batch.end > (found[-1].end if found else after):
@@ -74,7 +74,7 @@ class CheckpointWatch(threading.Thread):
                     self._found[batch_id] = batch
 
     def stop(self) -> None:
-        """End the watching."""
+        """Stop watching."""
         self._ended.set()
         self.join()
 
@@ -88,7 +88,7 @@ class CheckpointWatch(threading.Thread):
             lines = planned.read_text().splitlines()
             times = planned.stat().st_mtime, committed.stat().st_mtime
         except FileNotFoundError:
-            return None  # Purged: it was committed long ago.
+            return None  # Spark has purged the files: the batch was committed long ago.
         sources = [json.loads(line) for line in lines[2:] if line.startswith("{")]
         ends: dict[str, int] = next((source[self._topic] for source in sources if self._topic in source), {})
         return Batch(batch_id, *times, {int(partition): end for partition, end in ends.items()})

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback: one master, and workers that can be killed, stopped and started again."""
+"""A Spark standalone cluster on loopback: one master, and workers that can be killed, paused and restarted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _free_port() -> int:
 
 
 class Cluster:
-    """One master and two workers with two cores each, in processes of their own."""
+    """One master and two workers with two cores each, all in separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start them all, and return once the workers are registered."""
+        """Start the master and the workers, and return when the workers are registered."""
         self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
         for name in self.workers:
             self.start_worker(name)
@@ -50,26 +50,26 @@ class Cluster:
         return psutil.Process(self._processes[name].pid)
 
     def start_worker(self, name: str) -> None:
-        """Start a worker, again after a kill, and return once it is registered."""
+        """Start or restart a worker, and return when it is registered."""
         folder = self._folder / name
         command = ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g"]
         command += ["--webui-port", "0", "--work-dir", str(folder), self.url]
         self._start(name, command, "Successfully registered with master")
 
     def kill_worker(self, name: str) -> None:
-        """SIGKILL the worker, its executors and their Python, as when its host goes down."""
+        """Kill the worker, its executors and their Python processes (SIGKILL), like a crash of its host."""
         kill_tree(self._processes[name].pid)
         self._processes[name].wait()
 
     def stop(self) -> None:
-        """End them all, by SIGKILL: nothing of them is kept."""
+        """Kill all processes by SIGKILL; their data is not kept."""
         for process in self._processes.values():
             if process.poll() is None:
                 kill_tree(process.pid)
                 process.wait()
 
     def delivering(self, name: str, broker_port: int) -> bool:
-        """Whether a Python process of this worker's executors has a connection to the broker, as a writer has."""
+        """Return whether a Python process of this worker has a connection to the broker, like a writer."""
         for process in self.process(name).children(recursive=True):
             try:
                 if "streaming.spark.worker_daemon" in process.cmdline() and any(

@@ -1,9 +1,9 @@
-"""A load that no topic should have to hold, streamed into a running job by a process of its own.
+"""Streams a load that is too large for a topic into a running job, from a separate process.
 
-`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT` publishes COUNT messages that fall due
-`DUE_IN_S` after its start, spread evenly over `SPREAD_S`, in no order, to a topic that has had BEFORE messages. It
-stays at most `LEAD` messages ahead of what the job has committed, deletes from the topic what is behind that, and at
-the end prints one line of JSON.
+`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT` publishes COUNT messages to a topic that
+has had BEFORE messages. They are due from `DUE_IN_S` after its start, spread evenly over `SPREAD_S`, in random order.
+The process stays at most `LEAD` messages ahead of the job's committed batches, deletes committed messages from the
+topic, and prints one line of JSON at the end.
 """
 
 from __future__ import annotations
@@ -24,25 +24,35 @@ from benchmarks.checkpoint_watch import CheckpointWatch
 from benchmarks.load import PADDING_BYTES, key_of, value_of
 
 DUE_IN_S, SPREAD_S = 48 * 3600, 600
-# Enough for the job to find every batch full, and half a gigabyte of topic.
+# Enough to fill every batch of the job; takes half a gigabyte in the topic.
 LEAD = 2_000_000
-# For the topic and its broker, so that what is deleted leaves the disk soon.
+# Settings of the topic and its broker, so that deleted messages leave the disk soon.
 TOPIC = {"segment.bytes": str(64 * 2**20), "file.delete.delay.ms": "1000"}
 BROKER = {"log.retention.check.interval.ms": "10000", "log.initial.task.delay.ms": "10000"}
-# Repeats further apart than any compression looks back: bytes on disk are those of values that do not compress.
+# Random bytes that repeat only beyond the window of any compression: the values must not compress on disk.
 _NOISE = random.Random(3).randbytes(PADDING_BYTES * 60_000)
 _CHUNK = 10_000
 _TRIM_EVERY_S = 5.0
 _TIMEOUT_S = 120
-# Large requests: each message costs the broker 0.6 µs of CPU instead of 1.2, and the job is on the same cores.
+# With large requests a message takes 0.6 µs of the broker's CPU instead of 1.2. The job runs on the same cores.
 _OPTIONS = {"linger.ms": 50, "batch.size": 1_000_000, "batch.num.messages": 100_000, "acks": "all",
             "queue.buffering.max.messages": 500_000}  # fmt: skip
 
 
 class Feed:
-    """Runs `main` as a process, for a job whose checkpoint is in `checkpoint`. A context, which ends it."""
+    """Runs `main` as a process. A context manager, which ends the process."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, before: int, count: int, checkpoint: Path) -> None:
+        """Start the process.
+
+        Args:
+            bootstrap: `host:port` of the broker.
+            topic: the input topic of the job.
+            partitions: its number of partitions.
+            before: the number of messages that the topic has had.
+            count: the number of messages to publish.
+            checkpoint: folder of the job's checkpoint.
+        """
         arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.feed", *arguments], stdout=subprocess.PIPE, text=True
@@ -61,14 +71,14 @@ class Feed:
             raise RuntimeError(f"the publisher ended with {self._process.returncode}")
 
     def result(self) -> dict[str, float]:
-        """Wait for its end, and return the figures that it printed."""
+        """Wait until the process ends, and return the figures that it printed."""
         printed, _ = self._process.communicate(timeout=_TIMEOUT_S)
         self.check()
         return dict(json.loads(printed))
 
 
 class _Stream:
-    """Where the publishing stands, and the job behind it."""
+    """Publishes messages, and follows how far the job has committed them."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, before: int, checkpoint: Path) -> None:
         self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS})
@@ -97,23 +107,23 @@ class _Stream:
         self._producer.poll(0)
 
     def hold(self, published: int, lead: int) -> None:
-        """Wait until the job is at most `lead` messages behind. Ends the process when its parent is gone."""
+        """Wait until the job is at most `lead` messages behind. Exits if the parent process has ended."""
         begun = time.monotonic()
         while published - max(0, self._job.messages - self._before) > lead:
             if os.getppid() != self._parent:
-                sys.exit("the benchmark is gone")
+                sys.exit("the benchmark's process has ended")
             time.sleep(0.05)
         self.held_s += time.monotonic() - begun
         if time.monotonic() >= self._next_trim:
             self.trim()
 
     def finish(self) -> None:
-        """Wait until the broker has all of it. Raises RuntimeError if it has not."""
+        """Wait until the broker has all messages. Raises RuntimeError if it does not get them in time."""
         if left := self._producer.flush(_TIMEOUT_S):
             raise RuntimeError(f"{left} messages could not be published to {self._topic}")
 
     def trim(self) -> None:
-        """Delete what is in committed batches: the job never reads it again."""
+        """Delete the messages of committed batches: the job never reads them again."""
         self._next_trim = time.monotonic() + _TRIM_EVERY_S
         ends = self._job.newest.ends if self._job.newest else {}
         request = [TopicPartition(self._topic, partition, end) for partition, end in ends.items()]
@@ -122,7 +132,7 @@ class _Stream:
 
 
 def main() -> None:
-    """Publish, and print the seconds it took, those it was held back for the job, and its CPU seconds."""
+    """Publish, and print the seconds it took, the seconds it waited for the job, and its CPU seconds."""
     bootstrap, topic, partitions, before, count, checkpoint = sys.argv[1:]
     stream = _Stream(bootstrap, topic, int(partitions), int(before), Path(checkpoint))
     chance = np.random.default_rng(1)
@@ -136,7 +146,7 @@ def main() -> None:
     seconds = time.monotonic() - begun
     used = os.times()
     figures = {"seconds": seconds, "held_s": stream.held_s, "cpu_s": used.user + used.system}
-    # The last of it goes off the disk too.
+    # Wait for the job, so that the last messages are deleted too.
     stream.hold(int(count), 0)
     stream.trim()
     print(json.dumps({name: round(value, 1) for name, value in figures.items()}))

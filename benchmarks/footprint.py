@@ -1,4 +1,4 @@
-"""What an application's storage takes on the local disk: all of it, and what its Delta tables still name."""
+"""Measures an application's storage on the local disk: all files, and the live files of its Delta tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 512
 
 
 def used_bytes(folder: Path) -> int:
-    """Return what `du` says of `folder`, in bytes; files may come and go meanwhile."""
+    """Return the disk usage of `folder` in bytes, like `du`; files may appear and vanish meanwhile."""
     used = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -29,9 +29,9 @@ def delta_tables(folder: Path) -> list[Path]:
 
 
 def live_files(table: Path) -> dict[str, int]:
-    """Return the bytes of each file that the newest version of a Delta table consists of.
+    """Return the live files of a Delta table (newest version), with their bytes.
 
-    Read from its log: the last checkpoint, and the commits after it.
+    Reads the table's log: the last checkpoint, and the commits after it.
     """
     log = table / _LOG
     live: dict[str, int] = {}
@@ -39,7 +39,7 @@ def live_files(table: Path) -> dict[str, int]:
     if pointer.exists():
         version = int(json.loads(pointer.read_text())["version"])
         for part in log.glob(f"{version:020d}.checkpoint*.parquet"):
-            # Nested columns that are asked for by name come out flat.
+            # Nested columns that are selected by name are returned as flat columns.
             added = pq.read_table(part, columns=["add.path", "add.size"]).to_pylist()
             live |= {add["path"]: add["size"] for add in added if add["path"] is not None}
     for commit in sorted(log.glob("[0-9]*.json")):

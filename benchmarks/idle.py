@@ -1,4 +1,4 @@
-"""Idle: how long a trigger takes with nothing to do, and what a job costs that only waits."""
+"""Idle: the duration of a trigger that has nothing to do, and the cost of a waiting job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FEWEST, _PATIENCE_S = 5, 120.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Let triggers follow each other without a pause, then as a deployment has them."""
+    """Measure triggers without a pause between them, then with the default trigger interval."""
     application = stand.application("idle")
     back_to_back, first = _run(stand, application, scale, "clock.trigger=0ms")
     default, second = _run(stand, application, scale)
@@ -36,7 +36,7 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw how the durations are distributed."""
+    """Draw a histogram of the durations."""
     drawn, axes = figure_of(outcome)
     axes.hist([values for (values,) in outcome.series.values()], bins=30, label=list(outcome.series))
     axes.axvline(P50_S, color="grey", linestyle=":", label="aim")
@@ -60,15 +60,15 @@ def _run(stand: Stand, application: Application, scale: float, *overrides: str) 
     wait_until(enough, measured_s + _PATIENCE_S, f"{_FEWEST} triggers", job.check)
     batches, usage = job.batches.between(start_s, time.time()), job.usage.between(start_s, time.time())
     job.stop()
-    spans = np.diff([batch.committed_s for batch in batches])
-    inner = [batch.committed_s - batch.planned_s for batch in batches]
+    between_commits_s = np.diff([batch.committed_s for batch in batches])
+    plan_to_commit_s = [batch.committed_s - batch.planned_s for batch in batches]
     figures = {
         "triggers": len(batches),
-        "p50_s": round(float(np.percentile(spans, 50)), 3),
-        "p99_s": round(float(np.percentile(spans, 99)), 3),
-        "mean_s": round(float(spans.mean()), 3),
-        "plan_to_commit_p50_s": round(float(np.percentile(inner, 50)), 3),
+        "p50_s": round(float(np.percentile(between_commits_s, 50)), 3),
+        "p99_s": round(float(np.percentile(between_commits_s, 99)), 3),
+        "mean_s": round(float(between_commits_s.mean()), 3),
+        "plan_to_commit_p50_s": round(float(np.percentile(plan_to_commit_s, 50)), 3),
         "start_s": round(job.start_s, 1),
         **usage,
     }
-    return [round(float(span), 3) for span in spans], figures
+    return [round(float(span_s), 3) for span_s in between_commits_s], figures

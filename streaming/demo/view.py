@@ -97,7 +97,7 @@ class View:
         self._console.print(f"{self.elapsed_s:6.1f} s  {text}", highlight=False, style="bold")
 
     def show(self, job: str, take: Callable[[], Snapshot]) -> None:
-        """Show a snapshot, unless the last one is too recent. `job` is the state of the job, `take` makes a snapshot."""
+        """Show a snapshot, unless the last one is too recent. `job` is the state of the job, `take` counts."""
         pause_s = _LINE_EVERY_S if self._live is None else _FRAME_EVERY_S
         if time.monotonic() - self._shown_s < pause_s:
             return

@@ -152,9 +152,7 @@ class EmbeddedBroker:
 
     def _write_config(self) -> Path:
         if "," in str(self.directory):
-            raise BrokerFailed(
-                f"{self.directory}: the path must not contain a comma, which separates paths in log.dirs"
-            )
+            raise BrokerFailed(f"{self.directory}: must not contain a comma, which separates the paths in log.dirs")
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or _free_port(self.host)
         self._secured = {protocol: port or _free_port(self.host) for protocol, port in self._secured.items()}
