@@ -32,7 +32,7 @@ class CheckpointWatch(threading.Thread):
         super().__init__(daemon=True, name="checkpoint-watch")
         self._checkpoint = checkpoint
         self._topic = topic
-        self._found: dict[int, Batch] = {}
+        self._batches: dict[int, Batch] = {}
         self._ended = threading.Event()
         # Batches of an earlier run.
         self._before = set(self._committed())
@@ -40,13 +40,13 @@ class CheckpointWatch(threading.Thread):
     @property
     def batches(self) -> list[Batch]:
         """The batches committed since the start, in order."""
-        return [self._found[batch_id] for batch_id in sorted(self._found)]
+        return [self._batches[batch_id] for batch_id in sorted(self._batches)]
 
     @property
     def newest(self) -> Batch | None:
         """The last batch committed since the start."""
-        found = list(self._found)
-        return self._found[max(found)] if found else None
+        ids = list(self._batches)
+        return self._batches[max(ids)] if ids else None
 
     @property
     def messages(self) -> int:
@@ -59,19 +59,19 @@ class CheckpointWatch(threading.Thread):
 
     def taking_in(self, after: int = 0) -> list[Batch]:
         """Return the batches that accepted messages, not counting the first `after` messages of the input topic."""
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for batch in self.batches:
-            if batch.end > (found[-1].end if found else after):
-                found.append(batch)
-        return found
+            if batch.end > (batches[-1].end if batches else after):
+                batches.append(batch)
+        return batches
 
     def run(self) -> None:
         """Watch until `stop`."""
         while not self._ended.wait(_POLL_S):
-            for batch_id in set(self._committed()) - self._before - set(self._found):
+            for batch_id in set(self._committed()) - self._before - set(self._batches):
                 batch = self._read(batch_id)
                 if batch is not None:
-                    self._found[batch_id] = batch
+                    self._batches[batch_id] = batch
 
     def stop(self) -> None:
         """Stop watching."""

@@ -106,7 +106,7 @@ class _Stream:
                     self._producer.poll(0.1)
         self._producer.poll(0)
 
-    def hold(self, published: int, lead: int) -> None:
+    def wait_for_job(self, published: int, lead: int) -> None:
         """Wait until the job is at most `lead` messages behind. Exits if the parent process has ended."""
         begun = time.monotonic()
         while published - max(0, self._job.messages - self._before) > lead:
@@ -141,13 +141,13 @@ def main() -> None:
     for first in range(0, int(count), _CHUNK):
         size = min(_CHUNK, int(count) - first)
         stream.publish(first, (first_due_ms + chance.integers(0, SPREAD_S * 1000, size)).tolist())
-        stream.hold(first + size, LEAD)
+        stream.wait_for_job(first + size, LEAD)
     stream.finish()
     seconds = time.monotonic() - begun
     used = os.times()
     figures = {"seconds": seconds, "held_s": stream.held_s, "cpu_s": used.user + used.system}
     # Wait for the job, so that the last messages are deleted too.
-    stream.hold(int(count), 0)
+    stream.wait_for_job(int(count), 0)
     stream.trim()
     print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
 

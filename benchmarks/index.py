@@ -1,6 +1,7 @@
-"""Index: the bytes and times of the message-id index, against Pulsar's TimeBucket and a heap.
+"""Index: memory and times of the message-id index, compared with Pulsar's TimeBucket and a heap.
 
-The table of Pulsar's PR 23611: 10 million ids in segments of 50,000, by messages due in each ms and bits trimmed.
+The cases are those of the table in Pulsar's PR 23611: 10 million ids in segments of 50,000, by the number of messages
+due in each ms and the number of low bits dropped from due times.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from benchmarks.waiting import say
 from state.index.message_index import MessageIndex, index_entries
 
 MESSAGES = 10_000_000
-# Messages due in each ms, bits trimmed, and the megabytes of the table.
+# Messages due in each ms, low bits dropped, and the megabytes in Pulsar's table.
 SETTINGS = ((1, 10, 25.0), (4, 10, 20.5), (8, 10, 11.0), (8, 15, 2.25))
 LOADS = (CONSECUTIVE, SHUFFLED, PARTITIONS, SPARSE)
 LEAST_BYTES = 0.163
 TIMED_LOADS, TIMED_SETTINGS = (CONSECUTIVE, PARTITIONS), (SETTINGS[0], SETTINGS[3])
-# A heap has a tenth: it takes seconds for each million, and is the faster for being smaller.
+# A heap gets a tenth of the ids: it takes seconds for each million. Its smaller size makes it faster, not slower.
 HEAP_SHARE = 10
 SEALED = 20_000
 SPREADS_S = {"10 min": 600, "1 h": 3600, "48 h": 48 * 3600, "1 year": 365 * 24 * 3600}
 
-_Found = dict[str, dict[str, Any]]
+_Figures = dict[str, dict[str, Any]]
 
 
 def measure(scale: float) -> Outcome:
     """Measure memory and times of every structure, and the metadata rows of a sealed bucket."""
     count = max(4, round(MESSAGES * scale / SEGMENT_IDS)) * SEGMENT_IDS
-    figures: _Found = {load: {} for load in LOADS}
+    figures: _Figures = {load: {} for load in LOADS}
     bytes_each = _memory(count, figures)
     _times(count, figures)
     figures["metadata rows"] = _metadata_rows()
@@ -63,91 +64,91 @@ def measure(scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures, count: int) -> list[Aim]:
-    """Return the aims for `count` ids: Pulsar's table under its own load, and TimeBucket under the index's worst."""
+    """Return the aims for `count` ids: at most Pulsar's table for its load; at most TimeBucket for the worst load."""
     table = {_named(rate, bits): megabytes * count / MESSAGES for rate, bits, megabytes in SETTINGS}
-    own = {named: _memory_mb(figures, CONSECUTIVE, named, INDEX) for named in table}
-    aims = [Aim(f"{named}: memory", own[named], most, "MB") for named, most in table.items()]
+    memory_mb = {named: _memory_mb(figures, CONSECUTIVE, named, INDEX) for named in table}
+    aims = [Aim(f"{named}: memory", memory_mb[named], limit_mb, "MB") for named, limit_mb in table.items()]
     densest = list(table)[-1]
-    least = ratio(own[densest], count / 1e6)
+    bytes_each = ratio(memory_mb[densest], count / 1e6)
     worst = worst_load(figures)
     of_rival = worst and ratio(worst[2], _memory_mb(figures, *worst[:2], TIME_BUCKET))
     return [
         *aims,
-        Aim(f"{densest}: memory of a message", least, LEAST_BYTES, "bytes"),
+        Aim(f"{densest}: memory of a message", bytes_each, LEAST_BYTES, "bytes"),
         Aim(f"memory where the index takes most, of {TIME_BUCKET}'s there", of_rival, 1.0),
     ]
 
 
 def worst_load(figures: Figures) -> tuple[str, str, float] | None:
-    """Return the load and setting under which the index takes most, and its MB.
+    """Return the load and the setting for which the index takes the most memory, and that memory in MB.
 
-    None if it was not measured under each of them: what is missing might be the worst.
+    Returns None if a case was not measured: it might be the worst one.
     """
-    found = []
+    sizes = []
     for load in LOADS:
         for rate, bits, _ in SETTINGS:
             if (size := _memory_mb(figures, load, _named(rate, bits), INDEX)) is None:
                 return None
-            found.append((load, _named(rate, bits), size))
-    return max(found, key=lambda each: each[2])
+            sizes.append((load, _named(rate, bits), size))
+    return max(sizes, key=lambda each: each[2])
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw the bytes of a message by setting."""
+    """Draw the bytes for each message, by setting."""
     drawn, axes = figure_of(outcome)
     width = 0.8 / len(outcome.series)
     for number, (case, (values,)) in enumerate(outcome.series.items()):
         alpha = 0.2 if case.startswith(PLAIN) else 0.45 if case.startswith(TIME_BUCKET) else 1.0
         load = next((at for at, load in enumerate(LOADS) if case.endswith(load)), None)
         colour = "black" if load is None else f"C{load}"
-        places = np.arange(len(values)) + (number - len(outcome.series) / 2) * width
-        axes.bar(places, values, width, color=colour, alpha=alpha, label=case)
-    most = max(max(values) for (values,) in outcome.series.values())
-    # Room for the legend.
-    axes.set(yscale="log", ylim=(None, 30 * most), ylabel="bytes of memory a message")
+        positions = np.arange(len(values)) + (number - len(outcome.series) / 2) * width
+        axes.bar(positions, values, width, color=colour, alpha=alpha, label=case)
+    largest = max(max(values) for (values,) in outcome.series.values())
+    # Leaves space for the legend.
+    axes.set(yscale="log", ylim=(None, 30 * largest), ylabel="bytes of memory a message")
     axes.set_xlabel("(messages due in each ms, bits trimmed)")
     axes.set_xticks(range(len(SETTINGS)), [_named(rate, bits) for rate, bits, _ in SETTINGS])
     axes.legend(fontsize=6, ncols=2)
     return drawn
 
 
-def _memory(count: int, figures: _Found) -> dict[str, list[float]]:
-    """Fill in megabytes; return the bytes of memory a message of each structure and load, by setting."""
+def _memory(count: int, figures: _Figures) -> dict[str, list[float]]:
+    """Add the memory to `figures`; return the bytes for each message by structure and load, one for each setting."""
     bytes_each: dict[str, list[float]] = {}
     for load in LOADS:
-        # Without runs only to repeat the table: there every offset of a time slot follows the one before.
+        # TimeBucket without runs only repeats Pulsar's table: in that load the offsets of a time slot are consecutive.
         for structure in (INDEX, TIME_BUCKET, *([PLAIN] if load == CONSECUTIVE else [])):
             say(f"index: memory of {structure}, {load}")
             for rate, bits, _ in SETTINGS:
-                found = run(Case(structure, load, rate, bits, count), "memory")
+                measured = run(Case(structure, load, rate, bits, count), "memory")
                 row = f"{_named(rate, bits)} {structure}"
-                figures[load][f"{row}, memory_mb"] = round(found["memory_bytes"] / 1e6, 3)
-                figures[load][f"{row}, content_mb"] = round(found["content_bytes"] / 1e6, 3)
-                bytes_each.setdefault(f"{structure}, {load}", []).append(round(found["memory_bytes"] / count, 4))
+                figures[load][f"{row}, memory_mb"] = round(measured["memory_bytes"] / 1e6, 3)
+                figures[load][f"{row}, content_mb"] = round(measured["content_bytes"] / 1e6, 3)
+                bytes_each.setdefault(f"{structure}, {load}", []).append(round(measured["memory_bytes"] / count, 4))
     heap, share = run(Case(HEAP, SHUFFLED, 1, 0, _heap_ids(count)), "memory"), count / _heap_ids(count)
-    # Packed as Pulsar has it, 24 bytes; and what Python's own heap of tuples holds.
+    # `packed`: 24 bytes for each id, as in Pulsar. `memory`: the size of Python's heap of tuples.
     figures[SHUFFLED][f"{HEAP}, packed_mb"] = round(heap["content_bytes"] * share / 1e6, 2)
     figures[SHUFFLED][f"{HEAP}, memory_mb"] = round(heap["memory_bytes"] * share / 1e6, 2)
     return bytes_each
 
 
-def _times(count: int, figures: _Found) -> None:
-    """Fill in times, and what the index takes as a share of the heap's."""
+def _times(count: int, figures: _Figures) -> None:
+    """Add the times to `figures`, and the ratio of the index's times to the heap's."""
     for load in TIMED_LOADS:
         say(f"index: times, {load}")
         heap = run(Case(HEAP, load, 1, 0, _heap_ids(count)), "times")
         figures[load] |= {f"{HEAP}, {name}": round(value, 2) for name, value in heap.items()}
         for rate, bits, _ in TIMED_SETTINGS:
             for structure in (INDEX, TIME_BUCKET):
-                found = run(Case(structure, load, rate, bits, count), "times")
+                measured = run(Case(structure, load, rate, bits, count), "times")
                 row = f"{_named(rate, bits)} {structure}"
-                figures[load] |= {f"{row}, {name}": round(value, 2) for name, value in found.items()}
+                figures[load] |= {f"{row}, {name}": round(value, 2) for name, value in measured.items()}
                 if structure == INDEX:
-                    figures[load] |= {f"{row}, {name}_of_heap": _share(found[name], heap[name]) for name in heap}
+                    figures[load] |= {f"{row}, {name}_of_heap": _share(measured[name], heap[name]) for name in heap}
 
 
 def _metadata_rows() -> dict[str, Any]:
-    """Return the bytes a message of a bucket's metadata rows before compression, and the time to make and read them."""
+    """Measure a bucket's metadata rows: uncompressed bytes for each message, and the time to build and read them."""
     figures: dict[str, Any] = {}
     for spread, seconds in SPREADS_S.items():
         for bits in (10, 15):
@@ -158,7 +159,7 @@ def _metadata_rows() -> dict[str, Any]:
             index.add_entries(entries, bits)
             assert len(index) == SEALED
             read = time.process_time()
-            # Beside the bitmap: time slot and count of 8 bytes, partition of 4; the topic is a word in a dictionary.
+            # Besides the bitmap: time slot and count, 8 bytes each; partition, 4 bytes; topics are dictionary-encoded.
             size = sum(len(entry["offsets"]) + 20 for entry in entries)
             figures[f"{spread}, {bits} bits, bytes_each"] = round(size / SEALED, 2)
             figures[f"{spread}, {bits} bits, make_ns"] = round((made - begun) / SEALED * 1e9)
@@ -167,7 +168,7 @@ def _metadata_rows() -> dict[str, Any]:
 
 
 def _sealed(span_ms: int) -> pa.Table:
-    """Return the ids of a bucket of the default size, of two partitions, due at any time within `span_ms`."""
+    """Return the ids of a bucket of the default size, from two partitions, with random due times within `span_ms`."""
     random = np.random.default_rng(1)
     number = random.permutation(SEALED)
     return pa.table(
@@ -181,7 +182,7 @@ def _sealed(span_ms: int) -> pa.Table:
 
 
 def _heap_ids(count: int) -> int:
-    """Return how many of `count` ids a heap gets: whole segments, at least one."""
+    """Return the number of ids for a heap, given `count`: whole segments, at least one."""
     return max(1, count // HEAP_SHARE // SEGMENT_IDS) * SEGMENT_IDS
 
 

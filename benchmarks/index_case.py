@@ -1,4 +1,4 @@
-"""One structure of message ids under one load, measured in a process of its own: its memory, or its times."""
+"""Measures one structure of message ids under one load in a separate process: its memory, or its times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Part = tuple[str, int, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: `messages_per_ms` are due in each ms, and due times are trimmed by `precision_bits`."""
+    """One case: `messages_per_ms` messages are due in each ms; `precision_bits` low bits of due times are dropped."""
 
     structure: str
     load: str
@@ -41,14 +41,14 @@ class Case:
 
     @property
     def span_ms(self) -> int:
-        """From the first due time to the last."""
+        """The time from the first to the last due time."""
         return self.messages // self.messages_per_ms
 
 
 def run(case: Case, what: str) -> dict[str, float]:
-    """Measure `what`, "memory" or "times", of `case` in a fresh process."""
+    """Measure "memory" or "times" (`what`) of `case` in a new process."""
     command = [sys.executable, "-m", "benchmarks.index_case", what, json.dumps(asdict(case))]
-    # So that what malloc has in use is all of it: by itself Python takes small objects from pools of its own.
+    # With this setting malloc counts all objects; by default Python takes small objects from separate pools.
     environment = {**os.environ, "PYTHONMALLOC": "malloc"} if what == "memory" else None
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True, env=environment
@@ -57,14 +57,14 @@ def run(case: Case, what: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure what the arguments say; print the figures as JSON."""
+    """Measure as the arguments say; print the figures as JSON."""
     what, case = sys.argv[1], Case(**json.loads(sys.argv[2]))
     print(json.dumps(_memory(case) if what == "memory" else _times(case)))
 
 
 def _memory(case: Case) -> dict[str, float]:
-    """Return the bytes that the structure holds, and those of its content as if it were written."""
-    # What is made once, at first use, is not the structure's.
+    """Return the bytes of memory that the structure uses, and the bytes of its content when serialized."""
+    # Fill a small one first: objects that are created once, at first use, must not count.
     small = _filled(Case(case.structure, case.load, 1, case.precision_bits, 2 * SEGMENT_IDS))
     assert small.nbytes
     del small
@@ -75,7 +75,7 @@ def _memory(case: Case) -> dict[str, float]:
 
 
 def _times(case: Case) -> dict[str, float]:
-    """Return CPU times: others on the machine do not count."""
+    """Return CPU times, which other processes on the machine do not influence."""
     structure, add_s, random = _structure(case), 0.0, np.random.default_rng(2)
     known: list[tuple[str, int, int]] = []
     for topic, partition, offsets, deliver_at_ms in _parts(case):
@@ -110,7 +110,7 @@ def _times(case: Case) -> dict[str, float]:
 
 
 def _per_call_us(call: Callable[[Any], object], arguments: Iterable[Any]) -> float:
-    """Return the mean of as many calls as fit, after one that is not counted."""
+    """Return the mean time of a call: calls for `_MEASURED_S`, after a first one that does not count."""
     calls, begun, spent = -1, 0.0, 0.0
     for argument in arguments:
         call(argument)
@@ -132,7 +132,7 @@ def _filled(case: Case) -> Any:
 
 
 def _complete(structure: Any, case: Case) -> None:
-    """Do what a structure leaves until all is added, and see that it counts every id."""
+    """Do the work that a structure leaves until all ids are added, and check its count."""
     if case.structure == TIME_BUCKET:
         structure.optimise()
     assert len(structure) == case.messages
@@ -147,19 +147,19 @@ def _structure(case: Case) -> Any:
 
 
 def _parts(case: Case) -> Iterator[_Part]:
-    """Give the load in parts of `SEGMENT_IDS` ids of one source."""
+    """Yield the load in parts of `SEGMENT_IDS` ids of one source."""
     random = np.random.default_rng(1)
-    own = np.arange(SEGMENT_IDS)
-    for number in range(case.messages // SEGMENT_IDS):
+    numbers = np.arange(SEGMENT_IDS)
+    for part in range(case.messages // SEGMENT_IDS):
         if case.load in (CONSECUTIVE, SHUFFLED):
-            # The layout of Pulsar's table: each segment is a source, a ledger there, whose offsets begin at 0.
-            partition, offsets = number, own
+            # The layout of Pulsar's table: each segment is a separate source (a ledger) with offsets from 0.
+            partition, offsets = part, numbers
         else:
-            partition, offsets = number % 2, own + number // 2 * SEGMENT_IDS
+            partition, offsets = part % 2, numbers + part // 2 * SEGMENT_IDS
         if case.load == SPARSE:
             offsets = offsets * 100 + random.integers(0, 100, SEGMENT_IDS)
         if case.load == CONSECUTIVE:
-            due_ms = (own + number * SEGMENT_IDS) // case.messages_per_ms
+            due_ms = (numbers + part * SEGMENT_IDS) // case.messages_per_ms
         else:
             due_ms = random.integers(0, case.span_ms, SEGMENT_IDS)
         yield "in", partition, offsets, due_ms + FIRST_DUE_MS
@@ -175,7 +175,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def _in_use() -> int:
-    """Return the bytes that malloc has given out (glibc 2.33 or newer)."""
+    """Return the bytes that malloc has allocated (glibc 2.33 or newer)."""
     gc.collect()
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _MallInfo

@@ -1,4 +1,4 @@
-"""What the message-id index is measured against: Pulsar's TimeBucket, and the heap that it replaced there."""
+"""The structures that the message-id index is compared with: Pulsar's TimeBucket, and the heap that it replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Source = tuple[str, int]
 
 
 class TimeBucket:
-    """Time slot -> source -> Roaring bitmap of offsets (Pulsar's PR 23611), with the counts by slot that it lacks."""
+    """Time slot -> source -> Roaring bitmap of offsets (Pulsar's PR 23611), extended by counts for each slot."""
 
     def __init__(self, precision_bits: int) -> None:
         self._due = DueCounts(precision_bits)
@@ -27,7 +27,7 @@ class TimeBucket:
         return len(self._due)
 
     def optimise(self) -> None:
-        """Find runs and give back what is spare, once for all that was added."""
+        """Run-optimise the bitmaps and free spare memory; called once, after all ids are added."""
         for sources in self._slots.values():
             for offsets in sources.values():
                 offsets.run_optimize()
@@ -40,11 +40,11 @@ class TimeBucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as if written: bitmaps, and 8 each for a slot and a source's number."""
+        """Bytes when serialized: the bitmaps, and 8 bytes for each slot and for each source number."""
         return sum(8 + sum(8 + len(each.serialize()) for each in of.values()) for of in self._slots.values())
 
     def add(self, topic: str, partition: int, offsets: np.ndarray, deliver_at_ms: np.ndarray) -> None:
-        """Take in ids of one source."""
+        """Add ids of one source."""
         source, bits = (topic, partition), self._due.precision_bits
         order = np.argsort(deliver_at_ms >> bits, kind="stable")
         offsets, numbers = offsets[order], (deliver_at_ms >> bits)[order]
@@ -75,7 +75,7 @@ class TimeBucket:
 
 
 class Heap:
-    """Triples of due time, source and offset in a binary heap."""
+    """A binary heap of triples: due time, source and offset."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, _Source, int]] = []
@@ -90,17 +90,17 @@ class Heap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as Pulsar packs a triple: three numbers of 8."""
+        """Bytes in Pulsar's packing: three numbers of 8 bytes for each triple."""
         return 24 * len(self._heap)
 
     def add(self, topic: str, partition: int, offsets: np.ndarray, deliver_at_ms: np.ndarray) -> None:
-        """Take in ids of one source."""
+        """Add ids of one source."""
         source = (topic, partition)
         for offset, due_ms in zip(offsets.tolist(), deliver_at_ms.tolist(), strict=True):
             heappush(self._heap, (due_ms, source, offset))
 
     def between(self, start_ms: int, end_ms: int) -> Bounds:
-        """Count what is due in [start_ms, end_ms), by looking at all."""
+        """Count what is due in [start_ms, end_ms), by a scan of all triples."""
         count = sum(start_ms <= each[0] < end_ms for each in self._heap)
         return Bounds(count, count)
 
@@ -109,7 +109,7 @@ class Heap:
         return TimeSlot(self._heap[0][0], self._heap[0][0] + 1) if self._heap else None
 
     def forget_before(self, cutoff_ms: int) -> int:
-        """Take out what is due before `cutoff_ms`, one after the other."""
+        """Remove the triples due before `cutoff_ms`, one after the other."""
         before = len(self._heap)
         while self._heap and self._heap[0][0] < cutoff_ms:
             heappop(self._heap)

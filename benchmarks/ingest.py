@@ -1,4 +1,4 @@
-"""Ingest: a backlog of delayed messages into buckets, against what Spark needs to do no more than read it."""
+"""Ingest: the rate at which a backlog of delayed messages goes into buckets, compared with Spark only reading it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BATCHES = 10
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Preload, let the job ingest all, and read the same topic with Spark alone."""
+    """Fill the topic, let the job ingest it, and read the same topic with Spark alone."""
     count = int(MESSAGES * scale)
-    # The default at full scale; fewer messages must come in several batches too, or there is no rate.
+    # At full scale the default limit applies. A trial needs several batches too, or there is no rate to measure.
     fewer = [f"limits.messages_per_trigger={count // _BATCHES}"] if scale < 1 else []
     application = stand.application("ingest", *fewer)
     say(f"publishing {count:,} messages due in 48 h")
@@ -64,7 +64,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: half of the reading's rate, and nothing comes out two days early, or as a dead letter."""
+    """Return the aims: half the rate of reading; nothing delivered (two days early), and no dead letter."""
     of_read = ratio(figure(figures, JOB, "messages_per_s"), figure(figures, READ, "messages_per_s"))
     return [
         Aim("messages/s sealed or held, of Spark's reading alone", of_read, 0.5, at_least=True),
@@ -74,5 +74,5 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw messages committed over time."""
+    """Draw the number of committed messages over time."""
     return progress_figure(outcome)

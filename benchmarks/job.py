@@ -1,4 +1,4 @@
-"""The job as its users run it: a process, watched from outside."""
+"""Runs the job as a user does, as a process, and watches it from outside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RECOVERED_LINE = re.compile(
 
 
 class BatchLine(NamedTuple):
-    """What the job's log says of one batch: messages and segments sealed, seconds that its steps took."""
+    """One batch in the job's log: messages and segments sealed, and the seconds that its steps took."""
 
     sealed: int
     segments: int
@@ -42,7 +42,7 @@ class BatchLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Application:
-    """The names and settings of one application; its storage lies in `folder`."""
+    """The names and settings of one application; `folder` has its storage."""
 
     name: str
     folder: Path
@@ -60,13 +60,13 @@ class Application:
 
     @property
     def settings(self) -> Settings:
-        """All settings; none comes from this process's environment."""
+        """All settings, without those in this process's environment."""
         return load_settings(None, self.overrides, environ={})
 
 
 @dataclass
 class Job:
-    """`delayline run` as a process, its log, its checkpoint watched, its use of CPU and memory sampled."""
+    """`delayline run` as a process, with its log, a watch on its checkpoint, and samples of its CPU and memory."""
 
     application: Application
     overrides: list[str]
@@ -74,18 +74,18 @@ class Job:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it, and return once its query runs. `start_s` is how long that took."""
+        """Start the process, and return when its query runs. Sets `start_s`, the seconds that this took."""
         self.launch()
         wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, "the start of the job", self.check)
         self.start_s = time.monotonic() - self.launched
 
     def launch(self) -> None:
-        """Start its process, again after an end, and return at once. `launched` is when, by `time.monotonic()`."""
+        """Start or restart the process, and return at once. Sets `launched`, the start by `time.monotonic()`."""
         folder = self.application.folder
         folder.mkdir(exist_ok=True)
         self.log_file = folder / f"run-{time.time_ns()}.log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
-        # A job that is killed leaves these files, and they go with the folder.
+        # A killed job leaves these files behind; this folder is removed with the stand.
         environment["SPARK_LOCAL_DIRS"] = str(folder.with_name(f"{folder.name}-local"))
         command = [sys.executable, "-m", "streaming.cli", "run"]
         for override in self.overrides:
@@ -100,25 +100,25 @@ class Job:
 
     @property
     def log(self) -> str:
-        """What it has printed."""
+        """Everything that the process has printed."""
         return self.log_file.read_text(errors="replace")
 
     def check(self) -> None:
-        """Raise RuntimeError with the end of its log when it has ended."""
+        """Raise RuntimeError with the end of the log if the process has ended."""
         if self._process is None or (code := self._process.poll()) is not None:
             raise RuntimeError(f"the job ended with {code}:\n{self.log[-3000:]}")
 
     def kill(self) -> None:
-        """End it as a crash would: SIGKILL to its whole tree. Raises RuntimeError when it has ended before."""
+        """Kill the whole process tree by SIGKILL, like a crash. Raises RuntimeError if the job had ended before."""
         self.check()
-        process = self._let_go()
+        process = self._detach()
         assert process is not None
         kill_tree(process.pid)
         process.wait()
 
     def stop(self) -> None:
-        """End it in order, by SIGKILL to its tree if that takes too long. Does nothing the second time."""
-        if (process := self._let_go()) is None:
+        """Stop the job by SIGTERM, or by SIGKILL to its tree if that takes too long. A second call does nothing."""
+        if (process := self._detach()) is None:
             return
         tree = _children(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -131,7 +131,7 @@ class Job:
                 raise
             say(f"the job did not stop within {_STOP_TIMEOUT_S:.0f} s, and was killed")
         finally:
-            # A driver that was stopped while it started leaves its JVM to notice by itself.
+            # If the driver was stopped during its start, its JVM may still run until it notices.
             for child in psutil.wait_procs(tree, _ORPHAN_S)[1]:
                 child.kill()
 
@@ -140,24 +140,24 @@ class Job:
         wait_until(lambda: self.batches.messages >= count, timeout_s, f"{count:,} messages ingested", self.check)
 
     def batch_lines(self) -> dict[int, BatchLine]:
-        """Return what its log says of batches that delivered or sealed, by batch."""
-        found = _BATCH_LINE.finditer(self.log)
-        return {int(line[1]): BatchLine(int(line[3]), int(line[4]), float(line[5])) for line in found}
+        """Return the lines of the log about batches that delivered or sealed, by batch id."""
+        matches = _BATCH_LINE.finditer(self.log)
+        return {int(line[1]): BatchLine(int(line[3]), int(line[4]), float(line[5])) for line in matches}
 
     def sealed(self) -> int:
-        """Return from its log how many messages it sealed since its start."""
+        """Return the number of messages that the job has sealed since its start, from its log."""
         return sum(line.sealed for line in self.batch_lines().values())
 
     def recovered(self) -> dict[str, int]:
-        """Return from its log what its start found sealed: segments, buckets, messages, metadata_bytes in its memory.
+        """Return what the job recovered at its start, from its log: segments, buckets, messages, metadata_bytes.
 
-        Empty if it has not logged that.
+        `metadata_bytes` is the size in the driver's memory. Returns an empty dict if the line is not in the log.
         """
-        found = _RECOVERED_LINE.search(self.log)
-        return {name: int(value) for name, value in found.groupdict().items()} if found else {}
+        match = _RECOVERED_LINE.search(self.log)
+        return {name: int(value) for name, value in match.groupdict().items()} if match else {}
 
     def triggers(self, start_s: float, end_s: float) -> dict[str, float]:
-        """Describe the triggers within [start_s, end_s) epoch s: by the checkpoint, and their steps by the log."""
+        """Return percentiles of the triggers' durations within [start_s, end_s) epoch s, from checkpoint and log."""
         batches = self.batches.between(start_s, end_s)
         lines = self.batch_lines()
         spans_s: dict[str, Any] = {
@@ -172,8 +172,8 @@ class Job:
             for percent in (50, 99)
         }
 
-    def _let_go(self) -> subprocess.Popen[bytes] | None:
-        """End the watching, and return the process if it has not been ended here before."""
+    def _detach(self) -> subprocess.Popen[bytes] | None:
+        """Stop the watches and return the process; None if a call before this one did."""
         process, self._process = self._process, None
         if process is not None:
             self.batches.stop()

@@ -1,4 +1,4 @@
-"""Lateness: received minus due at 1,000 messages a second, with nothing else waiting and with a million waiting."""
+"""Lateness (time received minus due time) at 1,000 messages/s, with nothing else waiting and with a million waiting."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NONE_WAITING, MANY_WAITING, KAFKA_ALONE = "nothing else waiting", "1 million wai
 
 
 def light_traffic(share: float, first: int = 0) -> Traffic:
-    """Return this benchmark's load, whose times `share` shortens."""
+    """Return the load of this benchmark. `share` shortens its times; `first` is the number of its first message."""
     return Traffic(RATE, SHORTEST_S, LONGEST_S, max(5.0, WARM_UP_S * share), max(5.0, LOAD_S * share), first)
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Run both cases, then the same load through Kafka alone."""
+    """Measure both cases, then the same load through Kafka alone."""
     figures, series = {}, {}
     for number, (case, waiting) in enumerate({NONE_WAITING: 0, MANY_WAITING: int(WAITING * scale)}.items()):
         lateness_ms, figures[case] = _case(stand, f"lateness-{number}", waiting, scale)
@@ -45,7 +45,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: punctual on average and in the tail, without a fault, in both cases."""
+    """Return the aims for both cases: low median and 99th percentile of lateness, and no fault."""
     return [aim for case in (NONE_WAITING, MANY_WAITING) for aim in delivery_aims(figures, case)]
 
 
@@ -64,13 +64,13 @@ def _case(stand: Stand, name: str, waiting: int, scale: float) -> tuple[npt.NDAr
     job = stand.job(application)
     if waiting:
         job.wait_for_messages(waiting, INGEST_TIMEOUT_S)
-    lateness_ms, found = run_through(stand, application, job, light_traffic(scale))
+    lateness_ms, measured = run_through(stand, application, job, light_traffic(scale))
     job.stop()
-    return lateness_ms, {"waiting": waiting} | found
+    return lateness_ms, {"waiting": waiting} | measured
 
 
 def _kafka_alone(stand: Stand, traffic: Traffic) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    """Publish at the same rate and for as long to a topic that the receiver reads itself; messages are due at once."""
+    """Publish at the same rate, for as long, to a topic that the receiver reads directly; messages are due at once."""
     topic = stand.topic("bare")
     say(f"the same load through Kafka alone for {traffic.seconds:.0f} s")
     publisher, out = Publisher(stand.bootstrap, topic, PARTITIONS), stand.folder / "bare.npz"

@@ -1,4 +1,4 @@
-"""The load: 100-byte values that say when they are due, published with every header form, at once or at a rate."""
+"""The load: 100-byte values that contain their due time, published with all header forms, at once or at a rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PADDING_BYTES = VALUE_BYTES - 30
 KEYS = 1000
 _PADDING = [random.Random(seed).randbytes(VALUE_BYTES).hex()[:PADDING_BYTES].encode() for seed in range(64)]
 _KEYS = [None if number % 10 == 9 else b"key-%d" % number for number in range(KEYS)]
-# Warnings alone: at its end a client notes what it did not look at.
+# Log level: warnings only. At its end, a client would log a notice about events that it did not poll.
 _OPTIONS = {"linger.ms": 5, "queue.buffering.max.messages": 500_000, "acks": "all", "log_level": 4}
 _FLUSH_S = 120
 
@@ -34,23 +34,23 @@ class Load:
 def value_of(number: int, due_us: int, padding: bytes | None = None) -> bytes:
     """Return a value that begins with the message's number and its due time in epoch microseconds.
 
-    `padding` fills it up to `VALUE_BYTES`; by default one of a few, which compress well.
+    `padding` fills the value up to `VALUE_BYTES`. The default paddings are few, and compress well.
     """
     return b"%012d %016d %b" % (number, due_us, padding or _PADDING[number % len(_PADDING)])
 
 
 def read_value(value: bytes) -> tuple[int, int]:
-    """Return the number and the due time (epoch microseconds) of `value_of`."""
+    """Return the number and the due time (epoch microseconds) from a value that `value_of` made."""
     return int(value[:12]), int(value[13:29])
 
 
 def key_of(number: int) -> bytes | None:
-    """Return a key of `KEYS`; a tenth of the messages has none."""
+    """Return one of `KEYS` keys; a tenth of the messages has none."""
     return _KEYS[number % KEYS]
 
 
 def any_delay(load: Load) -> Header:
-    """Give the due time in one of four forms: an instant as ms or ISO-8601, a delay with and without a unit."""
+    """Return the header for the due time, in one of four forms: epoch ms, ISO-8601, a delay with or without a unit."""
     form = load.number % 4
     if form < 2:
         return instant(Load(form, load.due_ms, load.stamp_ms))
@@ -59,7 +59,7 @@ def any_delay(load: Load) -> Header:
 
 
 def instant(load: Load) -> Header:
-    """Give the due time as an instant, by turns in ms and in ISO-8601."""
+    """Return the header for the due time as an instant, by turns in epoch ms and in ISO-8601."""
     if load.number % 2 == 0:
         return "deliver-at", b"%d" % load.due_ms
     at = datetime.fromtimestamp(load.due_ms / 1000, UTC)
@@ -67,18 +67,18 @@ def instant(load: Load) -> Header:
 
 
 class Publisher:
-    """Publishes to one topic, by turns to each partition, with explicit timestamps, so that delays are exact."""
+    """Publishes to the partitions of one topic in turn, with explicit timestamps, so that delays are exact."""
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, options: Mapping[str, str | int | bool] | None = None
     ) -> None:
-        """`options` are librdkafka's, over those of every load."""
+        """Open the producer. `options` are librdkafka options that override the default ones."""
         self._producer = Producer({"bootstrap.servers": bootstrap, **_OPTIONS, **(options or {})})
         self._topic = topic
         self._partitions = partitions
 
     def preload(self, loads: Iterable[Load], header: Callable[[Load], Header]) -> float:
-        """Publish all at once, each with one header, and return the seconds it took."""
+        """Publish all messages as fast as possible, each with one header; return the seconds it took."""
         begun = time.monotonic()
         for load in loads:
             self.publish(load, [header(load)])
@@ -86,7 +86,10 @@ class Publisher:
         return time.monotonic() - begun
 
     def preload_at_once(self, loads: Iterable[Load], header: Callable[[Load], Header]) -> None:
-        """Publish all in one transaction: a job sees them in one instant. Needs the option `transactional.id`."""
+        """Publish all messages in one transaction, so that a job sees them in one instant.
+
+        Needs the option `transactional.id`.
+        """
         self._producer.init_transactions(_FLUSH_S)
         self._producer.begin_transaction()
         for load in loads:
@@ -96,9 +99,9 @@ class Publisher:
     def pace(
         self, rate: int, seconds: float, load_at: Callable[[int, float], tuple[int, list[Header]]], first: int = 0
     ) -> int:
-        """Publish `rate` messages a second, numbered from `first`, and return how many.
+        """Publish `rate` messages/s for `seconds`, numbered from `first`; return their count.
 
-        `load_at` gives, for a number and the instant of publishing (epoch s), the due time (epoch
+        `load_at` takes a message's number and the time of publishing (epoch s), and returns the due time (epoch
         microseconds) and the headers.
         """
         count, begun = int(rate * seconds), time.time()
@@ -117,11 +120,11 @@ class Publisher:
         self._send(load.number, load.due_ms * 1000, load.stamp_ms, headers)
 
     def close(self) -> None:
-        """End the client, before its broker goes and it complains."""
+        """Close the client. Call this before the broker stops: the client would log errors."""
         self._producer.close()
 
     def flush(self) -> None:
-        """Wait until the broker has all of it. Raises RuntimeError if it has not."""
+        """Wait until the broker has all messages. Raises RuntimeError if it does not get them in time."""
         if left := self._producer.flush(_FLUSH_S):
             raise RuntimeError(f"{left} messages could not be published to {self._topic}")
 
@@ -142,7 +145,7 @@ class Publisher:
 
 
 def far_loads(count: int, after_s: float, spread_s: float) -> Iterable[Load]:
-    """Give `count` messages due `after_s` from now, spread evenly over `spread_s` in no order."""
+    """Yield `count` messages due from `after_s` from now, spread evenly over `spread_s`, in random order."""
     stamp_ms = time.time_ns() // 1_000_000
     spread_ms = max(1, int(spread_s * 1000))
     chance = random.Random(1)

@@ -1,4 +1,4 @@
-"""Spark reading an input topic and doing nothing with it, in a process and a JVM of its own."""
+"""Spark reads an input topic and discards the records, in a separate process and JVM: the reference for `ingest`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMEOUT_S = 1200
 
 
 def run(overrides: list[str]) -> list[int]:
-    """Return the messages/s of `RUNS` reads, after one to warm up, with the session that the job has."""
+    """Return the messages/s of `RUNS` reads, after one for warm-up, in a session with the job's options."""
     command = [sys.executable, "-m", "benchmarks.noop_read", *overrides]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True)
     return list(json.loads(done.stdout.splitlines()[-1]))
@@ -40,7 +40,7 @@ def main() -> None:
         begun = time.monotonic()
         records.write.format("noop").mode("overwrite").save()
         seconds = time.monotonic() - begun
-        # Counting is a job of its own, after the clock has stopped.
+        # Counting is a separate Spark job, after the measured time.
         rates.append(round(records.count() / seconds))
     spark.stop()
     print(json.dumps(rates[1:]))

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures, aims and whether they are met, written as JSON and shown as a table."""
+"""The outcome of a benchmark: figures, aims and whether they are met, written as JSON and shown as a table."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.table import Table
 
 from benchmarks.provenance import provenance
 
-# Cores that other processes may take on average, in each measured window, before a result counts as disturbed.
+# If other processes take more cores than this on average, in any measured window, a result counts as disturbed.
 DISTURBED_CORES = 0.25
 _ELSEWHERE = "cpu_elsewhere"
 
 
 @dataclass(frozen=True)
 class Aim:
-    """One figure with a target, in `unit`; met at or below it, or with `at_least` at or above it.
+    """A figure with a target, in `unit`. The aim is met at or below the target, or with `at_least` at or above it.
 
-    A `value` of None is a figure that was not measured: the aim is not met. `missing` says why.
+    If the figure was not measured, `value` is None, the aim is not met, and `missing` has the reason.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Aim:
 
     @property
     def measured(self) -> float | None:
-        """The value, as a plain number; None if there is none."""
+        """The value as a plain number; None if it is missing or NaN."""
         return None if self.value is None or math.isnan(self.value) else float(self.value)
 
     @property
@@ -46,7 +46,7 @@ class Aim:
         return value >= self.target if self.at_least else value <= self.target
 
     def as_json(self) -> dict[str, Any]:
-        """The aim as it stands in a result file."""
+        """Return the aim in the form of a result file."""
         relation = ">=" if self.at_least else "<="
         value = self.measured
         return {
@@ -60,10 +60,13 @@ class Aim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A benchmark's result: met if all `aims` are, and one of the `alternatives` where there are any.
+    """A benchmark's result: met if all `aims` are met, and one of the `alternatives` if there are any.
 
-    `figures` are what else was measured, by case; `series` is what the plot shows. Where cases were measured apart,
-    `runs` has the `provenance` of each run. Without aims, or when other processes took CPU, nothing is met.
+    A result without aims, or disturbed by other processes, is not met.
+
+    - `figures`: all measured values, by case.
+    - `series`: the data of the plot.
+    - `runs`: the `provenance` of each run, if the cases were measured in separate runs.
     """
 
     name: str
@@ -83,11 +86,11 @@ class Outcome:
 
     @property
     def disturbed(self) -> dict[str, float]:
-        """The cores that other processes took, by `<case>, <figure>`, where they took too much."""
+        """The cores that other processes took, by `<case>, <figure>`; only values above the limit."""
         return {
             f"{case}, {name}": cores
-            for case, found in self.figures.items()
-            for name, cores in found.items()
+            for case, figures in self.figures.items()
+            for name, cores in figures.items()
             if name.endswith(_ELSEWHERE) and cores > DISTURBED_CORES
         }
 
@@ -105,7 +108,7 @@ class Outcome:
             **({"runs": self.runs} if self.runs else {}),
             **provenance(scale),
         }
-        # The series on one line: a reader wants the figures.
+        # The series are on one line, so that the figures stay readable.
         text = json.dumps(content, indent=1).removesuffix("\n}")
         (folder / f"{self.name}.json").write_text(f'{text},\n "series": {json.dumps(self.series)}\n}}\n')
 

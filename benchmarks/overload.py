@@ -1,4 +1,4 @@
-"""Overload: ten times as much comes in as the job takes, while messages that were accepted before fall due."""
+"""Overload: ten times more messages arrive than the job accepts, while messages accepted before fall due."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import due_between, percentiles
 from benchmarks.waiting import say
 
-# What a batch takes, and so what a publisher must send to be ten times over it; the machine must manage both.
+# Messages that a batch accepts, and its duration. The flood is ten times that rate; the machine must manage both.
 PER_TRIGGER, TRIGGER_S = 1_000, 0.5
 FLOOD_RATE = int(10 * PER_TRIGGER / TRIGGER_S)
 FLOOD_S = 300.0
-# Those that are accepted before: so many fall due in each second of the flood.
+# Messages accepted before the flood: so many of them fall due in each second of the flood.
 ACCEPTED_RATE = 200
 CALM, FLOOD, ALL = "calm", "flood", "all that came"
-# Of what floods in, most is still in the input topic at the end: it cannot be said to be lost.
+# At the end most of the flood is still in the input topic, so these messages cannot count as lost.
 FAULTS_OF_ALL = tuple(name for name in FAULTS if name not in ("lost", "inversions", "out_of_order"))
-# The calm is a reference: a minute of it, of a job that has delivered for half a minute.
+# The reference is a minute of calm, after the job has delivered for half a minute.
 WARM_UP_S, CALM_S, SHORTEST_S = 30.0, 60.0, 15.0
 _INGEST_TIMEOUT_S = 600.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Let accepted messages fall due in a calm and in a flood; compare lateness and memory, and ask for the lag."""
+    """Let accepted messages fall due in a calm and in a flood; compare lateness and memory, and read the input lag."""
     warm_up_s, calm_s, flood_s = (max(SHORTEST_S, full_s * scale) for full_s in (WARM_UP_S, CALM_S, FLOOD_S))
     before_s = warm_up_s + calm_s
     application = stand.application("overload", f"limits.messages_per_trigger={PER_TRIGGER}")
@@ -48,7 +48,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     _publish_accepted(stand, application, count, first_due_s, before_s + flood_s)
     job.wait_for_messages(count, _INGEST_TIMEOUT_S)
     if time.time() > first_due_s:
-        raise RuntimeError("they were not accepted in time: the machine is too busy")
+        raise RuntimeError("the messages were not accepted in time: the machine is too busy")
     out = stand.folder / "overload.npz"
     limit_s = first_due_s - time.time() + before_s + flood_s + 120
     with Receiver(stand.bootstrap, application.output, PARTITIONS, 10**12, limit_s - 60, out) as receiver:
@@ -70,14 +70,14 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: the flood changes little for what was accepted before, and it is a flood."""
+    """Return the aims: the flood hardly affects messages accepted before, and it exceeds what the job accepts."""
 
     def of_calm(name: str) -> float | None:
         return ratio(figure(figures, FLOOD, name), figure(figures, CALM, name))
 
     largest_ms, batch_s = figure(figures, FLOOD, "max_ms"), figure(figures, FLOOD, "plan_to_commit_p99_s")
     published, lag = figure(figures, FLOOD, "published"), figure(figures, FLOOD, "lag")
-    # At least one, so that a job which took in nothing at all is a flood as well.
+    # At least one, so that a job that accepted nothing counts as flooded too.
     taken_in = None if published is None or lag is None else max(1.0, published - lag)
     return [
         Aim("p99 of accepted messages, to that in the calm", of_calm("p99_ms"), 2.0),
@@ -90,7 +90,7 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw the lateness of accepted messages over the time at which they fell due."""
+    """Draw the lateness of messages accepted before the flood, over their due time."""
     drawn, axes = figure_of(outcome)
     for case, (seconds, values) in outcome.series.items():
         axes.plot(seconds, values, label=case)
@@ -109,7 +109,7 @@ def _publish_accepted(stand: Stand, application: Application, count: int, first_
 
 
 def _flood(stand: Stand, application: Application, first: int, seconds: float) -> int:
-    """Publish ten times too much, due after 5-60 s, and return how many."""
+    """Publish ten times the job's rate, with delays of 5-60 s; return the number of messages."""
     chance = random.Random(6)
 
     def delayed(number: int, now_s: float) -> tuple[int, list[Header]]:
@@ -135,7 +135,7 @@ def _lag(application: Application) -> int:
 def _figures(
     received: Received, count: int, windows_s: dict[str, tuple[float, float]], job: Job
 ) -> dict[str, dict[str, Any]]:
-    """Return lateness and cost of both windows (epoch s), and faults: `count` messages were accepted before."""
+    """Return lateness and cost in both windows (epoch s), and the faults. `count` messages were accepted before."""
     accepted = received.where(received["number"] < count)
     figures: dict[str, dict[str, Any]] = {}
     for case, window_s in windows_s.items():
@@ -143,12 +143,13 @@ def _figures(
         figures[case] = {"messages": len(late_ms), **percentiles(late_ms)}
         figures[case] |= job.triggers(*window_s) | job.usage.between(*window_s)
     figures[FLOOD] |= accepted.faults(count)
-    # The flood's numbers follow on those.
-    everything = received.faults(int(received["number"].max()) + 1)
-    return figures | {ALL: {name: everything[name] for name in FAULTS_OF_ALL}}
+    # The flood's numbers follow the numbers of those messages.
+    faults = received.faults(int(received["number"].max()) + 1)
+    return figures | {ALL: {name: faults[name] for name in FAULTS_OF_ALL}}
 
 
 def _largest(seconds: Any, values: Any) -> list[list[float]]:
-    whole = np.floor(seconds)
-    at = np.unique(whole)
-    return [at.tolist(), [round(float(values[whole == second].max()), 1) for second in at]]
+    """Return the whole seconds, and the largest value within each."""
+    floors = np.floor(seconds)
+    unique = np.unique(floors)
+    return [unique.tolist(), [round(float(values[floors == second].max()), 1) for second in unique]]

@@ -1,4 +1,4 @@
-"""Figures of one look, drawn without a screen."""
+"""Plots in one common style, drawn without a screen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def figure_of(outcome: Outcome) -> tuple[Any, Any]:
 
 
 def lateness_figure(outcome: Outcome, aim_ms: float) -> Any:
-    """Draw the share of messages that came within a lateness; each series is a `benchmarks.traffic.curve`."""
+    """Draw the share of messages received within a lateness; each series is a `benchmarks.traffic.curve`."""
     figure, axes = figure_of(outcome)
     for case, (percents, values) in outcome.series.items():
         axes.plot(np.maximum(values, 0.1), percents, label=case)
@@ -34,7 +34,7 @@ def lateness_figure(outcome: Outcome, aim_ms: float) -> Any:
 
 
 def progress_figure(outcome: Outcome) -> Any:
-    """Draw the messages that were taken in over the seconds since the first batch was planned."""
+    """Draw the number of ingested messages over the seconds since the first batch was planned."""
     figure, axes = figure_of(outcome)
     for case, (seconds, messages) in outcome.series.items():
         axes.plot(seconds, messages, marker=".", label=case)
@@ -44,6 +44,6 @@ def progress_figure(outcome: Outcome) -> Any:
 
 
 def save(figure: Any, file: Path) -> None:
-    """Write the figure as PNG, and let it go."""
+    """Write the figure as PNG, and close it."""
     figure.savefig(file, dpi=120)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: when, by which command, on which machine, of which code."""
+"""The provenance of a measurement: date, command, machine, and code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("pyspark", "delta-spark", "pyarrow", "pandas", "confluent-kafka")
 
 
 def provenance(scale: float) -> dict[str, Any]:
-    """Say when, by which command and on what a measurement was made."""
+    """Return the date, the command, the scale and the machine of a measurement."""
     started = sys.modules["__main__"].__spec__
     module = "benchmarks" if started is None else started.name.removesuffix(".__main__")
     return {
@@ -34,7 +34,7 @@ def provenance(scale: float) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe what the figures were measured on, and of which commit."""
+    """Return the hardware, the software versions and the commit of a measurement."""
     java = java_command()
     kafka = next((jar.stem for jar in broker_jars() if jar.name.startswith("kafka_")), "?")
     return {
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def service_code() -> str:
-    """Return a short hash of the service's files as they are now: the same in two commits that differ elsewhere."""
+    """Return a short hash of the service's current files: the same in two commits that differ only in other files."""
     files = (file for package in _SERVICE for file in (_ROOT / package).rglob("*") if "__pycache__" not in file.parts)
     whole = hashlib.sha256()
     for file in sorted(file for file in files if file.is_file()):

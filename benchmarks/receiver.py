@@ -1,8 +1,8 @@
-"""A subscriber of committed records in a process of its own, so that no other work holds its clock up.
+"""A subscriber of committed records in a separate process, so that no other work delays its timestamps.
 
-`python -m benchmarks.receiver BOOTSTRAP TOPIC STARTS COUNT TIMEOUT_S OUT` prints `ready`, reads the topic from the
-offsets STARTS (one for each partition, as "0,0") until it has COUNT records (and two seconds more, for those that
-should not be there), and writes an array for each column to OUT, a .npz file.
+`python -m benchmarks.receiver BOOTSTRAP TOPIC STARTS COUNT TIMEOUT_S OUT` prints `ready`, and reads the topic from the
+offsets STARTS (one for each partition, such as "0,0") until it has COUNT records. It reads for two more seconds, to
+find surplus records, and writes an array for each column to OUT, a .npz file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.load import read_value
 
 _GRACE_S = 2.0
-# A broker that is away: the client looks for it again.
-_PASSING = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "COORDINATOR_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION"}
+# Errors while the broker is down: the client reconnects.
+_TRANSIENT = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "COORDINATOR_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION"}
 COLUMNS = ("partition", "offset", "number", "due_us", "received_us", "header_ms", "in_partition", "in_offset")
 
 
 @dataclass(frozen=True)
 class Received:
-    """Columns of what was received, in the order of output partition and offset. Instants in epoch microseconds."""
+    """The received records as columns, ordered by output partition and offset. Instants are epoch microseconds."""
 
     columns: dict[str, npt.NDArray[np.int64]]
 
     @classmethod
     def read(cls, file: Path) -> Received:
-        """Read what `main` wrote."""
+        """Read a file that `main` wrote."""
         with np.load(file) as columns:
             order = np.lexsort((columns["offset"], columns["partition"]))
             return cls({name: columns[name][order] for name in COLUMNS})
@@ -45,20 +45,20 @@ class Received:
         return self.columns[name]
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Received:
-        """Keep some of the records."""
+        """Return the `chosen` records."""
         return Received({name: column[chosen] for name, column in self.columns.items()})
 
     @property
     def lateness_ms(self) -> npt.NDArray[np.float64]:
-        """Received minus due, by the publisher's word for when it is due."""
+        """Time received minus due time. The due time is the one in the value, from the publisher."""
         return np.asarray((self["received_us"] - self["due_us"]) / 1000)
 
     def faults(self, published: int, first: int = 0) -> dict[str, int]:
-        """Count what the contract forbids. `published` messages were numbered from `first`.
+        """Count the faults, given that `published` messages were numbered from `first`.
 
-        `inversions`: neighbours in an output partition with descending due times; `out_of_order`: those that are not
-        in the contract's whole order; `altered`: records whose `delayline-deliver-at` is not when they were due, or
-        whose number was not published.
+        - `inversions`: neighbours in an output partition with descending due times.
+        - `out_of_order`: neighbours that violate the contract's full order.
+        - `altered`: records with a wrong `delayline-deliver-at`, or with a number that was not published.
         """
         numbers = np.unique(self["number"])
         own = (numbers >= first) & (numbers < first + published)
@@ -76,7 +76,7 @@ class Received:
 
 
 class Receiver:
-    """Runs `main` as a process. A context, which ends it. `starts` are the offsets to begin at, by default 0."""
+    """Runs `main` as a process. A context manager: waits until the process is ready, and ends it."""
 
     def __init__(
         self,
@@ -88,6 +88,17 @@ class Receiver:
         out: Path,
         starts: Sequence[int] | None = None,
     ) -> None:
+        """Start the process.
+
+        Args:
+            bootstrap: `host:port` of the broker.
+            topic: the topic to read.
+            partitions: its number of partitions.
+            count: the number of records to expect.
+            timeout_s: the longest time to read.
+            out: the file for the columns.
+            starts: the offset to start from in each partition; by default 0.
+        """
         self._out, self._timeout_s = out, timeout_s
         offsets = ",".join(map(str, starts or [0] * partitions))
         arguments = [bootstrap, topic, offsets, str(count), str(timeout_s), str(out)]
@@ -107,21 +118,26 @@ class Receiver:
         self._process.wait()
 
     def result(self) -> Received:
-        """Wait until it has all or its time is over, and return what it has."""
+        """Wait until the process has all records or its time is over, and return the records."""
         if code := self._process.wait(self._timeout_s + 60):
             raise RuntimeError(f"the receiver ended with {code}")
         return Received.read(self._out)
 
 
 def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeout_s: float) -> list[array[int]]:
-    """Read `count` records from the offsets `starts`, one a partition, or what comes within `timeout_s`.
+    """Read `count` records, or those that arrive within `timeout_s`; return one array for each of `COLUMNS`.
 
-    Returns one array for each of `COLUMNS`.
+    Args:
+        bootstrap: `host:port` of the broker.
+        topic: the topic to read.
+        starts: the offset to start from in each partition.
+        count: the number of records to expect; surplus records within two more seconds are read too.
+        timeout_s: the longest time to read.
     """
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "receiver", "isolation.level": "read_committed",
          "enable.auto.commit": False, "fetch.wait.max.ms": 100,
-         # Where a broker is killed on purpose, that it cannot be reached is no news.
+         # Some benchmarks kill the broker on purpose: the client must not log that it is unreachable.
          "log_level": 0}
     )  # fmt: skip
     consumer.assign([TopicPartition(topic, number, start) for number, start in enumerate(starts)])
@@ -134,7 +150,7 @@ def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeo
             continue
         received_us = time.time_ns() // 1000
         if (error := message.error()) is not None:
-            if error.retriable() or error.name() in _PASSING:
+            if error.retriable() or error.name() in _TRANSIENT:
                 continue
             raise RuntimeError(error)
         row = (
@@ -154,7 +170,7 @@ def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeo
 
 
 def _headers(message: Any) -> tuple[int, int, int]:
-    """Return what the service says: due (epoch ms), input partition and offset; -1 where it says nothing."""
+    """Return the due time (epoch ms), input partition and offset from the service's headers; -1 if there are none."""
     headers = dict(message.headers() or [])
     if "delayline-id" not in headers:
         return -1, -1, -1
@@ -163,7 +179,7 @@ def _headers(message: Any) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    """Read, and write the columns."""
+    """Read the topic, and write the columns."""
     bootstrap, topic, offsets, count, timeout_s, out = sys.argv[1:]
     starts = [int(offset) for offset in offsets.split(",")]
     columns = receive(bootstrap, topic, starts, int(count), float(timeout_s))

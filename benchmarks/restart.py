@@ -1,4 +1,4 @@
-"""Restart: from the start of a killed job's process until a message that was due meanwhile is with a subscriber."""
+"""Restart: the time from the start of a killed job's new process until a subscriber has a message that is due."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say
 
 TIMEOUT_S = 900.0
-# Far from the numbers of any load.
+# Far above the numbers of any load.
 _FIRST_NUMBER = 900_000_000_000
 
 
 def restart_s(stand: Stand, application: Application, job: Job, attempt: int) -> float:
-    """Kill the job's tree, publish a plain message, and start the job again; return the seconds from then on.
+    """Kill the job's process tree, publish a plain message, and start the job again.
 
-    They end when a subscriber of committed records has the message. The job then runs, and has nothing left to do.
+    Returns the seconds from that start until a subscriber of committed records has the message. Afterwards the job runs
+    and is idle.
     """
     job.kill()
     consumer = _at_the_end(stand, application)
@@ -29,16 +30,16 @@ def restart_s(stand: Stand, application: Application, job: Job, attempt: int) ->
     publisher.flush()
     publisher.close()
     job.launch()
-    seconds = _seen(consumer, number, job) - job.launched
+    seconds = _received_at(consumer, number, job) - job.launched
     consumer.close()
     say(f"{application.name}: back {seconds:.1f} s after the start of its process")
-    # The next kill is one of an idle job again.
+    # The next kill must find an idle job again.
     job.wait_for_messages(sum(stand.end_offsets(application.input)), TIMEOUT_S)
     return seconds
 
 
 def _at_the_end(stand: Stand, application: Application) -> Consumer:
-    """Return a subscriber of what comes from now on."""
+    """Return a subscriber that starts at the current end of the output topic."""
     consumer = Consumer(
         {"bootstrap.servers": stand.bootstrap, "group.id": "restart", "isolation.level": "read_committed",
          "enable.auto.commit": False, "fetch.wait.max.ms": 100}
@@ -48,8 +49,8 @@ def _at_the_end(stand: Stand, application: Application) -> Consumer:
     return consumer
 
 
-def _seen(consumer: Consumer, number: int, job: Job) -> float:
-    """Return when the message came, by `time.monotonic()`."""
+def _received_at(consumer: Consumer, number: int, job: Job) -> float:
+    """Return when the message was received, by `time.monotonic()`. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         message = consumer.poll(0.1)
@@ -61,4 +62,4 @@ def _seen(consumer: Consumer, number: int, job: Job) -> float:
             raise RuntimeError(message.error())
         if read_value(message.value() or b"")[0] == number:
             return now
-    raise TimeoutError(f"a message that is due was not delivered within {TIMEOUT_S:.0f} s of the restart")
+    raise TimeoutError(f"a due message was not delivered within {TIMEOUT_S:.0f} s of the restart")

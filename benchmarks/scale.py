@@ -1,6 +1,6 @@
-"""Scale: what a job costs, and how fast it comes back, while 1, 10 and 100 million messages wait.
+"""Scale: the cost of a job, and the duration of its restart, while 1, 10 and 100 million messages wait.
 
-The load of Pulsar's benchmark of its bucket tracker: due evenly in [48 h, 48 h 10 min] from the start.
+The load is that of Pulsar's benchmark of its bucket tracker: due evenly in [48 h, 48 h 10 min] from the start.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from benchmarks.outcome import Outcome
 from benchmarks.plots import figure_of, save
 from benchmarks.provenance import provenance, service_code
 from benchmarks.scale_phases import COLUMNS, Phases
-from benchmarks.scale_runs import NAME, Found, Run, outcome_of, read_runs
+from benchmarks.scale_runs import NAME, CaseFigures, Run, outcome_of, read_runs
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 
 COUNTS = (1_000_000, 10_000_000, 100_000_000)
 PROGRESS_S, STALL_S = 60.0, 300.0
 SLOWEST_PER_S, LEAST_S = 5000, 600
-# Tables and checkpoint took 150-200 bytes a message; the topic, and what Delta has not vacuumed yet, come on top.
+# Tables and checkpoint take 150-200 bytes for each message. The topic, and files not yet vacuumed, need more.
 DISK_BYTES_PER_MESSAGE, DISK_SPARE_BYTES = 300, 4 * 2**30
 
 
 def run(counts: list[int], share: float, out: Path) -> bool:
     """Measure each of `counts` and add it to the result file in `out`; return whether everything was measured.
 
-    `share` shortens the phases beside the ingest. The first that fails ends it: larger ones would fail as well.
+    `share` shortens all phases but the ingest. The first failure ends the run, because larger counts would fail too.
     """
     for count in counts:
         begun = time.monotonic()
@@ -44,7 +44,7 @@ def run(counts: list[int], share: float, out: Path) -> bool:
         except Exception:  # noqa: BLE001, the other measurements are worth their time
             traceback.print_exc()
             return False
-        # Another may have added its run meanwhile.
+        # Read the file again: another process may have added a run meanwhile.
         others = [run for run in read_runs(out / f"{NAME}.json") if run.messages != count]
         outcome = outcome_of([*others, done])
         outcome.write(out, share)
@@ -58,11 +58,11 @@ def run(counts: list[int], share: float, out: Path) -> bool:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw the memory of the job's JVM and of its Python processes over the messages held."""
+    """Draw the memory of the job's JVM and of its Python processes over the number of waiting messages."""
     drawn, axes = figure_of(outcome)
     for number, (case, series) in enumerate(outcome.series.items()):
         columns = dict(zip(COLUMNS, series, strict=True))
-        # The axis has no zero.
+        # A logarithmic axis has no zero.
         held = np.maximum(columns["held"], 1e4)
         axes.plot(held, columns["rss_mb_jvm"], color=f"C{number}", label=f"JVM, {case}")
         axes.plot(held, columns["rss_mb_python"], color=f"C{number}", linestyle=":", label=f"Python, {case}")
@@ -72,7 +72,7 @@ def draw(outcome: Outcome) -> Any:
 
 
 def _run(count: int, share: float) -> Run:
-    """Warm a job up, measure with nothing waiting, let `count` messages in, and measure the same again."""
+    """Warm a job up, measure with nothing waiting, ingest `count` messages, and measure the same again."""
     made = provenance(share)
     with Stand(feed.BROKER) as stand:
         _check_disk(stand.folder, count)
@@ -87,7 +87,7 @@ def _run(count: int, share: float) -> Run:
         series = phases.series(begun_s, before, count)
         waiting |= phases.waiting(filling_s, count, disk)
     if made["machine"]["code"] != service_code():
-        waiting["failed_code"] = "the service's files were changed while it was measured"
+        waiting["failed_code"] = "the service's files changed during the measurement"
     return Run(count, none, waiting, series, made)
 
 
@@ -99,8 +99,8 @@ def _check_disk(folder: Path, count: int) -> None:
         )
 
 
-def _ingest(stand: Stand, application: Application, job: Job, before: int, count: int) -> Found:
-    """Stream `count` messages in after the first `before`; return rates (messages/s) and what they cost (cores)."""
+def _ingest(stand: Stand, application: Application, job: Job, before: int, count: int) -> CaseFigures:
+    """Ingest `count` messages after the first `before`; return rates (messages/s) and CPU usage (cores)."""
     checkpoint = application.folder / "checkpoint"
     progress = _Progress(stand, application, job, before, count)
     with Feed(stand.bootstrap, application.input, PARTITIONS, before, count, checkpoint) as source:
@@ -135,7 +135,7 @@ def _ingest(stand: Stand, application: Application, job: Job, before: int, count
 
 
 class _Progress:
-    """Looks at a run that ingests: prints how far it is every minute, and ends one that is lost."""
+    """Watches the ingest of a run: prints its progress every minute, and raises if it cannot succeed."""
 
     def __init__(self, stand: Stand, application: Application, job: Job, before: int, count: int) -> None:
         self._stand, self._application, self._job = stand, application, job
@@ -145,7 +145,7 @@ class _Progress:
         self._came_out = stand.came_out(application)
 
     def check(self) -> None:
-        """Raise RuntimeError when the job has ended, nothing moves, or the disk is full."""
+        """Raise RuntimeError if the job has ended or makes no progress, or if the disk is nearly full."""
         self._job.check()
         now, held = time.monotonic(), max(0, self._job.batches.messages - self._before)
         if held > self._newest:
@@ -158,9 +158,9 @@ class _Progress:
             self.check_outputs()
 
     def check_outputs(self) -> None:
-        """Raise RuntimeError if a message came out, which is two days early, or as a dead letter."""
-        if (found := self._stand.came_out(self._application)) != self._came_out:
-            raise RuntimeError(f"{self._came_out} became {found}, and nothing was to come for 48 h")
+        """Raise RuntimeError if a message was delivered, which is two days early, or became a dead letter."""
+        if (counts := self._stand.came_out(self._application)) != self._came_out:
+            raise RuntimeError(f"{self._came_out} became {counts}, but nothing is due for 48 h")
 
     def _report(self, held: int, rate: float) -> None:
         samples = self._job.usage.memory_between(time.time() - PROGRESS_S, time.time())

@@ -1,4 +1,4 @@
-"""What `scale` measures of a job that has little to do, with nothing waiting and with millions waiting alike."""
+"""The phases in which `scale` measures a lightly loaded job, with nothing waiting and with millions waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.footprint import delta_tables, live_files, used_bytes
 from benchmarks.job import Application, Job
 from benchmarks.lateness import light_traffic
 from benchmarks.restart import restart_s
-from benchmarks.scale_runs import Found
+from benchmarks.scale_runs import CaseFigures
 from benchmarks.sealed import sealed_traffic
 from benchmarks.stand import Stand
 from benchmarks.traffic import run_through
@@ -24,19 +24,18 @@ from benchmarks.waiting import say, wait_until
 SETTLE_S, IDLE_S, RESTARTS = 20.0, 30.0, 3
 SHORTEST_S = 5.0
 POINTS = 300
-# More than any load has, and all loads together fewer than a value has digits for.
+# Numbers reserved for each load: more than any load has messages, and all together fit into a value's digits.
 NUMBERS = 1_000_000_000
-# Of a series: s since `begun_s`, messages in committed batches, MB.
+# The columns of a series: s since `begun_s`, messages in committed batches, MB.
 COLUMNS = ("at_s", "held", "rss_mb_jvm", "rss_mb_python", "rss_mb_job", "pss_mb_job")
 
 
 @dataclass
 class Phases:
-    """Measures `job`, which is running all the time; `share` shortens each phase.
+    """Measures `job`, which keeps running; `share` shortens each phase.
 
-    The reference and what is compared to it go through the same phases of the same length, one after the other in one
-    warm process. A phase that fails leaves `failed_<phase>` with the reason among the figures: it must not cost the
-    hour that the others are built on.
+    The reference and the loaded case go through the same phases of the same length, in the same warm process. A phase
+    that fails adds `failed_<phase>` with the reason to the figures, so that an hour of other measurements is not lost.
     """
 
     stand: Stand
@@ -45,16 +44,16 @@ class Phases:
     share: float
     _next_number: int = field(default=0, init=False)
 
-    def warm_up(self) -> Found:
-        """Let messages flow through buckets and out again, until nothing waits; return their faults."""
+    def warm_up(self) -> CaseFigures:
+        """Send messages through sealed buckets until nothing waits; return their faults."""
         return self._guarded("warm_up", self._warm_up)
 
-    def none_waiting(self, begun_s: float) -> Found:
-        """Measure with nothing waiting. `begun_s` (epoch s) is when the job's memory begins to count."""
+    def none_waiting(self, begun_s: float) -> CaseFigures:
+        """Measure with nothing waiting. The peak of memory counts from `begun_s` (epoch s)."""
         return self._all({"idle": self._idle, "lateness": self._lateness, "memory": lambda: self._peak(begun_s)})
 
-    def waiting(self, begun_s: float, count: int, disk_before: Found) -> Found:
-        """Measure with `count` messages waiting, and end with restarts. `disk_before` is `disk` with none waiting."""
+    def waiting(self, begun_s: float, count: int, disk_before: CaseFigures) -> CaseFigures:
+        """Measure with `count` messages waiting; the last phase restarts the job. `disk_before` is from `disk`."""
         return self._all(
             {
                 "idle": self._idle,
@@ -65,8 +64,8 @@ class Phases:
             }
         )
 
-    def disk(self) -> Found:
-        """Return bytes on the local disk: of all storage, of the tables' folders, of the files that tables name."""
+    def disk(self) -> CaseFigures:
+        """Return bytes on the local disk: of all storage, of the tables' folders, and of the tables' live files."""
         tables = delta_tables(self.application.folder)
         live = [size for table in tables for size in live_files(table).values()]
         return {
@@ -77,7 +76,7 @@ class Phases:
         }
 
     def series(self, begun_s: float, before: int, count: int) -> list[list[float]]:
-        """Return `COLUMNS` from `begun_s` to now, while up to `count` messages came in after the first `before`."""
+        """Return `COLUMNS` from `begun_s` (epoch s) to now; `held` counts up to `count` messages after `before`."""
         samples = self.job.usage.memory_between(begun_s, time.time())
         at_s = np.array([sample.at_s for sample in samples])
         batches = self.job.batches.between(begun_s, time.time())
@@ -85,89 +84,92 @@ class Phases:
         columns = {"at_s": at_s - begun_s, "held": np.clip(held, 0, count), **_megabytes(samples)}
         return [_thinned(columns[name]) for name in COLUMNS]
 
-    def _all(self, phases: dict[str, Callable[[], Found]]) -> Found:
-        found: Found = {}
+    def _all(self, phases: dict[str, Callable[[], CaseFigures]]) -> CaseFigures:
+        figures: CaseFigures = {}
         for name, phase in phases.items():
-            found |= self._guarded(name, phase)
-        return found
+            figures |= self._guarded(name, phase)
+        return figures
 
-    def _guarded(self, name: str, phase: Callable[[], Found]) -> Found:
+    def _guarded(self, name: str, phase: Callable[[], CaseFigures]) -> CaseFigures:
         try:
             return phase()
         except Exception as problem:  # noqa: BLE001, the other measurements are worth their time
             traceback.print_exc()
             return {f"failed_{name}": str(problem).partition("\n")[0] or repr(problem)}
 
-    def _warm_up(self) -> Found:
+    def _warm_up(self) -> CaseFigures:
         traffic = sealed_traffic(self.share, self._numbers())
-        _, found = run_through(self.stand, self.application, self.job, traffic)
-        return {f"warm_up_{name}": found[name] for name in ("published", *FAULTS)}
+        _, figures = run_through(self.stand, self.application, self.job, traffic)
+        return {f"warm_up_{name}": figures[name] for name in ("published", *FAULTS)}
 
     def _numbers(self) -> int:
-        """Return the first of numbers that no other load of this job has."""
+        """Return the first number of a range that no other load of this job uses."""
         self._next_number += NUMBERS
         return self._next_number
 
-    def _idle(self) -> Found:
-        """Triggers, CPU (cores) and steady memory (MB, median) while the job does nothing but wait."""
+    def _idle(self) -> CaseFigures:
+        """Measure triggers, CPU (cores) and steady memory (MB, median) of the idle job."""
         settle_s, idle_s = self._seconds(SETTLE_S), self._seconds(IDLE_S)
         say(f"{self.application.name}: {settle_s:.0f} s to settle, {idle_s:.0f} s idle")
         start_s = time.time() + settle_s
         end_s = start_s + idle_s
-        wait_until(lambda: time.time() >= end_s, settle_s + idle_s + 1, "the end of the rest", self.job.check)
+        wait_until(lambda: time.time() >= end_s, settle_s + idle_s + 1, "the end of the idle phase", self.job.check)
         usage = self.job.usage.between(start_s, end_s)
-        found = self.job.triggers(start_s, end_s) | {name: cpu for name, cpu in usage.items() if name[:3] == "cpu"}
+        figures = self.job.triggers(start_s, end_s) | {name: cpu for name, cpu in usage.items() if name[:3] == "cpu"}
         steady = _megabytes(self.job.usage.memory_between(start_s, end_s))
-        return {f"idle_{name}": value for name, value in found.items()} | {
+        return {f"idle_{name}": value for name, value in figures.items()} | {
             f"{name}_steady": round(float(np.median(values)), 1) for name, values in steady.items()
         }
 
-    def _lateness(self) -> Found:
-        """Lateness and what the load costs, as `benchmarks/lateness.py` has them."""
+    def _lateness(self) -> CaseFigures:
+        """Measure lateness and the cost of the load, like `benchmarks/lateness.py`."""
         traffic = light_traffic(self.share, self._numbers())
-        _, found = run_through(self.stand, self.application, self.job, traffic)
-        return {f"lateness_{name}": value for name, value in found.items() if not name.startswith("mb_")}
+        _, figures = run_through(self.stand, self.application, self.job, traffic)
+        return {f"lateness_{name}": value for name, value in figures.items() if not name.startswith("mb_")}
 
-    def _peak(self, begun_s: float) -> Found:
-        """Memory from `begun_s` to here (MB, largest)."""
+    def _peak(self, begun_s: float) -> CaseFigures:
+        """Return the largest memory (MB) from `begun_s` until now."""
         sizes = _megabytes(self.job.usage.memory_between(begun_s, time.time()))
         return {f"{name}_peak": round(float(values.max()), 1) for name, values in sizes.items()}
 
-    def _restart(self) -> Found:
-        """Restarts after `kill -9`, s; and the metadata that the job says it holds then."""
+    def _restart(self) -> CaseFigures:
+        """Measure restarts after `kill -9` (s), and the size of the metadata that the job logs after them."""
         seconds = [restart_s(self.stand, self.application, self.job, attempt) for attempt in range(RESTARTS)]
-        found: Found = {"restart_s": round(float(np.median(seconds)), 2), "restarts": np.round(seconds, 2).tolist()}
+        figures: CaseFigures = {
+            "restart_s": round(float(np.median(seconds)), 2),
+            "restarts": np.round(seconds, 2).tolist(),
+        }
         recovered = self.job.recovered()
-        found |= {f"recovered_{name}": value for name, value in recovered.items()}
+        figures |= {f"recovered_{name}": value for name, value in recovered.items()}
         if recovered.get("messages"):
-            found["metadata_bytes_per_message"] = round(recovered["metadata_bytes"] / recovered["messages"], 4)
-        return found
+            figures["metadata_bytes_per_message"] = round(recovered["metadata_bytes"] / recovered["messages"], 4)
+        return figures
 
     def _seconds(self, full_s: float) -> float:
         return max(SHORTEST_S, full_s * self.share)
 
 
-def _disk_of(count: int, before: Found, now: Found) -> Found:
-    """Return what `count` messages have added to the disk, in MB and bytes a message."""
+def _disk_of(count: int, before: CaseFigures, now: CaseFigures) -> CaseFigures:
+    """Return the disk space that `count` messages have added, in MB and in bytes for each message."""
     added = {name: now[name] - before[name] for name in now}
-    found: Found = {"live_files": added.pop("live_files")}
+    figures: CaseFigures = {"live_files": added.pop("live_files")}
     for name, size in added.items():
-        found |= {f"{name}_mb": round(size / 2**20, 1), f"{name}_bytes_per_message": round(size / count, 1)}
-    return found
+        figures |= {f"{name}_mb": round(size / 2**20, 1), f"{name}_bytes_per_message": round(size / count, 1)}
+    return figures
 
 
 def _megabytes(samples: list[Memory]) -> dict[str, np.ndarray]:
-    """Return RSS and PSS of JVM, Python and both over `samples`, MB. Shared pages count for each process in RSS."""
-    found: dict[str, np.ndarray] = {}
+    """Return RSS and PSS (MB) of JVM, Python and both, by sample. RSS counts shared pages once for each process."""
+    figures: dict[str, np.ndarray] = {}
     for kind in ("rss", "pss"):
         sizes = [getattr(sample, kind) for sample in samples]
         jvm = np.array([at.get("jvm", 0) for at in sizes]) / 2**20
         both = np.array([sum(size for role, size in at.items() if role not in NOT_THE_JOB) for at in sizes]) / 2**20
-        found |= {f"{kind}_mb_jvm": jvm, f"{kind}_mb_python": both - jvm, f"{kind}_mb_job": both}
-    return found
+        figures |= {f"{kind}_mb_jvm": jvm, f"{kind}_mb_python": both - jvm, f"{kind}_mb_job": both}
+    return figures
 
 
 def _thinned(values: np.ndarray) -> list[float]:
-    """Return at most `POINTS` values, the largest of each stretch."""
+    """Return at most `POINTS` values: the largest of each stretch."""
     stretches = np.array_split(values, min(POINTS, len(values)))
     return [round(float(stretch.max()), 1) for stretch in stretches]

@@ -1,4 +1,4 @@
-"""The runs of `scale` that lie in its result file, one for each number of messages, and the aims that hold of them."""
+"""The runs of `scale` in its result file, one for each number of messages, and their aims."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from benchmarks.outcome import Aim, Outcome
 NAME = "scale"
 _LARGEST_MB = 4096.0
 
-Found = dict[str, Any]
+CaseFigures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One number of messages: figures with none and with all of them waiting, and the memory over what was held.
+    """The run for one number of messages: figures with `none` and with all of them `waiting`, and a series.
 
-    `series` has columns as `scale_phases.COLUMNS` names them; `provenance` is `benchmarks.provenance.provenance`.
+    The columns of `series` are `scale_phases.COLUMNS`. `provenance` is `benchmarks.provenance.provenance`.
     """
 
     messages: int
-    none: Found
-    waiting: Found
+    none: CaseFigures
+    waiting: CaseFigures
     series: list[list[float]]
     provenance: dict[str, Any]
 
@@ -35,7 +35,7 @@ class Run:
         return [name for figures in (self.none, self.waiting) for name in figures if name.startswith("failed_")]
 
     def unlike(self, other: Run) -> str:
-        """Return in what the two runs differ so that they cannot be compared; nothing if they can be."""
+        """Return the differences that make the two runs incomparable; empty if they can be compared."""
         mine, theirs = ({"scale": run.provenance["scale"], **run.provenance["machine"]} for run in (self, other))
         if mine["uncommitted_changes"] or theirs["uncommitted_changes"]:
             return "uncommitted_changes"
@@ -43,9 +43,9 @@ class Run:
 
 
 def outcome_of(runs: list[Run]) -> Outcome:
-    """Put the runs into one result, and compare those that were measured at one commit on one machine."""
+    """Combine the runs into one result; runs of the same commit and machine are compared."""
     runs = sorted(runs, key=lambda run: run.messages)
-    figures: dict[str, Found] = {}
+    figures: dict[str, CaseFigures] = {}
     for run in runs:
         figures |= {_none_case(run.messages): run.none, _case(run.messages): run.waiting}
     return Outcome(
@@ -72,7 +72,7 @@ def read_runs(file: Path) -> list[Run]:
 
 
 def aims_of(runs: list[Run]) -> list[Aim]:
-    """Hold the largest run against its own aims, and against those with a tenth and a hundredth of its messages."""
+    """Return the aims of the largest run, alone and compared with runs of a tenth and a hundredth of its messages."""
     by_messages = {run.messages: run for run in runs}
     top = by_messages[max(by_messages)]
     count, own = top.messages, top.waiting
@@ -91,7 +91,7 @@ def aims_of(runs: list[Run]) -> list[Aim]:
 
 
 def _compared(runs: dict[int, Run], what: str, name: str, share: int, target: float) -> Aim:
-    """Return the aim for a figure of the largest run, of that of a run with so much fewer messages."""
+    """Return the aim for a figure of the largest run, as a ratio to that of the run with 1/`share` of its messages."""
     top = runs[max(runs)]
     other = runs.get(top.messages // share)
     what = f"{what} at {top.messages:,}, of that at {top.messages // share:,}"
@@ -103,7 +103,7 @@ def _compared(runs: dict[int, Run], what: str, name: str, share: int, target: fl
 
 
 def _fault_aims(run: Run) -> list[Aim]:
-    """Return the aims for what each run delivers: the warm-up, and both loads whose lateness counts."""
+    """Return the aims for the deliveries of a run: no fault in the warm-up and in both lateness loads."""
     none, waiting = _none_case(run.messages), _case(run.messages)
     figures = {none: run.none, waiting: run.waiting}
     return [

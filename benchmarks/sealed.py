@@ -1,4 +1,4 @@
-"""Sealed: a steady 10,000 messages a second, with delays that take them through sealed buckets."""
+"""Sealed: a steady 10,000 messages/s with delays so long that messages pass through sealed buckets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CASE = "sealed"
 
 
 def sealed_traffic(share: float, first: int = 0) -> Traffic:
-    """Return the load, of which `share` takes a part of the rate and of the seconds.
+    """Return the load. `share` reduces its rate and its duration; `first` is the number of its first message.
 
-    What counts begins when as much falls due as comes in: after the longest delay.
+    The warm-up lasts for the longest delay: after it, as many messages fall due as arrive.
     """
     rate = max(LEAST_RATE, int(RATE * share))
     return Traffic(rate, SHORTEST_S, LONGEST_S, LONGEST_S, max(SHORTEST_LOAD_S, LOAD_S * share), first)
@@ -28,18 +28,18 @@ def sealed_traffic(share: float, first: int = 0) -> Traffic:
 def measure(stand: Stand, scale: float) -> Outcome:
     """Send the load through a job with nothing else waiting."""
     traffic = sealed_traffic(scale)
-    # At a lower rate as much must be sealed.
+    # At a lower rate the job must still seal the same share.
     fewer = [f"bucket.max_messages={2 * traffic.rate}"] if scale < 1 else []
     application = stand.application("sealed", *fewer)
     job = stand.job(application)
-    lateness_ms, found = run_through(stand, application, job, traffic)
+    lateness_ms, measured = run_through(stand, application, job, traffic)
     job.stop()
-    figures = {CASE: {"sealed": job.sealed(), **found}}
+    figures = {CASE: {"sealed": job.sealed(), **measured}}
     return Outcome("sealed", str(traffic), aims_of(figures), figures, {CASE: curve(lateness_ms)})
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: most of the messages were sealed, and all came out as punctually as any, without a fault."""
+    """Return the aims: most messages were sealed; the usual limits of lateness hold, without a fault."""
     sealed = ratio(figure(figures, CASE, "sealed"), figure(figures, CASE, "published"))
     return [
         Aim("share of the messages that were sealed", sealed, 0.5, at_least=True),

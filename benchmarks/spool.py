@@ -1,4 +1,4 @@
-"""Received records on disk, in the order in which they came: a long campaign's would fill the memory of the machine."""
+"""Keeps received records on disk: those of a long campaign would not fit into memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streaming.judge.record import Received
 
 
 class Spool:
-    """A list of records that can grow and be gone through, in a file."""
+    """A list of records in a file, in the order of arrival; supports append and iteration."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -32,7 +32,7 @@ class Spool:
 
 
 def _text(content: bytes | None) -> str | None:
-    # Has a character for every byte.
+    # Latin-1 has a character for every byte.
     return None if content is None else content.decode("latin-1")
 
 

@@ -1,4 +1,4 @@
-"""Spread: what it costs to seal messages due throughout a year, against as many that are due close together."""
+"""Spread: the cost of sealing messages due throughout a year, compared with as many messages due close together."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from benchmarks.waiting import say
 
 MESSAGES = 200_000
 CLOSE, YEAR = "within 10 minutes", "over a year"
-# From the publishing to the first due time, and from that to the last.
+# Seconds from publishing to the first due time, and from the first to the last.
 DUE_S = {CLOSE: (48 * 3600.0, 600.0), YEAR: (48 * 3600.0, 363 * 86_400.0)}
-# Due close together, in both cases: the job's code is warm, and little is sealed of them.
+# Messages of the warm-up, due close together in both cases: they warm the job's code, and few of them are sealed.
 WARM_UP = 100_000
 TIMEOUT_S = 1800.0
 _METADATA = "part=metadata/"
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Let a warm job accept and seal the messages of one instant, and start it again; in both cases alike."""
+    """For both cases: let a warm job accept and seal messages that were published in one instant, and restart it."""
     count = int(MESSAGES * scale)
-    # Fewer messages must be sealed as well.
+    # In a trial, fewer messages must be sealed too.
     fewer = [f"bucket.max_messages={count // 10}"] if scale < 1 else []
     figures = {case: _case(stand, f"spread-{number}", case, count, *fewer) for number, case in enumerate(DUE_S)}
-    series = {case: [[0.0, found["seconds"]], [0.0, float(count)]] for case, found in figures.items()}
+    series = {case: [[0.0, of_case["seconds"]], [0.0, float(count)]] for case, of_case in figures.items()}
     return Outcome("spread", f"{count:,} messages sealed at once", aims_of(figures), figures, series)
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: the cost depends on the messages and little on their spread, and nothing comes out."""
+    """Return the aims: the cost depends little on the spread, and nothing is delivered."""
 
     def of_close(name: str) -> float | None:
         return ratio(figure(figures, YEAR, name), figure(figures, CLOSE, name))
@@ -54,12 +54,12 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw messages committed over time."""
+    """Draw the number of committed messages over time."""
     return progress_figure(outcome)
 
 
 def _case(stand: Stand, name: str, case: str, count: int, *overrides: str) -> dict[str, Any]:
-    """Seal `count` messages; return the rate, what lies in the table, and what a start then reads."""
+    """Seal `count` messages; return the rate, the contents of the table, and what a restart recovers."""
     application = stand.application(name, *overrides)
     job = stand.job(application)
     _accept(stand, application, job, f"{name}-warm-up", min(WARM_UP, count), DUE_S[CLOSE])
@@ -71,7 +71,7 @@ def _case(stand: Stand, name: str, case: str, count: int, *overrides: str) -> di
     lines = [line for number, line in job.batch_lines().items() if number >= batches[0].batch_id]
     files = {path: size for path, size in _live_files(application).items() if path not in files_before}
     metadata_bytes = sum(size for path, size in files.items() if path.startswith(_METADATA))
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "messages": count,
         "seconds": round(end_s - start_s, 2),
         "messages_per_s": round(count / (end_s - start_s)),
@@ -85,13 +85,13 @@ def _case(stand: Stand, name: str, case: str, count: int, *overrides: str) -> di
     }
     sealed = job.sealed()
     job.stop()
-    say(f"{name}: {found['messages_per_s']:,}/s; the job starts again")
+    say(f"{name}: {measured['messages_per_s']:,}/s; the job starts again")
     job.start()
-    return found | {"start_s": round(job.start_s, 1), **_recovered(job, sealed)}
+    return measured | {"start_s": round(job.start_s, 1), **_recovered(job, sealed)}
 
 
 def _recovered(job: Job, sealed: int) -> dict[str, float]:
-    """Return what the start found of the `sealed` messages, and what it takes in the driver's memory."""
+    """Compare what the restart recovered with the `sealed` messages; return also its size in the driver's memory."""
     recovered = job.recovered()
     if not recovered.get("messages"):
         return {}
@@ -105,13 +105,16 @@ def _recovered(job: Job, sealed: int) -> dict[str, float]:
 def _accept(
     stand: Stand, application: Application, job: Job, transactional_id: str, count: int, due_s: tuple[float, float]
 ) -> None:
-    """Publish in one instant, and wait until the job has committed the batches with all of it."""
+    """Publish `count` messages in one transaction, and wait until the job has committed all of them.
+
+    `due_s` is the time to the first due time, and from the first to the last.
+    """
     before = job.batches.messages
     options = {"transactional.id": transactional_id}
     publisher = Publisher(stand.bootstrap, application.input, PARTITIONS, options)
     publisher.preload_at_once(far_loads(count, *due_s), any_delay)
     publisher.close()
-    # The mark of the transaction takes an offset in each partition.
+    # The transaction marker takes an offset in each partition.
     job.wait_for_messages(before + count + PARTITIONS, TIMEOUT_S)
 
 

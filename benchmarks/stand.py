@@ -1,4 +1,4 @@
-"""Where a benchmark runs: a broker of its own, topics, and jobs, all ended whatever happens."""
+"""The environment of a benchmark: a separate broker, topics and jobs, all of which are stopped at the end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ PARTITIONS = 2
 
 
 class Stand:
-    """A broker in a folder of its own; the context's end takes both away, and every job that was started here.
+    """A broker in a temporary folder, and the jobs started with it.
 
-    `properties` are Kafka's own, for the broker.
+    A context manager: its end stops the jobs and the broker, and removes the folder. `properties` are Kafka properties
+    of the broker.
     """
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
@@ -36,7 +37,7 @@ class Stand:
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             self.broker = stack.enter_context(EmbeddedBroker(self.folder / "broker", properties=self._properties))
             self._stack = stack.pop_all()
-        # Silent when the broker is gone: a campaign kills it.
+        # A campaign kills the broker: the client must not log that.
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         self.topic("warm-up", 1)
         return self
@@ -44,7 +45,7 @@ class Stand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Before the broker goes: the client would complain that it is gone.
+        # Close the client before the broker stops: it would log errors.
         del self.admin
         self._stack.close()
 
@@ -54,14 +55,14 @@ class Stand:
         return self.broker.bootstrap
 
     def topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> str:
-        """Create a topic, with Kafka's own `config`, and return its name."""
+        """Create a topic with Kafka's topic `config`, and return its name."""
         self.admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))])[name].result(30)
         return name
 
     def application(self, name: str, *overrides: str) -> Application:
-        """Make the topics of an application that are missing.
+        """Return an application, and create its missing topics.
 
-        `overrides` are settings, as `--set` takes them, over the defaults.
+        `overrides` are settings in the form of `--set`; they override the defaults.
         """
         settings = [
             f"application_id={name}",
@@ -77,26 +78,26 @@ class Stand:
         return application
 
     def job(self, application: Application, *overrides: str) -> Job:
-        """Start the application's job; it ends with the stand at the latest."""
+        """Start the application's job; the stand stops it at the latest."""
         job = Job(application, [*application.overrides, *overrides], self.broker.pid or 0)
         self._stack.callback(job.stop)
         job.start()
         return job
 
     def watch(self) -> UsageWatch:
-        """Return a watch of what a reference costs, which runs without a job: a context."""
+        """Return a watch for the cost of a reference that runs without a job; a context manager."""
         return UsageWatch(None, self.broker.pid or 0)
 
     def came_out(self, application: Application) -> dict[str, int]:
-        """Return how many records are in the output and in the dead-letter topic, for loads that must leave none."""
+        """Return the number of records in the output and in the dead-letter topic."""
         topics = {"came_out": application.output, "dead_letters": application.settings.topics.dead_letter}
         return {name: sum(self.end_offsets(topic)) for name, topic in topics.items()}
 
     def end_offsets(self, topic: str, partitions: int = PARTITIONS) -> list[int]:
-        """Return, by partition, the offset up to which a subscriber of committed records can read now."""
+        """Return the end offset of each partition as a subscriber of committed records sees it now."""
         newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(topic, number): newest for number in range(partitions)}
         level = IsolationLevel.READ_COMMITTED
         answers = self.admin.list_offsets(request, isolation_level=level, request_timeout=10)
-        found = {asked.partition: answer.result(10).offset for asked, answer in answers.items()}
-        return [found[number] for number in range(partitions)]
+        offsets = {asked.partition: answer.result(10).offset for asked, answer in answers.items()}
+        return [offsets[number] for number in range(partitions)]

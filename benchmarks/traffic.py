@@ -1,4 +1,4 @@
-"""A steady load through a running job: published at a rate, received by a subscriber, its lateness and its cost."""
+"""Sends a steady load through a running job, and measures its lateness and its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CURVE = [*range(99), *np.linspace(99, 100, 21).tolist()]
 class Traffic:
     """`rate` messages/s, numbered from `first`, each due after a delay between `shortest_s` and `longest_s`.
 
-    What falls due in the `load_s` that follow on `warm_up_s` counts for lateness.
+    Messages that fall due in the `load_s` after `warm_up_s` count for lateness.
     """
 
     rate: int
@@ -37,12 +37,12 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """How long it publishes."""
+        """The duration of publishing."""
         return self.warm_up_s + self.load_s
 
     @property
     def count(self) -> int:
-        """How many messages it publishes."""
+        """The number of messages to publish."""
         return int(self.rate * self.seconds)
 
     def __str__(self) -> str:
@@ -53,9 +53,9 @@ class Traffic:
 def run_through(
     stand: Stand, application: Application, job: Job, traffic: Traffic
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    """Send `traffic` through the job; return the lateness in ms of what counts, and all figures.
+    """Send `traffic` through the job; return the lateness (ms) of the messages that count, and all figures.
 
-    Faults are those of all messages: being cold excuses lateness, and nothing else.
+    The faults include those of the warm-up: a cold job may be late, but must not break the contract.
     """
     say(f"{application.name}: {traffic}")
     received, begun_s = _received(stand, application, traffic)
@@ -72,26 +72,26 @@ def run_through(
 
 
 def due_between(received: Received, start_s: float, end_s: float) -> Received:
-    """Keep what falls due in [start_s, end_s), epoch s."""
+    """Return the records that fall due in [start_s, end_s), epoch s."""
     due_s = received["due_us"] / 1e6
     return received.where((due_s >= start_s) & (due_s < end_s))
 
 
 def percentiles(values_ms: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Return percentiles and the largest; nothing of nothing, so that an aim for it is not met."""
+    """Return percentiles and the maximum. Returns nothing for no values, so that an aim for them is not met."""
     if not len(values_ms):
         return {}
-    found = {f"p{percent}_ms": round(float(np.percentile(values_ms, percent)), 1) for percent in _PERCENTILES}
-    return found | {"max_ms": round(float(values_ms.max()), 1)}
+    figures = {f"p{percent}_ms": round(float(np.percentile(values_ms, percent)), 1) for percent in _PERCENTILES}
+    return figures | {"max_ms": round(float(values_ms.max()), 1)}
 
 
 def curve(values_ms: npt.NDArray[np.float64]) -> list[list[float]]:
-    """Return percents, and the lateness within which so many percent of the messages came."""
+    """Return percentages, and for each the lateness within which that share of the messages was received."""
     return [_CURVE, np.percentile(values_ms, _CURVE).round(1).tolist()] if len(values_ms) else [[], []]
 
 
 def _received(stand: Stand, application: Application, traffic: Traffic) -> tuple[Received, float]:
-    """Publish the traffic; return all that came out, and when the publishing began (epoch s)."""
+    """Publish the traffic; return all received records, and when the publishing began (epoch s)."""
     chance = random.Random(2)
 
     def delayed(number: int, now_s: float) -> tuple[int, list[Header]]:

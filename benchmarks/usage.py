@@ -1,4 +1,4 @@
-"""What the job costs: CPU and memory of its process tree by role, and the broker's, the load's and others' apart."""
+"""Measures CPU and memory of the job's process tree by role, and separately of the broker, the load and the rest."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Self
 import psutil
 
 _SAMPLE_S = 0.5
-# Reading a JVM's memory map holds it up for milliseconds.
+# Memory is read in every fourth sample only: reading a JVM's memory map stops it for milliseconds.
 _MEMORY_EVERY = 4
 BROKER = "broker"
-# The benchmark itself: its publishers, subscribers, producers that are a reference.
+# The benchmark itself: its publishers, subscribers and reference producers.
 LOAD = "load"
-# The rest of the machine, which makes a figure worth less.
+# All other processes of the machine, which disturb a measurement.
 _ELSE = "elsewhere"
 NOT_THE_JOB = (BROKER, LOAD)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by role at one instant (epoch s). What processes share counts for each in `rss`, and once in `pss`."""
+    """Bytes by role at one instant (epoch s). `rss` counts shared pages in each process, `pss` once in total."""
 
     at_s: float
     rss: dict[str, int]
@@ -34,7 +34,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Sample:
-    """CPU seconds by role up to one instant (epoch s), and the memory if that was looked at."""
+    """CPU seconds by role up to one instant (epoch s), and the memory if it was measured."""
 
     at_s: float
     cpu_s: dict[str, float]
@@ -42,17 +42,17 @@ class Sample:
 
 
 class UsageWatch(threading.Thread):
-    """Samples the tree of the job's `pid`, if there is one: `driver` (Python), `jvm`, `workers` (Python).
+    """Samples the process tree of the job by role: `driver` (Python), `jvm`, `workers` (Python).
 
-    And, apart from these, the process `broker_pid`, and this process's own tree as the load. A thread that is also a
-    context.
+    `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`, this process's
+    own tree the role `load`. A thread, and a context manager that starts and stops it.
     """
 
     def __init__(self, pid: int | None, broker_pid: int) -> None:
         super().__init__(daemon=True, name="usage-watch")
         self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
         self._root = None if pid is None else psutil.Process(pid)
-        # CPU seconds of each process when last seen: what has ended keeps what it used.
+        # CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
         self._cpu_s: dict[tuple[str, psutil.Process], float] = {}
         self._samples: list[Sample] = []
         self._ended = threading.Event()
@@ -67,7 +67,7 @@ class UsageWatch(threading.Thread):
         self.stop()
 
     def run(self) -> None:
-        """Sample until `stop`, and once more then."""
+        """Take samples until `stop`, and a last one after it."""
         number = 0
         while True:
             self._samples.append(self._sample(with_memory=number % _MEMORY_EVERY == 0))
@@ -77,7 +77,7 @@ class UsageWatch(threading.Thread):
             self._ended.wait(_SAMPLE_S)
 
     def stop(self) -> None:
-        """End the sampling."""
+        """Stop the sampling."""
         self._ended.set()
         self.join()
 
@@ -95,9 +95,9 @@ class UsageWatch(threading.Thread):
         return usage_of(self.samples)
 
     def memory_between(self, start_s: float, end_s: float) -> list[Memory]:
-        """Return the memory samples within [start_s, end_s] epoch s, the broker's among them."""
-        found = [sample.memory for sample in self.samples if sample.memory]
-        return [memory for memory in found if start_s <= memory.at_s <= end_s]
+        """Return the memory samples within [start_s, end_s] epoch s, including the broker's."""
+        samples = [sample.memory for sample in self.samples if sample.memory]
+        return [memory for memory in samples if start_s <= memory.at_s <= end_s]
 
     def _samples_around(self, start_s: float, end_s: float) -> list[Sample]:
         """Return the samples from the last one before the window to the first one after it."""
@@ -113,7 +113,7 @@ class UsageWatch(threading.Thread):
                 times = process.cpu_times()
                 self._cpu_s[role, process] = times.user + times.system
                 if with_memory and role != LOAD:
-                    # The proportional set as well: forked workers share most of their pages.
+                    # The proportional set size too, because forked workers share most of their pages.
                     memory = process.memory_full_info()
                     rss[role] += memory.rss
                     pss[role] += memory.pss
@@ -124,14 +124,14 @@ class UsageWatch(threading.Thread):
             cpu[role] += used
         everything = psutil.cpu_times()
         idle = everything.idle + getattr(everything, "iowait", 0.0)
-        # `guest` is in `user` already.
+        # `user` includes `guest` already.
         guests = getattr(everything, "guest", 0.0) + getattr(everything, "guest_nice", 0.0)
         cpu[_ELSE] = sum(everything) - idle - guests
         now_s = time.time()
         return Sample(now_s, dict(cpu), Memory(now_s, dict(rss), dict(pss)) if with_memory else None)
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        # The job's after all: what it starts between the two looks must not count as the load.
+        # List the job's processes last: one that it starts between the two lists must not count as the load.
         everything = [self._own, *self._own.children(recursive=True)]
         job = [] if self._root is None else [("driver", self._root), *_job_children(self._root)]
         known = {process for _, process in job} | {self._broker}
@@ -139,9 +139,9 @@ class UsageWatch(threading.Thread):
 
 
 def usage_of(samples: list[Sample]) -> dict[str, float]:
-    """Return CPU seconds a second from the first sample to the last and the largest memory in MB, by role.
+    """Return by role the cores used between the first and the last sample, and the largest memory in MB.
 
-    Nothing if there are no two samples. `cpu_elsewhere` is what no role used.
+    Returns nothing if there are fewer than two samples. `cpu_elsewhere` is the CPU that no role used.
     """
     if len(samples) < 2:
         return {}
@@ -150,7 +150,7 @@ def usage_of(samples: list[Sample]) -> dict[str, float]:
         role: (used - first.cpu_s.get(role, 0.0)) / (last.at_s - first.at_s)
         for role, used in sorted(last.cpu_s.items())
     }
-    # Sampled as the whole machine's.
+    # The samples have the CPU of the whole machine.
     cpu[_ELSE] -= sum(used for role, used in cpu.items() if role != _ELSE)
     of_job = [used for role, used in cpu.items() if role not in (*NOT_THE_JOB, _ELSE)]
     memory = [sample.memory.pss for sample in samples if sample.memory]

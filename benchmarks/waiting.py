@@ -1,4 +1,4 @@
-"""Printing the progress of a benchmark, and waiting for a condition."""
+"""Prints the progress of a benchmark, and waits for a condition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def say(text: str) -> None:
-    """Print what the benchmark does now."""
+    """Print a line of progress with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
@@ -18,9 +18,14 @@ def wait_until(
     check: Callable[[], None],
     pause_s: Callable[[], float] = lambda: 0.05,
 ) -> None:
-    """Wait for `condition`, and `pause_s` between two looks at it.
+    """Wait until `condition` is true.
 
-    Raises TimeoutError, and what `check` raises when waiting has become pointless.
+    Args:
+        condition: what to wait for.
+        timeout_s: the longest time to wait; after it, TimeoutError is raised.
+        what: the condition's name in that error.
+        check: called after each failed test of the condition; raises if waiting has become pointless.
+        pause_s: returns the pause between two tests, in seconds.
     """
     deadline = time.monotonic() + timeout_s
     while not condition():
