@@ -1,7 +1,7 @@
-"""Writes docs/reference/ from the code: commands, settings, error codes, dead letters.
+"""Generates docs/reference/ from the code: commands, settings, error codes, dead letters.
 
     python docs/generate.py            # writes the pages
-    python docs/generate.py --check    # writes nothing; exit code 1 if a page is not what the code says
+    python docs/generate.py --check    # writes nothing; exit code 1 if a page does not match the code
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
 (allowed values), `conf/errors.py` (codes), and `docs/reference/remedies.toml` (what to do about each code).
@@ -28,17 +28,17 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs/reference"
 _HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
 _SHARED_OPTIONS = ("--config", "--set")
-# What TOML cannot be asked for: the two sections that take further keys.
+# The TOML file does not list the keys of the two sections that accept any client option.
 _FURTHER_KEYS = {
-    "kafka": "Further keys are options of Kafka clients by their own names, such as `security.protocol`. Each goes to "
-    "every client (Java, librdkafka, kafka-python) that knows it, in that client's spelling. A key that no client "
-    "knows, or that Delayline sets itself, is refused. See [TLS and a login](../operate.md#tls-and-a-login).",
-    "spark": "Every key is a Spark option by its own name and begins with `spark.`. It goes over Delayline's default.",
+    "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
+    "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
+    "key that no client has, or that it sets itself. See [TLS and a login](../operate.md#tls-and-a-login).",
+    "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default.",
 }
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its file's name."""
+    """Return the text of each page, by file name."""
     remedies = tomllib.loads((REFERENCE / "remedies.toml").read_text())
     return {
         "commands.md": _commands(),
@@ -49,13 +49,13 @@ def pages() -> dict[str, str]:
 
 
 def error_codes(root: type[DelaylineError] = DelaylineError) -> dict[str, type[DelaylineError]]:
-    """Return each error below `root` that has a code of its own, by that code, in the order of the module."""
-    found = {}
+    """Return the subclasses of `root` that define a code, by code, in the order of the module."""
+    errors = {}
     for error in root.__subclasses__():
         if "code" in vars(error):
-            found[error.code] = error
-        found |= error_codes(error)
-    return found
+            errors[error.code] = error
+        errors |= error_codes(error)
+    return errors
 
 
 def _commands() -> str:
@@ -123,10 +123,11 @@ def _metavar(parameter: Any) -> str:
 def _settings() -> str:
     lines = [
         _HEAD.format(source="conf/delayline.toml and conf/settings.py", title="Settings"),
-        "Values come from, the later over the earlier: the defaults, the TOML file (`--config` or `DELAYLINE_CONFIG`), "
-        "variables such as `DELAYLINE_BUCKET__SHARDS=4`, and `--set bucket.shards=4`. Durations are ms, a number with "
-        "a unit (`1500ms`, `10s`, `5m`, `2h`, `30d`, `1w`), or ISO-8601 (`PT10S`). A wrong value ends the command with "
-        "[`bad-setting`](errors.md), which names the key, the value, what is allowed, and where the value came from.\n",
+        "Values come from the defaults, the TOML file (`--config` or `DELAYLINE_CONFIG`), environment variables such "
+        "as `DELAYLINE_BUCKET__SHARDS=4`, and `--set bucket.shards=4`. Later sources override earlier ones. Durations "
+        "are ms, a number with a unit (`1500ms`, `10s`, `5m`, `2h`, `30d`, `1w`), or ISO-8601 (`PT10S`). A wrong value "
+        "ends the command with [`bad-setting`](errors.md); the error has the key, the value, the allowed values, and "
+        "the source of the value.\n",
     ]
     for section, keys in _documented().items():
         model = Settings if not section else Settings.model_fields[section].annotation
@@ -145,8 +146,8 @@ def _settings() -> str:
 
 
 def _documented() -> dict[str, dict[str, tuple[str, str]]]:
-    """Return for each section of delayline.toml its keys, each with its default and its comment."""
-    found: dict[str, dict[str, tuple[str, str]]] = {"": {}}
+    """Return the keys of each section of delayline.toml, each with its default and its comment."""
+    sections: dict[str, dict[str, tuple[str, str]]] = {"": {}}
     section, comment = "", []
     lines = iter((ROOT / "conf/delayline.toml").read_text().splitlines())
     for line in lines:
@@ -154,21 +155,21 @@ def _documented() -> dict[str, dict[str, tuple[str, str]]]:
             comment.append(line.removeprefix("# "))
         elif line.startswith("["):
             section, comment = line.strip("[]"), []
-            found[section] = {}
+            sections[section] = {}
         elif " = " in line:
             key, value = line.split(" = ", 1)
             while value.count("[") > value.count("]"):
                 value += next(lines).strip()
             value = value.replace(",]", "]").replace("[ ", "[")
-            found[section][key] = (value, " ".join(comment))
+            sections[section][key] = (value, " ".join(comment))
             comment = []
         else:
             comment = []
-    return found
+    return sections
 
 
 def _allowed(model: Any, key: str) -> str:
-    """Return what the model says is allowed, by giving it what is not."""
+    """Return the allowed values of a key, from the model's error for a wrong value."""
     if key.startswith('"'):
         return "as Spark documents it"
     if model.model_fields[key].annotation is bool:
@@ -186,40 +187,42 @@ def _allowed(model: Any, key: str) -> str:
 
 def _errors(remedies: Mapping[str, str]) -> str:
     codes = {code: error for code, error in error_codes().items() if not issubclass(error, Rejected)}
-    _hold_together(codes, remedies, "errors")
+    _check_remedies(codes, remedies, "errors")
     rows = [
         (f"`{code}`", str(error.exit_code), _text(inspect.getdoc(error)), _text(remedies[code]))
         for code, error in codes.items()
     ]
     return (
         _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
-        + "\nA command that fails prints `error: <code>: <sentence>` on standard error. The sentence says what was "
-        "wrong, and with which value. Codes are stable: scripts may rely on them. The codes of dead letters are on "
-        "[a page of their own](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
+        + "\nA command that fails prints `error: <code>: <sentence>` on standard error. The sentence names the problem "
+        "and the value that caused it. Codes are stable: scripts may rely on them. The codes of dead letters are on "
+        "[a separate page](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
     )
 
 
 def _dead_letters(remedies: Mapping[str, str]) -> str:
     codes = error_codes(Rejected)
-    _hold_together(codes, remedies, "dead-letters")
+    _check_remedies(codes, remedies, "dead-letters")
     rows = [(f"`{code}`", _text(remedies[code])) for code in codes]
     return (
         _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Dead-letter codes")
-        + "\nThe header `delayline-error` of a dead letter holds one of these codes, and `delayline-error-text` the "
-        "code and a sentence. [Publishing](../publish.md#dead-letters) describes dead letters.\n\n"
+        + "\nThe header `delayline-error` of a dead letter has one of these codes; `delayline-error-text` has the code "
+        "and a sentence. [Publishing](../publish.md#dead-letters) describes dead letters.\n\n"
         + _table(("code", "the record"), rows)
     )
 
 
-def _hold_together(codes: Iterable[str], remedies: Mapping[str, str], table: str) -> None:
+def _check_remedies(codes: Iterable[str], remedies: Mapping[str, str], table: str) -> None:
     if missing := [code for code in codes if code not in remedies]:
         raise SystemExit(f"docs/reference/remedies.toml: [{table}] lacks {', '.join(missing)}")
-    if gone := [code for code in remedies if code not in codes]:
-        raise SystemExit(f"docs/reference/remedies.toml: [{table}] has {', '.join(gone)}, which no error has")
+    if unknown := [code for code in remedies if code not in codes]:
+        raise SystemExit(
+            f"docs/reference/remedies.toml: [{table}] has {', '.join(unknown)}, but no error has this code"
+        )
 
 
 def _text(text: str | None) -> str:
-    """Return a docstring's paragraphs, each in one line."""
+    """Return a docstring's paragraphs, each on one line."""
     paragraphs = re.split(r"\n\s*\n", (text or "").strip())
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -230,7 +233,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    # GitHub would take <name> for HTML, except in code.
+    # GitHub reads <name> as HTML, except in code.
     parts = re.split(r"(`[^`]*`)", text.replace("\n\n", " ").replace("|", "\\|"))
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
 
@@ -242,7 +245,7 @@ def write(folder: Path) -> None:
 
 
 def wrong(folder: Path) -> list[str]:
-    """Return the names of the pages in `folder` that are stale, missing or left over."""
+    """Return the names of the pages in `folder` that are outdated, missing or superfluous."""
     texts = pages()
     present = {path.name: path.read_text() for path in folder.glob("*.md")}
     return sorted(name for name in texts | present if texts.get(name) != present.get(name))
@@ -252,8 +255,8 @@ def main() -> None:
     """Write the pages, or with `--check` compare them."""
     if "--check" not in sys.argv:
         write(REFERENCE)
-    elif found := wrong(REFERENCE):
-        raise SystemExit(f"not what the code says: {', '.join(found)}; run `make docs`")
+    elif names := wrong(REFERENCE):
+        raise SystemExit(f"these pages do not match the code: {', '.join(names)}; run `make docs`")
 
 
 if __name__ == "__main__":
