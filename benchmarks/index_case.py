@@ -57,7 +57,7 @@ def run(case: Case, what: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure as the arguments say; print the figures as JSON."""
+    """Measure the case of the arguments; print the figures as JSON."""
     what, case = sys.argv[1], Case(**json.loads(sys.argv[2]))
     print(json.dumps(_memory(case) if what == "memory" else _times(case)))
 

@@ -25,7 +25,7 @@ from benchmarks.waiting import say
 PER_TRIGGER, TRIGGER_S = 1_000, 0.5
 FLOOD_RATE = int(10 * PER_TRIGGER / TRIGGER_S)
 FLOOD_S = 300.0
-# Messages accepted before the flood: so many of them fall due in each second of the flood.
+# How many of the messages accepted before the flood fall due in each second of it.
 ACCEPTED_RATE = 200
 CALM, FLOOD, ALL = "calm", "flood", "all that came"
 # At the end most of the flood is still in the input topic, so these messages cannot count as lost.

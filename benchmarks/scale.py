@@ -63,10 +63,10 @@ def draw(outcome: Outcome) -> Any:
     for number, (case, series) in enumerate(outcome.series.items()):
         columns = dict(zip(COLUMNS, series, strict=True))
         # A logarithmic axis has no zero.
-        held = np.maximum(columns["held"], 1e4)
-        axes.plot(held, columns["rss_mb_jvm"], color=f"C{number}", label=f"JVM, {case}")
-        axes.plot(held, columns["rss_mb_python"], color=f"C{number}", linestyle=":", label=f"Python, {case}")
-    axes.set(xscale="log", xlabel="messages held", ylabel="resident set, MB", ylim=(0, None))
+        ingested = np.maximum(columns["ingested"], 1e4)
+        axes.plot(ingested, columns["rss_mb_jvm"], color=f"C{number}", label=f"JVM, {case}")
+        axes.plot(ingested, columns["rss_mb_python"], color=f"C{number}", linestyle=":", label=f"Python, {case}")
+    axes.set(xscale="log", xlabel="messages ingested", ylabel="resident set, MB", ylim=(0, None))
     axes.legend(fontsize=8)
     return drawn
 
@@ -147,14 +147,16 @@ class _Progress:
     def check(self) -> None:
         """Raise RuntimeError if the job has ended or makes no progress, or if the disk is nearly full."""
         self._job.check()
-        now, held = time.monotonic(), max(0, self._job.batches.messages - self._before)
-        if held > self._newest:
-            self._newest, self._grown = held, now
+        now, ingested = time.monotonic(), max(0, self._job.batches.messages - self._before)
+        if ingested > self._newest:
+            self._newest, self._grown = ingested, now
         if now - self._grown > STALL_S:
-            raise RuntimeError(f"no message came in for {STALL_S:.0f} s, at {held:,}:\n{self._job.log[-3000:]}")
+            raise RuntimeError(
+                f"no message was ingested for {STALL_S:.0f} s, at {ingested:,}:\n{self._job.log[-3000:]}"
+            )
         if now - self._reported_s >= PROGRESS_S:
-            self._report(held, (held - self._last) / (now - self._reported_s))
-            self._reported_s, self._last = now, held
+            self._report(ingested, (ingested - self._last) / (now - self._reported_s))
+            self._reported_s, self._last = now, ingested
             self.check_outputs()
 
     def check_outputs(self) -> None:
@@ -162,11 +164,11 @@ class _Progress:
         if (counts := self._stand.came_out(self._application)) != self._came_out:
             raise RuntimeError(f"{self._came_out} became {counts}, but nothing is due for 48 h")
 
-    def _report(self, held: int, rate: float) -> None:
+    def _report(self, ingested: int, rate: float) -> None:
         samples = self._job.usage.memory_between(time.time() - PROGRESS_S, time.time())
         sizes = {role: size / 2**20 for role, size in samples[-1].rss.items()} if samples else {}
         free = shutil.disk_usage(self._stand.folder).free
         if free < DISK_SPARE_BYTES / 2:
-            raise RuntimeError(f"only {free / 2**30:.1f} GiB are left on the disk, at {held:,} messages")
+            raise RuntimeError(f"only {free / 2**30:.1f} GiB are left on the disk, at {ingested:,} messages")
         memory = ", ".join(f"{role} {size:,.0f}" for role, size in sizes.items())
-        say(f"{held:,} of {self._count:,}, {rate:,.0f}/s; RSS in MB: {memory}; disk free {free / 2**30:.1f} GiB")
+        say(f"{ingested:,} of {self._count:,}, {rate:,.0f}/s; RSS in MB: {memory}; disk free {free / 2**30:.1f} GiB")

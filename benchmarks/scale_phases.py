@@ -27,7 +27,7 @@ POINTS = 300
 # Numbers reserved for each load: more than any load has messages, and all together fit into a value's digits.
 NUMBERS = 1_000_000_000
 # The columns of a series: s since `begun_s`, messages in committed batches, MB.
-COLUMNS = ("at_s", "held", "rss_mb_jvm", "rss_mb_python", "rss_mb_job", "pss_mb_job")
+COLUMNS = ("at_s", "ingested", "rss_mb_jvm", "rss_mb_python", "rss_mb_job", "pss_mb_job")
 
 
 @dataclass
@@ -76,12 +76,12 @@ class Phases:
         }
 
     def series(self, begun_s: float, before: int, count: int) -> list[list[float]]:
-        """Return `COLUMNS` from `begun_s` (epoch s) to now; `held` counts up to `count` messages after `before`."""
+        """Return `COLUMNS` from `begun_s` (epoch s) to now; `ingested` counts up to `count` messages after `before`."""
         samples = self.job.usage.memory_between(begun_s, time.time())
         at_s = np.array([sample.at_s for sample in samples])
         batches = self.job.batches.between(begun_s, time.time())
-        held = np.interp(at_s, [batch.committed_s for batch in batches], [batch.end - before for batch in batches])
-        columns = {"at_s": at_s - begun_s, "held": np.clip(held, 0, count), **_megabytes(samples)}
+        ingested = np.interp(at_s, [batch.committed_s for batch in batches], [batch.end - before for batch in batches])
+        columns = {"at_s": at_s - begun_s, "ingested": np.clip(ingested, 0, count), **_megabytes(samples)}
         return [_thinned(columns[name]) for name in COLUMNS]
 
     def _all(self, phases: dict[str, Callable[[], CaseFigures]]) -> CaseFigures:

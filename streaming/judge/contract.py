@@ -52,7 +52,7 @@ class Environment:
 def misplacement(record: Received, message: Published, partitions: Mapping[str, Collection[int]]) -> Finding | None:
     """Return a finding if the record is in a wrong topic or partition."""
     if record.topic != message.output:
-        return Finding(Fault.MISPLACED, record.id, f"came out on {record.topic}, not on {message.output}")
+        return Finding(Fault.MISPLACED, record.id, f"was delivered to {record.topic}, not to {message.output}")
     if message.key is None and message.error is not None:
         # A keyless message that the broker refuses at delivery may go to any partition of the dead-letter topic.
         return None

@@ -63,9 +63,9 @@ def judge(
     Args:
         published: the messages, by id.
         received: the records of all output and dead-letter topics; those of a partition in the order of offsets.
-        acceptance: tells which messages the job accepted in time, so that they must be in order.
+        acceptance: knows which messages the job accepted in time, so that they must be in order.
         environment: partition counts of the topics, and the clock.
-        complete: whether `received` must hold all published messages and no others.
+        complete: whether `received` must contain all published messages and no others.
     """
     findings: dict[Fault, list[Finding]] = {fault: [] for fault in Fault}
     faults = dict.fromkeys(Fault, 0)
@@ -102,7 +102,7 @@ def judge(
     if complete:
         for identity in published:
             if identity not in seen:
-                add(Finding(Fault.LOST, identity, f"has not come out on {published[identity].output}"))
+                add(Finding(Fault.LOST, identity, f"was not delivered to {published[identity].output}"))
     bad = {identity for identity, message in published.items() if message.error is not None}
     return Verdict(
         published=len(published),

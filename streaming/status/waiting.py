@@ -104,8 +104,9 @@ def sealed_buckets(store: BucketTable, version: int, last_bucket: int, cutoff_ms
 def waiting_counts(segment: Segment, precision_bits: int, slots_ms: Iterable[int], counts: Iterable[int]) -> DueCounts:
     """Count the waiting messages of `segment` by time slot.
 
-    `slots_ms` and `counts` are what was sealed: for each input partition, its time slots and their counts. All messages
-    in time slots after the first waiting message's slot still wait. The remaining waiting messages are in that slot.
+    `slots_ms` and `counts` describe the segment when it was sealed: for each input partition, its time slots and their
+    counts. All messages in time slots after that of the first waiting message still wait. The remaining waiting
+    messages are in that message's slot.
     """
     waiting = DueCounts(precision_bits)
     first_ms = segment.min_deliver_at_ms >> precision_bits << precision_bits
