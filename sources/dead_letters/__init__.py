@@ -1,7 +1,10 @@
 """Reading dead letters, and how far they are resent.
 
-This package sends nothing; `sinks.resender` does, and `streaming.operations.resend` joins both. Read `letter` (a dead
-letter as values), `reader`, and `position` (how Kafka stores what is resent). A resend takes these steps:
+This package sends nothing; `sinks.resender` does, and `streaming.operations.resend` joins both.
+
+Read `letter` (a dead letter as values), `reader`, and `position` (how Kafka stores what is resent).
+
+A resend takes these steps:
 
 1. Fence an earlier run, then read the positions.
 2. Read the dead-letter topic up to its end at the start of the command.

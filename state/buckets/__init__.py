@@ -1,8 +1,9 @@
 """Buckets: the mutable bucket of each shard, and the sealed buckets, which are cut into segments.
 
 Modelled on Pulsar's `BucketDelayedDeliveryTracker`. This package does not read or write the table of sealed buckets;
-`sinks.bucket_table` does. Read in this order:
+`sinks.bucket_table` does.
 
+Read in this order:
 1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark
 2. `segments`: cuts a sealed bucket
 3. `table_rows`: stores the segments as rows

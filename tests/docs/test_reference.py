@@ -38,6 +38,6 @@ def test_a_page_that_is_stale_missing_or_left_over_is_named(generator: Any, tmp_
 
 def test_an_error_without_a_remedy_and_a_remedy_without_an_error_are_refused(generator: Any) -> None:
     with pytest.raises(SystemExit, match=r"\[errors\] lacks clock-behind"):
-        generator._hold_together(["clock-behind"], {}, "errors")
+        generator._check_remedies(["clock-behind"], {}, "errors")
     with pytest.raises(SystemExit, match=r"\[errors\] has clock-ahead"):
-        generator._hold_together(["clock-behind"], {"clock-behind": "", "clock-ahead": ""}, "errors")
+        generator._check_remedies(["clock-behind"], {"clock-behind": "", "clock-ahead": ""}, "errors")

@@ -149,7 +149,7 @@ SEEDS = st.integers(0, 10**9)
 
 
 @given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_the_markers_determine_exactly_which_messages_are_delivered(
     seed: int, before: int, after: int, shards: int, finished: bool
 ) -> None:
@@ -176,7 +176,7 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
 
 
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message(
     seed: int, checkpoints: list[tuple[int, int, bool]]
 ) -> None:
