@@ -97,7 +97,7 @@ def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
     assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
-    pattern = r"holds what batch 1 sealed, and the offset log of \S+ ends with batch 0.*delayline rebuild"
+    pattern = r"holds what batch 1 sealed, but the offset log of \S+ ends with batch 0.*delayline rebuild"
     with pytest.raises(CheckpointMismatch, match=pattern):
         recover(spark, settings, False, lease)
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
