@@ -66,7 +66,7 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
 def run_demo(view: View, keep: Path | None = None) -> Result:
     """Run the demo and return its result. Logs and data are in `keep`, or in a temporary folder.
 
-    Stops the broker and the job, however it ends. Raises BrokerFailed, JarsMissing, JavaMissing, and QueryFailed with
+    Stops the broker and the job, even after an error. Raises BrokerFailed, JarsMissing, JavaMissing; QueryFailed with
     the end of the job's log.
     """
     with ExitStack() as stack:

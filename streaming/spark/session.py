@@ -199,10 +199,10 @@ def _submitted() -> set[str]:
 
 
 def _launch_java(options: Mapping[str, str]) -> None:
-    """Start Java, unless it runs already, with only the non-secret `options` on its command line.
+    """Start Java, unless it runs already, without the secret `options` on its command line.
 
-    Every user of the host can read a command line, and pyspark would put all options there. pyspark sends the secret
-    options over its connection to Java when the session is built.
+    Every user of the host can read a command line, and pyspark would put all options there. Secret options stay on it
+    only if the launcher needs them. pyspark sends the others over its connection to Java when the session is built.
     """
     public = [
         (name, value)
