@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.origin import STORED, stored_as
+from state.checkpoint.stored_json import STORED, read_stored, stored_as
 
 # How many bytes an error shows of a value that is not a lease.
 _SHOWN_BYTES = 80
@@ -61,7 +61,7 @@ class Lease:
     def from_bytes(value: bytes) -> Lease:
         """Read the value of a lease record. Raises CheckpointMismatch if it is not one."""
         try:
-            return _LEASE.validate_json(value)
+            return read_stored(_LEASE, value)
         except ValueError as problem:
             raise CheckpointMismatch(
                 f"the lease topic holds {value[:_SHOWN_BYTES]!r}, which is not a lease of this Delayline version; "

@@ -3,5 +3,6 @@
 `streaming.checkpoint` (files) and `sinks.internal_topics` (Kafka) read and write them.
 
 Read `origin` (how a checkpoint began), `batch_settings` (what decides a batch's result), `progress` (the delivery
-marker), `delivered` (which messages are delivered, from the markers alone), `file_format` (the number in each file).
+marker), `delivered` (which messages are delivered, from the markers alone), `stored_json` (how these values are read
+and written), `file_format` (the number in each file).
 """

@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
 from conf.settings import HeaderSettings, Settings
-from state.checkpoint.origin import STORED, CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.stored_json import STORED, read_stored
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -134,7 +135,7 @@ class SettingsHistory:
         entries = []
         for entry in map(dict, json.loads(text)["rules"]):
             first = int(entry.pop("from_batch"))
-            entries.append((first, _SETTINGS.validate_json(json.dumps(entry))))
+            entries.append((first, read_stored(_SETTINGS, json.dumps(entry))))
         return SettingsHistory(tuple(entries))
 
 

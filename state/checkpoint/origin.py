@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
+
+from state.checkpoint.stored_json import STORED, read_stored
 
 # The offset of the next record by topic and partition, as in Spark's offset log: {"orders": {"0": 17}}.
 Offsets = dict[str, dict[str, int]]
-
-# For values stored as JSON: reading accepts exactly the types that were written, and no other keys.
-STORED = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
-
-
-def stored_as(name: str) -> Any:
-    """Declare a field whose stored JSON key is `name`: stored keys stay the same when a field is renamed."""
-    return Field(validation_alias=name, serialization_alias=name)
 
 
 @dataclass(frozen=True, config=STORED)
@@ -50,7 +43,7 @@ class CheckpointOrigin:
     @staticmethod
     def from_json(text: str) -> CheckpointOrigin:
         """Read what `to_json` wrote. Raises ValueError for anything else."""
-        return _ORIGIN.validate_json(text)
+        return read_stored(_ORIGIN, text)
 
 
 _ORIGIN = TypeAdapter(CheckpointOrigin)

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.origin import STORED, CheckpointOrigin, Offsets, stored_as
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.stored_json import STORED, read_stored, stored_as
 from state.order import OrderKey
 
 # How many bytes an error shows of a value that is not a marker.
@@ -48,7 +49,7 @@ class Progress:
     def from_bytes(value: bytes) -> Progress:
         """Read the value of a marker record. Raises CheckpointMismatch if it is not one."""
         try:
-            return _PROGRESS.validate_json(value)
+            return read_stored(_PROGRESS, value)
         except ValueError as problem:
             raise CheckpointMismatch(
                 f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is not a marker of this Delayline version; "

@@ -25,7 +25,7 @@ _KEPT_S = 3660.0
 _FIRST_VACUUM_S = 300.0
 # Each bucket adds a metadata file for each shard, and a start reads them all.
 _COMPACT_EVERY_BUCKETS = 50
-# The scheduler pool in Spark. Where batches and maintenance both have tasks to run, batches go first.
+# The scheduler pool in Spark. FAIR pools have equal weights by default: maintenance may take half of the cores.
 _POOL = "maintenance"
 
 

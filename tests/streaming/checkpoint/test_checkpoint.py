@@ -75,6 +75,7 @@ def test_a_damaged_file_of_delayline_is_named(
 ) -> None:
     for text in ("", '{"format": 1, "rules": 3}', '{"format": 1}'):
         overwrite(tmp_path / name, text)
+        # On one line: pydantic's own text would have several.
         with pytest.raises(CheckpointUnreadable, match=rf"{name} is damaged.*delayline rebuild"):
             read_all(spark, tmp_path)
 

@@ -27,6 +27,7 @@ def test_a_position_that_no_resend_wrote_is_shown_in_the_error_and_not_changed(s
         f"application_id={settings.application_id}",
         f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}",
         f"topics.input={topics.input[0]}",
+        f"topics.output={topics.output}",
         f"topics.dead_letter={topics.dead_letter}",
     ]
     sets = [part for one in overrides for part in ("--set", one)]

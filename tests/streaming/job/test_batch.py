@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CutoffMismatch
 from sinks.internal_topics.lease import HeldLease
@@ -44,7 +45,7 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
 ) -> None:
     def refusal(*rows: tuple[Any, ...]) -> str:
         with pytest.raises(CutoffMismatch) as raised:
-            runner.run(spark.createDataFrame(rows, SHARD_OUTPUT_SCHEMA), 0)
+            runner.run(spark.createDataFrame(rows, from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
         return str(raised.value)
 
     fine = _output(KEPT, CUTOFF_MS, CUTOFF_MS)
@@ -56,4 +57,4 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
         overdue = _output(kind, CUTOFF_MS, CUTOFF_MS - 1)
         assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
     # No refusal left anything behind: the batch still runs.
-    runner.run(spark.createDataFrame([fine], SHARD_OUTPUT_SCHEMA), 0)
+    runner.run(spark.createDataFrame([fine], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
