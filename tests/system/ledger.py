@@ -44,9 +44,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.closed = False
-        self._producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "message.max.bytes": 10_000_000}
-        )
+        self._open_producer()
         self._watch = CheckpointWatch(self.checkpoint)
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)
         self._partitions = {topic: {count} for topic, count in self._reader.partitions.items()}
@@ -146,8 +144,15 @@ class Ledger:
         problems = self._judged(complete=False).problems(least_checked=0)
         assert not problems, "\n".join(problems)
 
+    def _open_producer(self) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "message.max.bytes": 10_000_000}
+        )
+
     def reread(self) -> None:
-        """Subscribe again, and so also to partitions that were added to the output topics meanwhile."""
+        """Subscribe again and open a new producer: both then know partitions that were added meanwhile."""
+        self.flush()
+        self._open_producer()
         self._reader.close()
         self.got.clear()
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)

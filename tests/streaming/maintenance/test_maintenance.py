@@ -160,10 +160,16 @@ def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None
 
 
 @pytest.mark.parametrize(
-    "steps",
-    [pytest.param(8, marks=pytest.mark.takes(40)), pytest.param(14, marks=[pytest.mark.takes(70), pytest.mark.soak])],
+    ("steps", "kinds"),
+    [
+        pytest.param(8, ("data",), marks=pytest.mark.takes(40)),
+        # Delta deletes log entries a day at a time, from midnight on: within two days it may not have begun.
+        pytest.param(14, ("data", "log"), marks=[pytest.mark.takes(70), pytest.mark.soak]),
+    ],
 )
-def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(table: Table, steps: int) -> None:
+def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(
+    table: Table, steps: int, kinds: tuple[str, ...]
+) -> None:
     catalog = SegmentCatalog()
     maintenance = Maintenance(table.store, catalog, set(), 4, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
     seen: list[dict[str, int]] = []
@@ -181,7 +187,7 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
         seen.append(table.files())
         number += 1
     # Two days or more. Once the first buckets are delivered, the second half is no larger than the first.
-    for kind in ("data", "log"):
+    for kind in kinds:
         first, second = (
             max(each[kind] for each in half) for half in (seen[steps // 3 : steps * 2 // 3], seen[steps * 2 // 3 :])
         )
