@@ -17,6 +17,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from conf.settings import Settings
@@ -117,7 +118,13 @@ def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFra
         .withWatermark("event_time", "0 seconds")
         .where("event_time = timestamp_millis(0)")
         .groupBy("shard_key")
-        .applyInPandasWithState(silent, SHARD_OUTPUT_SCHEMA, "seen int", "append", GroupStateTimeout.EventTimeTimeout)
+        .applyInPandasWithState(
+            silent,
+            from_arrow_schema(SHARD_OUTPUT_SCHEMA),
+            "seen int",
+            "append",
+            GroupStateTimeout.EventTimeTimeout,
+        )
     )
 
 
