@@ -146,7 +146,9 @@ def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
 
     # As the error advises.
     partition = TopicPartition(application.input, 1, 1)
-    AdminClient({"bootstrap.servers": application.bootstrap}).delete_records([partition])[partition].result()
+    # In a variable: a client that is collected leaves its futures undone for ever.
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    admin.delete_records([partition])[partition].result()
     job.overrides.append("topics.skip_expired=true")
     job.run_until(lambda: ledger.wait_for_all(60))
     assert Counter(record.id for record in ledger.got) == Counter(ledger.sent.keys())
