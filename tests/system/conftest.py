@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -100,6 +101,8 @@ def make_service(application: Application, warm: WarmProcesses) -> Iterator[Make
             ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
             service = Service(application.folder, settings, warm)
             ledger = stack.enter_context(application.ledger())
+            # pytest shows it if the test fails.
+            stack.callback(lambda: sys.stderr.write(service.log[-4000:]))
             # Registered last, so that it runs before the ledger's final check.
             stack.callback(service.kill)
             return service, ledger

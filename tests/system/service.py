@@ -41,8 +41,8 @@ class Service:
 
     @property
     def log(self) -> str:
-        """The output of the newest run."""
-        return (self.folder / f"run-{self._runs}.log").read_text(errors="replace")
+        """The output of the newest run; empty if there was none."""
+        return "" if not self._runs else (self.folder / f"run-{self._runs}.log").read_text(errors="replace")
 
     def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:
         """Start the job; with `wait`, return once its query runs."""

@@ -59,14 +59,15 @@ def in_batches(window: PrefetchWindow, cutoffs: Iterable[int]) -> Iterator[list[
         start_ms = cutoff_ms
 
 
-def test_ten_thousand_buckets_give_each_message_once(store: BucketTable) -> None:
-    buckets = {number: [number % 997, 1_000 + number % 991] for number in range(10_000)}
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.takes(40)])])
+def test_thousands_of_buckets_give_each_message_once(store: BucketTable, count: int) -> None:
+    buckets = {number: [number % 997, 1_000 + number % 991] for number in range(count)}
     seal(store, buckets, 1)
     window, catalog = window_of(store)
-    assert len(catalog.buckets) == 10_000
+    assert len(catalog.buckets) == count
     taken_messages = [message for batch in in_batches(window, range(300, 2_101, 300)) for message in batch]
     window.close()
-    assert len(taken_messages) == len(set(taken_messages)) == 20_000
+    assert len(taken_messages) == len(set(taken_messages)) == 2 * count
     assert sorted(due for due, _ in taken_messages) == sorted(due for dues in buckets.values() for due in dues)
     assert len(catalog) == 0
 
