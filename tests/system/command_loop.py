@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -18,23 +19,63 @@ from pyspark import SparkContext
 from streaming.cli.app import app
 
 
+class _Output:
+    """Copies standard output and standard error to a file that changes from command to command.
+
+    Java and its Python workers keep the standard error that they were started with, in an earlier command.
+    """
+
+    _END = b"end of the command's output\n"
+
+    def __init__(self) -> None:
+        source, sink = os.pipe()
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os.close(sink)
+        # A file descriptor that stands for another file from command to command.
+        self._target = os.open(os.devnull, os.O_WRONLY)
+        self._copied = threading.Event()
+        threading.Thread(target=self._copy, args=(source,), daemon=True).start()
+
+    def begin(self, path: str) -> None:
+        """Copy to the file at `path` from now on."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, self._target)
+        os.close(file)
+
+    def end(self) -> None:
+        """Return when everything that was written so far is in the file."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._copied.clear()
+        os.write(2, self._END)
+        assert self._copied.wait(10)
+
+    def _copy(self, source: int) -> None:
+        with os.fdopen(source, "rb") as lines:
+            for line in lines:
+                is_end = line.endswith(self._END)
+                os.write(self._target, line.removesuffix(self._END) if is_end else line)
+                if is_end:
+                    self._copied.set()
+
+
 def main() -> None:
     """Run commands until the input ends."""
     exit_codes = os.fdopen(os.dup(1), "w")
+    output = _Output()
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         os.environ.clear()
         os.environ.update(command["environment"])
-        code = _run(command["arguments"], command["log"])
+        output.begin(command["log"])
+        code = _run(command["arguments"])
+        output.end()
         exit_codes.write(f"{code}\n")
         exit_codes.flush()
 
 
-def _run(arguments: list[str], log: str) -> int:
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+def _run(arguments: list[str]) -> int:
     try:
         app(arguments, prog_name="delayline")
     except SystemExit as end:
@@ -46,8 +87,6 @@ def _run(arguments: list[str], log: str) -> int:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        sys.stdout.flush()
-        sys.stderr.flush()
         _clear_caches()
     return 0
 
