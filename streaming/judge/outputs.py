@@ -14,8 +14,6 @@ from streaming.judge.record import Received
 
 _POLL_S = 0.05
 _ANSWER_S = 30.0
-# A broker may describe a new topic later than it confirms the creation.
-_CREATED_S = 10.0
 _JOIN_S = 10.0
 # Far above the duration of a running job's transaction.
 _UNDECIDED_S = 10.0
@@ -30,7 +28,7 @@ class Outputs:
     """
 
     def __init__(self, bootstrap: str, topics: Sequence[str], take: Callable[[Received], None]) -> None:
-        """Raises KafkaException if the broker does not describe the topics; one may have been created just now."""
+        """Raises KafkaException if the broker does not describe the topics."""
         # The ids of all received messages, for frequent lookups.
         self.ids: set[str] = set()
         self._take = take
@@ -45,19 +43,14 @@ class Outputs:
         # By topic and partition: the offset up to which all committed records have been passed on.
         self._read_to: dict[tuple[str, int], int] = {}
         for topic in topics:
-            self._read_to.update({(topic, number): 0 for number in self._partitions_of(topic)})
+            described = self._consumer.list_topics(topic, _ANSWER_S).topics[topic]
+            if described.error is not None:
+                raise KafkaException(described.error)
+            self._read_to.update({(topic, number): 0 for number in described.partitions})
         self._consumer.assign([TopicPartition(*partition, 0) for partition in self._read_to])
         self._stop = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="outputs")
         self._reader.start()
-
-    def _partitions_of(self, topic: str) -> list[int]:
-        deadline_s = time.monotonic() + _CREATED_S
-        while (described := self._consumer.list_topics(topic, _ANSWER_S).topics[topic]).error is not None:
-            if time.monotonic() > deadline_s:
-                raise KafkaException(described.error)
-            time.sleep(_POLL_S)
-        return list(described.partitions)
 
     @property
     def partitions(self) -> dict[str, int]:

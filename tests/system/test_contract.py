@@ -26,7 +26,9 @@ _MALFORMED: dict[str, list[Header]] = {
 def test_bytes_are_delivered_unchanged_and_bad_headers_go_to_the_dead_letter_topic_under_their_code(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service("topics.allowed_outputs=allowed-*", "limits.max_message_bytes=950000")
+    service, ledger = make_service(
+        f"topics.allowed_outputs=allowed-*,{application.other}", "limits.max_message_bytes=950000"
+    )
     headers: list[Header] = [("a", b"1"), ("a", None), ("b", b""), ("a", b"\x00\xff"), ("ünïcode", b"2")]
     forms: list[tuple[list[Header], int | None]] = [
         ([], None),

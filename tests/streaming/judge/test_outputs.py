@@ -166,10 +166,10 @@ def test_a_duplicate_after_all_other_records_is_found(stage: Stage, expected: li
 def test_a_missing_topic_and_an_end_that_is_not_reached_are_errors(broker: EmbeddedBroker, stage: Stage) -> None:
     with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PART"):
         Outputs(broker.bootstrap, ["no-such-topic"], lambda record: None)
+    stage.outputs.close()
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(stage.output, b"v")
     assert producer.flush(30) == 0
-    stage.outputs.close()
     with pytest.raises(TimeoutError, match="not read to the end"):
         stage.outputs.drain(0.2, undecided_s=0.2)
 
