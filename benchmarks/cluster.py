@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,16 +11,11 @@ import pyspark
 
 from benchmarks.waiting import wait_until
 from conf.process_tree import kill_tree
+from streaming.local.free_port import free_port
 
 SPARK = Path(pyspark.__file__).parent / "bin"
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 _START_TIMEOUT_S = 90.0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:
@@ -29,9 +23,9 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        port = _free_port()
+        port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
-        self._ports = ["--port", str(port), "--webui-port", str(_free_port())]
+        self._ports = ["--port", str(port), "--webui-port", str(free_port())]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:

@@ -2,5 +2,5 @@
 
 The service itself does not use it.
 
-Read `broker`, then `broker_properties`.
+Read `broker`, then `broker_properties` and `free_port`.
 """

@@ -20,6 +20,7 @@ from conf.end_signals import deferred
 from conf.errors import BrokerFailed
 from conf.java.jars import JAVA_FILES, broker_jars, java_command
 from streaming.local.broker_properties import address, node_properties, properties_text
+from streaming.local.free_port import free_port
 
 _LOG_CONFIG = JAVA_FILES / "broker-log4j2.properties"
 START_TIMEOUT_S = 60.0
@@ -154,13 +155,13 @@ class EmbeddedBroker:
         if "," in str(self.directory):
             raise BrokerFailed(f"{self.directory}: must not contain a comma, which separates the paths in log.dirs")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or _free_port(self.host)
-        self._secured = {protocol: port or _free_port(self.host) for protocol, port in self._secured.items()}
+        self.port = self.port or free_port(self.host)
+        self._secured = {protocol: port or free_port(self.host) for protocol, port in self._secured.items()}
         properties = node_properties(
             data=self.directory / "data",
             listener=self.bootstrap,
             # Nothing stores this address, so each start can use another free port.
-            controller=address(self.host, _free_port(self.host)),
+            controller=address(self.host, free_port(self.host)),
             secured={protocol: self.secured(protocol) for protocol in self._secured},
         )
         config = self.directory / "server.properties"
@@ -203,19 +204,6 @@ class EmbeddedBroker:
 
     def _failed(self, problem: str) -> BrokerFailed:
         return BrokerFailed(f"the broker in {self.directory} {problem}; the end of its log:\n{self.log_end()}")
-
-
-def _free_port(host: str) -> int:
-    """Return a port that was free a moment ago. Raises BrokerFailed if `host` is not an address of this machine."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
-    # UnicodeError: Python cannot encode the name for the resolver, for example with two dots in a row.
-    except (OSError, UnicodeError) as problem:
-        raise BrokerFailed(
-            f"cannot listen on {host!r}, which must be an address of this machine: {problem}"
-        ) from problem
 
 
 def _serves(host: str, port: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from streaming.local.broker import EmbeddedBroker
+from streaming.local.free_port import free_port
 from tests.certificates import STORE_PASSWORD, Authority
 from tests.system.conftest import Application
 from tests.system.service import Service
@@ -129,17 +129,11 @@ def _command_lines() -> list[str]:
     return lines
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.takes(50)
 def test_one_kafka_section_configures_every_client_and_no_secret_leaks(
     application: Application, secured: Secured
 ) -> None:
-    port, inside, outside = _free_port(), application.folder / "inside", application.folder / "outside"
+    port, inside, outside = free_port(), application.folder / "inside", application.folder / "outside"
     overrides = application.overrides(
         f"storage.path={inside / 'storage'}",
         f"spark.spark.local.dir={inside / 'local'}",
