@@ -5,7 +5,7 @@
 # Tests, from the fastest:
 # make check              lint, format, types, direction of imports: seconds
 # make unit               what needs neither a broker nor Spark: below a minute
-# make test               the checks and every test but the soak tests: 12 minutes at most on two quiet cores
+# make test               the checks and every test but the soak tests
 # make test ARGS=...      only these, with pytest's own arguments: ARGS="tests/system/test_clock.py -k hour"
 # make soak               what needs longer
 # make coverage           every test but the soak tests, under coverage.py: a table, and htmlcov/
