@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import MakeDisk
 from tests.eventually import assert_eventually
 from tests.small_disk import SmallDisk
+from tests.system.checkpoint_files import sealed_files
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
@@ -59,7 +60,7 @@ def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicate
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     _publish(ledger, application, 300, _FAR_MS)
     service.start()
-    assert_eventually(lambda: _sealed_files(buckets.path), 60, "a bucket")
+    assert_eventually(lambda: sealed_files(buckets.path), 60, "a bucket")
     _fill(service, ledger, application, buckets, "a bucket")
     service.start()
     _fill(service, ledger, application, state, "the state of the mutable buckets")
@@ -67,7 +68,7 @@ def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicate
     # `rebuild` renames the checkpoint, which must be one folder for that.
     state.replace_with_folder()
 
-    max(_sealed_files(buckets.path), key=lambda file: file.stat().st_size).unlink()
+    max(sealed_files(buckets.path), key=lambda file: file.stat().st_size).unlink()
     _cut_short(_newest_state(storage / "checkpoint"))
     service.start(wait=False)
     error_line = _last_line(service)
@@ -89,17 +90,6 @@ def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicate
     ledger.wait_for_all(60)
     ledger.verify()
     assert service.stop() == 0, service.log[-3000:]
-
-
-def _sealed_files(table: Path) -> list[Path]:
-    """Return the message files that the table's log names."""
-    added = [
-        json.loads(line)["add"]
-        for entry in (table / "_delta_log").glob("*.json")
-        for line in entry.read_text().splitlines()
-        if line.startswith('{"add"')
-    ]
-    return [table / file["path"] for file in added if file["partitionValues"]["part"] != "metadata"]
 
 
 def _newest_state(checkpoint: Path) -> Path:
