@@ -7,6 +7,7 @@ DelaylineError
 |   |-- BrokerUnreachable: LoginRefused, CertificateRefused
 |   |-- TopicMissing, TopicMismatch
 |   |-- RecordsExpired, RecordUnreadable          of the input
+|   |-- ReadyLogLost                              what was handed over is not all there
 |   `-- DeadLetterRefused, DeliveryFailed, PublishFailed, PositionInvalid
 |-- StorageError
 |   |-- StorageFailed                             full, read-only, not there
@@ -14,6 +15,7 @@ DelaylineError
 |   `-- BucketUnreadable                          corrupt data
 |-- InvariantViolated: LateRowsDropped, CutoffMismatch
 |-- CheckpointMismatch, ApplicationHeld, ClockBehind
+|-- ReleaseTaken, ReleaseFailed
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
     |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
@@ -157,7 +159,7 @@ class CheckpointMismatch(DelaylineError):
 
 
 class ApplicationHeld(DelaylineError):
-    """Another process holds the lease of this application id; only that one may deliver and seal. Names it."""
+    """Another process holds the lease of this application id; only that one may hand over and seal. Names it."""
 
     code = "application-held"
 
@@ -180,6 +182,24 @@ class StorageFailed(StorageError):
     code = "storage-failed"
 
 
+class ReadyLogLost(KafkaError):
+    """The ready log is not the one that the batches wrote, or records of it that are not released are gone."""
+
+    code = "ready-log-lost"
+
+
+class ReleaseTaken(DelaylineError):
+    """Another release process with the same name has taken the place of this one."""
+
+    code = "release-taken"
+
+
+class ReleaseFailed(DelaylineError):
+    """A release process of the job ended again and again, without an error of its own."""
+
+    code = "release-failed"
+
+
 class ClockBehind(DelaylineError):
     """The host's clock was set far back. To wait until it has caught up could take hours."""
 
@@ -199,7 +219,7 @@ class CutoffMismatch(InvariantViolated):
 
 
 class DeliveryFailed(KafkaError):
-    """The transaction with the output topics could not be completed; Spark retries the task."""
+    """A transaction with the ready log or the output topics could not be completed. It is tried again a few times."""
 
     code = "delivery-failed"
 

@@ -3,7 +3,8 @@
 The crash matrix uses them. They are off unless the environment has `DELAYLINE_FAILPOINT=<name>[@<n>]=<action>`.
 Then the n-th time (default 1, counted per process) that the point `<name>` is passed, the action is taken:
 
-- `kill`: send SIGKILL to the driver and its descendants. The driver sets its pid in `DELAYLINE_FAILPOINT_ROOT`.
+- `kill`: send SIGKILL to the driver and its descendants. The driver sets its pid in `DELAYLINE_FAILPOINT_ROOT`;
+  without it, the process itself is meant.
 - `raise`: raise InjectedFailure, as a failed task or a failed batch would. Only in a task's first attempt.
 
 A batch passes the points in the order of `POINTS`.
@@ -23,10 +24,10 @@ ROOT_VARIABLE = "DELAYLINE_FAILPOINT_ROOT"
 POINTS = {
     "recovering": "the driver has read the checkpoint and the tables, and has not started the query",
     "batch-begun": "a batch's steps begin; its offsets are in the offset log, nothing else is done",
-    "state-held": "the state stage is done and its state is written; nothing is delivered or sealed",
-    "transaction-open": "messages are produced in a transaction that is not committed",
-    "transaction-committed": "a delivery transaction is committed, more may follow",
-    "delivered": "every transaction of the batch is committed; the bucket may not be sealed yet",
+    "state-held": "the state stage is done and its state is written; nothing is handed over or sealed",
+    "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
+    "transaction-committed": "a transaction of the hand-over is committed, more may follow",
+    "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the rows of a bucket are being written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
     "merging": "buckets are merged beside the batches; no commit has replaced them",
@@ -35,12 +36,24 @@ POINTS = {
     "batch-done": "all of the batch is done; Spark has not written its commit log",
 }
 
+# The points of a release process.
+RELEASE_POINTS = {
+    "shards-assigned": "the group has given shards to the process; none of them is open",
+    "ring-fencing": "one more producer of a shard's ring is fenced; others may not be",
+    "position-read": "a shard's ring is fenced and its position is read; nothing of the ready log is",
+    "transaction-filled": "messages are written ahead to their output topics, in a transaction that is not ended",
+    "transaction-ended": "a transaction of released messages is committed; the next ones may be filled",
+    "shards-revoked": "shards are closed, and the group does not know yet that they are free",
+}
+
 # The points of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
     "rest-sealed": "all that the earlier checkpoint left waiting is sealed; the new one is not begun",
     "successor-born": "the new checkpoint is complete and announced; it is not in place yet",
     "predecessor-moved": "the earlier checkpoint is moved aside; the new one is not in place yet",
 }
+
+ALL_POINTS = POINTS | RELEASE_POINTS | SUCCESSION_POINTS
 
 _PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _passed: Counter[str] = Counter()
@@ -64,7 +77,7 @@ def failpoint(name: str, attempt: int = 0) -> None:
         # Here and not above: the service runs without psutil.
         from conf.process_tree import kill_tree
 
-        kill_tree(int(os.environ[ROOT_VARIABLE]))
+        kill_tree(int(os.environ.get(ROOT_VARIABLE, os.getpid())))
     elif attempt == 0:
         raise InjectedFailure(f"failpoint {name}, passing {passing}")
 
@@ -73,13 +86,8 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
     """Return (point, passing, action). Raises SettingError for an unknown point or action."""
     where, _, action = text.partition("=")
     point, _, passing = where.partition("@")
-    if (
-        point not in POINTS | SUCCESSION_POINTS
-        or action not in {"kill", "raise"}
-        or not _PASSING.fullmatch(passing or "1")
-    ):
+    if point not in ALL_POINTS or action not in {"kill", "raise"} or not _PASSING.fullmatch(passing or "1"):
         raise SettingError(
-            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of "
-            f"{', '.join(POINTS | SUCCESSION_POINTS)}"
+            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of {', '.join(ALL_POINTS)}"
         )
     return point, int(passing or 1), action

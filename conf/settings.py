@@ -65,6 +65,8 @@ class TopicSettings(Section):
     # TOML has no null: the file writes "".
     progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
     lease: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
+    ready: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
+    position: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
 
 
 class StorageSettings(Section):
@@ -84,10 +86,10 @@ class LimitSettings(Section):
 
 
 class ClockSettings(Section):
-    """How often a batch starts, and how far its cutoff is ahead of the clock."""
+    """How often a batch starts, and how far ahead of the clock it hands over."""
 
     trigger: Annotated[int, duration(0, DAY)] = 500
-    lookahead: Annotated[int, duration(0, MINUTE)] = 2_000
+    horizon: Annotated[int, duration(SECOND, HOUR)] = MINUTE
 
 
 class BucketSettings(Section):
@@ -122,13 +124,16 @@ class WindowSettings(Section):
     max_messages: Count = 500_000
 
 
-class DeliverySettings(Section):
-    """How due messages are cut into Kafka transactions."""
+class ReleaseSettings(Section):
+    """How messages that are handed over are released: in how many processes, and in which Kafka transactions."""
 
+    processes: Annotated[int, Bounded(0, 64)] = 1
+    lead: Annotated[int, duration(1, 10 * SECOND)] = 100
+    slice: Annotated[int, duration(1, MINUTE)] = 20
     transaction_messages: Count = 50_000
-    slice: Annotated[int, duration(1, MINUTE)] = 100
     # 0 is no limit.
     messages_per_second: Annotated[int, Bounded(0, MOST)] = 0
+    max_bytes: Annotated[int, Bounded(16 * 1024 * 1024, MOST)] = 256 * 1024 * 1024
     # A broker refuses more than its transaction.max.timeout.ms, 15 minutes by default.
     transaction_timeout: Annotated[int, duration(SECOND, 15 * MINUTE)] = MINUTE
 
@@ -169,6 +174,10 @@ class LevelSettings(Section):
     )
 
 
+# The keys of [topics] that name the internal topics, in the order of `Settings.own_topics`.
+_OWN_TOPICS = ("progress", "lease", "ready", "position")
+
+
 class Settings(BaseSettings):
     """All settings of a deployment, made by `conf.load.load_settings`. Durations are in ms."""
 
@@ -194,7 +203,7 @@ class Settings(BaseSettings):
     segment: SegmentSettings = SegmentSettings()
     index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
-    delivery: DeliverySettings = DeliverySettings()
+    release: ReleaseSettings = ReleaseSettings()
     lease: LeaseSettings = LeaseSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
@@ -218,13 +227,23 @@ class Settings(BaseSettings):
         return self.topics.lease or f"{self.application_id}-lease"
 
     @property
-    def own_topics(self) -> tuple[str, str]:
+    def ready_topic(self) -> str:
+        """The topic to which batches hand over messages, in a partition for each shard."""
+        return self.topics.ready or f"{self.application_id}-ready"
+
+    @property
+    def position_topic(self) -> str:
+        """The compacted topic that holds, for each shard, how far it is released."""
+        return self.topics.position or f"{self.application_id}-position"
+
+    @property
+    def own_topics(self) -> tuple[str, ...]:
         """The internal topics, which only the service may write to."""
-        return self.progress_topic, self.lease_topic
+        return self.progress_topic, self.lease_topic, self.ready_topic, self.position_topic
 
     @model_validator(mode="after")
     def _no_loops(self) -> Settings:
-        topics, own = self.topics, dict(zip(("progress", "lease"), self.own_topics, strict=True))
+        topics, own = self.topics, dict(zip(_OWN_TOPICS, self.own_topics, strict=True))
         outputs = {"output": topics.output, "dead_letter": topics.dead_letter, **own}
         wrong = [
             f"topics.{key} = {topic!r}: allowed is a topic that is not in topics.input"
@@ -233,12 +252,12 @@ class Settings(BaseSettings):
         ]
         # Names only: the job leaves out what a pattern matches by accident.
         wrong += [
-            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter, progress or lease topic"
+            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter or internal topic"
             for topic in topics.allowed_outputs
             if topic in {*topics.input, topics.dead_letter, *own.values()}
         ]
         if len(set(outputs.values())) != len(outputs):
-            wrong.append(f"topics: output, dead_letter, progress and lease must be different topics, not {outputs}")
+            wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")
         if wrong:
             raise ValueError("\n".join(wrong))
         return self

@@ -13,8 +13,8 @@ from conf.errors import PublishFailed
 from conf.kafka.clients import make_client
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery.record_check import largest_batch
-from sinks.delivery.records import ANY_PARTITION
+from sinks.release.record_check import largest_batch
+from sinks.release.records import ANY_PARTITION
 
 _RETRY_S = 0.2
 
@@ -39,7 +39,7 @@ class Resender:
 
         `limits` has max.message.bytes of each input topic.
         """
-        self._timeout_s = settings.delivery.transaction_timeout / 1000
+        self._timeout_s = settings.release.transaction_timeout / 1000
         self._topic = settings.topics.dead_letter
         self._servers = settings.kafka.bootstrap_servers
         options = librdkafka_options(settings.kafka)
@@ -55,7 +55,7 @@ class Resender:
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",
-                "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
+                "transaction.timeout.ms": str(settings.release.transaction_timeout),
             },
         )
         try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import pyarrow as pa
 
-from state.order import OrderKey, in_order, up_to
+from state.order import OrderKey, count_before, in_order
 
 # About 20,000 messages of 100 bytes. Sorting a few rows costs as much as sorting a thousand; a larger piece would only
 # delay the first message.
@@ -25,7 +24,7 @@ def merge(chunks: Iterable[tuple[OrderKey | None, pa.Table]]) -> Iterator[pa.Tab
     for key, messages in chunks:
         if key is not None and pending_bytes >= sort_at_bytes:
             ordered = _sorted(pending)
-            ready = _count_before(ordered, key)
+            ready = count_before(ordered, key)
             if ready:
                 yield ordered.slice(0, ready)
             pending = [ordered.slice(ready)]
@@ -40,11 +39,3 @@ def merge(chunks: Iterable[tuple[OrderKey | None, pa.Table]]) -> Iterator[pa.Tab
 
 def _sorted(pending: list[pa.Table]) -> pa.Table:
     return in_order(pa.concat_tables(pending).combine_chunks())
-
-
-def _count_before(ordered: pa.Table, key: OrderKey) -> int:
-    """Return how many messages at the head of `ordered` come before `key`."""
-    dues = ordered.column("deliver_at_ms").to_numpy()
-    below, same = (int(np.searchsorted(dues, key.deliver_at_ms, side=side)) for side in ("left", "right"))
-    # Many messages can be due in the same millisecond; the rest of the key orders them.
-    return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

@@ -57,7 +57,16 @@ def decode_chunk(chunk: bytes) -> pa.Table:
 
 
 def split_by_bytes(messages: pa.Table, max_bytes: int) -> list[pa.Table]:
-    """Cut `messages` into consecutive pieces of about `max_bytes` bytes and at least one row each."""
+    """Cut `messages` into consecutive pieces of about `max_bytes` bytes and at least one row each.
+
+    Only a single row may take more than twice `max_bytes`.
+    """
     pieces = max(1, -(-messages.nbytes // max_bytes))
     step = max(1, -(-messages.num_rows // pieces))
-    return [messages.slice(at, step) for at in range(0, messages.num_rows, step)]
+    cut: list[pa.Table] = []
+    for at in range(0, messages.num_rows, step):
+        piece = messages.slice(at, step)
+        # Rows of different sizes: the large ones may be next to each other.
+        is_cut = piece.num_rows == 1 or piece.nbytes <= 2 * max_bytes
+        cut += [piece] if is_cut else split_by_bytes(piece, max_bytes)
+    return cut

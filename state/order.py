@@ -33,6 +33,11 @@ def keys_of(batch: pa.RecordBatch) -> list[OrderKey]:
     return list(map(OrderKey, *(batch.column(name).to_pylist() for name in ORDER)))
 
 
+def just_after(key: OrderKey) -> OrderKey:
+    """Return the smallest order key that is larger than `key`."""
+    return key._replace(offset=key.offset + 1)
+
+
 def in_order(messages: pa.Table) -> pa.Table:
     """Return `messages` in delivery order."""
     if messages.num_rows < 2:
@@ -50,3 +55,11 @@ def up_to(messages: pa.Table, key: OrderKey, inclusive: bool = True) -> npt.NDAr
         column = messages.column(name).combine_chunks()
         before = pc.or_(pc.less(column, value), pc.and_(pc.equal(column, value), before))
     return np.asarray(before)
+
+
+def count_before(ordered: pa.Table, key: OrderKey) -> int:
+    """Return how many messages at the head of `ordered`, which is in delivery order, come before `key`."""
+    dues = ordered.column("deliver_at_ms").to_numpy()
+    below, same = (int(np.searchsorted(dues, key.deliver_at_ms, side=side)) for side in ("left", "right"))
+    # Many messages can be due in the same millisecond; the rest of the key orders them.
+    return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

@@ -1,9 +1,9 @@
-"""Joins the parts: the Spark session, the query, the steps of a batch, recovery, and the command line.
+"""Joins the parts: the Spark session, the query, the steps of a batch, release processes, recovery, the command line.
 
 This package imports all others, and none of them imports it.
 
-Read `job` first: `job.query` (how the parts are joined) and `job.batch` (what one batch does). Then `checkpoint`
-(recovery), `maintenance` (beside the batches), `operations` (on a stopped job), `status`, `cli`. All of these use
-`spark` and `storage`. `local` is the embedded broker, `demo` runs everything on one machine, and `judge` checks what
-was delivered.
+Read `job` first: `job.query` (how the parts are joined) and `job.batch` (what one batch does). Then `release` (the
+release processes of a job), `checkpoint` (recovery), `maintenance` (beside the batches), `operations` (on a stopped
+job), `status`, `cli`. All of these but `release` use `spark` and `storage`. `local` is the embedded broker, `demo` runs
+everything on one machine, and `judge` checks what was delivered.
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -41,12 +42,28 @@ def check_clients(settings: Settings) -> None:
     make_client(Consumer, {**options, "group.id": "unused"})
     producers: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("lease.period", settings.lease.period, {"linger.ms": "0"}),
-        ("delivery.transaction_timeout", settings.delivery.transaction_timeout, {}),
+        ("release.transaction_timeout", settings.release.transaction_timeout, {}),
     )
     for key, timeout_ms, own in producers:
         timeout = {"transactional.id": "unused", "transaction.timeout.ms": str(timeout_ms)}
         because = f" (a producer of Delayline's has transaction.timeout.ms={timeout_ms}, by {key})"
         make_client(Producer, options | timeout | own, because)
+
+
+@contextmanager
+def fatal_error_raised() -> Iterator[None]:
+    """Raise a producer's fatal error, such as that it is fenced, as the KafkaException that it is.
+
+    The client sets that exception while it polls, and goes on to call `on_delivery`: Python then raises a SystemError
+    in its place, since a function was called while an exception was set.
+    """
+    try:
+        yield
+    except SystemError as problem:
+        cause: BaseException | None = problem
+        while cause is not None and not isinstance(cause, KafkaException):
+            cause = cause.__cause__
+        raise cause or problem from None
 
 
 def _as_written(refusal: str, options: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ FILES = _names(
 REFUSED = {
     "bootstrap.servers": "write kafka.bootstrap_servers",
     "metadata.broker.list": "write kafka.bootstrap_servers",
-    "transaction.timeout.ms": "write delivery.transaction_timeout",
+    "transaction.timeout.ms": "write release.transaction_timeout",
     "ssl.ca.pem": "give a file, as ssl.ca.location",
     "ssl.certificate.pem": "give a file, as ssl.certificate.location",
     "ssl.key.pem": "give a file, as ssl.key.location",

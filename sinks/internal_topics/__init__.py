@@ -1,6 +1,9 @@
-"""The service's own topics: the lease, and the progress of each shard. Compacted; only the service writes to them.
+"""The service's own compacted topics: the lease, and of each shard how far it is handed over and released.
+
+Only the service writes to them.
 
 The records are defined by `state.checkpoint.progress` (markers) and `lease_record`.
 
-Read `lease_record`, `lease` (holding it), `progress` (announcing a checkpoint, reading markers), `newest_record`.
+Read `lease_record`, `lease` (holding it), `progress` (announcing a checkpoint, reading markers), `position` (of the
+release), `newest_record`, `broker_retry` (patience in an outage).
 """

@@ -1,7 +1,7 @@
-"""The progress topic: markers of how far each shard's delivery is committed.
+"""The progress topic: markers of how far each shard is handed over.
 
 It is an internal, compacted topic with one partition for each shard. A marker is written in the same transaction as
-the messages whose delivery it records. Consumer group offsets would do as well, but expire while a job is stopped.
+the messages whose hand-over it records. Consumer group offsets would do as well, but expire while a job is stopped.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ def marker_key(shard: int) -> bytes:
 
 
 def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
-    """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed.
+    """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed, BrokerUnreachable.
 
     From then on the markers record how the checkpoint began, even if the checkpoint itself is lost.
     """
     topic = settings.progress_topic
     own = {
         "transactional.id": f"{settings.application_id}-birth",
-        "transaction.timeout.ms": str(settings.delivery.transaction_timeout),
+        "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
-    producer = Producer({**librdkafka_options(settings.kafka), **own})
-    marker = Progress(BatchSpan(origin)).to_bytes()
+    options = librdkafka_options(settings.kafka)
+    last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
+    producer = Producer({**options, **own})
     try:
         producer.init_transactions(_WRITE_TIMEOUT_S)
         producer.begin_transaction()
-        for shard in range(origin.shards):
-            producer.produce(topic, marker, marker_key(shard), shard)
+        for shard, before in enumerate(last):
+            marker = Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)
+            producer.produce(topic, marker.to_bytes(), marker_key(shard), shard)
         producer.commit_transaction(_WRITE_TIMEOUT_S)
     except KafkaException as problem:
         raise DeliveryFailed(f"the new checkpoint could not be announced in {topic}: {problem}") from problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -24,8 +24,11 @@ BROKER_DEFAULT = -1
 _COMPACTED = {"cleanup.policy": "compact"}
 # A heartbeat comes every other second, and only the last one counts. Kafka compacts closed segments, never an open one.
 _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
+# Only the release stage may delete what is handed over, and it takes a chunk as large as a broker takes a request.
+_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+READY_MAX_BYTES = 100_000_000
 
-Role = Literal["input", "output", "dead letter", "progress", "lease"]
+Role = Literal["input", "output", "dead letter", "progress", "lease", "ready", "position"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
     roles[settings.topics.dead_letter] = "dead letter"
     roles[settings.progress_topic] = "progress"
     roles[settings.lease_topic] = "lease"
+    roles[settings.ready_topic] = "ready"
+    roles[settings.position_topic] = "position"
     return roles
 
 
@@ -87,7 +92,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
                 f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
                 "create them with `delayline topics create`, or name others in [topics]"
             )
-        _check_progress(admin, settings, counts[settings.progress_topic])
+        _check_shards(admin, settings, counts)
         _check_policy(admin, settings.lease_topic)
     _check_dead_letter(settings)
     return counts
@@ -105,9 +110,8 @@ def ensure_topics(
     needed = needed_topics(settings)
     with connected(settings) as admin:
         existing = _counts(admin, needed)
-        if settings.progress_topic in existing:
-            # Before any topic is created: a refusal should change nothing.
-            _check_progress(admin, settings, existing[settings.progress_topic])
+        # Before any topic is created: a refusal should change nothing.
+        _check_shards(admin, settings, existing)
         wanted = {
             name: _form(settings, role, partitions, replication)
             for name, role in needed.items()
@@ -127,18 +131,21 @@ def ensure_topics(
 
 
 def ensure_shards(settings: Settings, shards: int) -> None:
-    """Give the progress topic a partition for each of `shards`.
+    """Give the topics that have a partition for each shard as many as `shards`.
 
     Raises TopicMissing, TopicMismatch, BrokerUnreachable.
     """
-    topic = settings.progress_topic
     with connected(settings) as admin:
-        partitions = _counts(admin, [topic]).get(topic, 0)
-        if not partitions:
-            raise TopicMissing(f"{topic} (progress): nothing else records what is delivered; restore it from a backup")
-        _check_policy(admin, topic)
-        if partitions < shards:
-            admin.create_partitions({topic: shards})
+        counts = _counts(admin, _sharded(settings))
+        if settings.progress_topic not in counts:
+            raise TopicMissing(
+                f"{settings.progress_topic} (progress): nothing else records what is handed over; restore it from a "
+                "backup"
+            )
+        for topic, partitions in counts.items():
+            _check_policy(admin, topic, "delete" if topic == settings.ready_topic else "compact")
+            if partitions < shards:
+                admin.create_partitions({topic: shards})
 
 
 def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
@@ -197,6 +204,12 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
     form: dict[str, Any] = {"num_partitions": partitions, "replication_factor": replication}
     if role == "progress":
         return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED}
+    if role == "position":
+        # It is written several times a second, and read from its end.
+        return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED | _SHORT_SEGMENTS}
+    if role == "ready":
+        configs = _KEPT | {"max.message.bytes": str(READY_MAX_BYTES)}
+        return form | {"num_partitions": settings.bucket.shards, "configs": configs}
     if role == "lease":
         return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS}
     return form
@@ -219,15 +232,40 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
     return created
 
 
-def _check_progress(admin: KafkaAdminClient, settings: Settings, partitions: int) -> None:
-    name, shards = settings.progress_topic, settings.bucket.shards
-    # More partitions are fine: there may have been more shards once.
-    if partitions < shards:
+def _sharded(settings: Settings) -> dict[str, Role]:
+    """Return the internal topics that have a partition for each shard."""
+    return {
+        settings.progress_topic: "progress",
+        settings.ready_topic: "ready",
+        settings.position_topic: "position",
+    }
+
+
+def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[str, int]) -> None:
+    """Check those of the internal topics with a partition for each shard that exist."""
+    for name, role in _sharded(settings).items():
+        if name not in counts:
+            continue
+        # More partitions are fine: there may have been more shards once.
+        if counts[name] < settings.bucket.shards:
+            raise TopicMismatch(
+                f"{role} topic {name} has {counts[name]} partitions, but bucket.shards is {settings.bucket.shards}: "
+                "set bucket.shards back, or move the application to more shards with `delayline rescale`"
+            )
+        _check_policy(admin, name, "delete" if role == "ready" else "compact")
+        if role == "ready":
+            _check_retention(admin, name)
+
+
+def _check_retention(admin: KafkaAdminClient, topic: str) -> None:
+    """Raise TopicMismatch if the broker may delete records of the ready log."""
+    keys = ("retention.ms", "retention.bytes")
+    config = _configs(admin, [topic], keys)[topic]
+    if limited := [f"{key}={config[key]}" for key in keys if int(config[key]) != -1]:
         raise TopicMismatch(
-            f"progress topic {name} has {partitions} partitions, but bucket.shards is {shards}: set bucket.shards "
-            "back, or move the application to more shards with `delayline rescale`"
+            f"ready topic {topic} has {' and '.join(limited)}: what is handed over and not yet due could be deleted. "
+            "Set both to -1 (kafka-configs.sh --alter); the release stage deletes what it has released"
         )
-    _check_policy(admin, name)
 
 
 def _check_dead_letter(settings: Settings) -> None:
@@ -246,12 +284,11 @@ def _check_dead_letter(settings: Settings) -> None:
         )
 
 
-def _check_policy(admin: KafkaAdminClient, name: str) -> None:
+def _check_policy(admin: KafkaAdminClient, name: str, allowed: str = "compact") -> None:
     policy = _configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
-    if policy != "compact":
+    if policy != allowed:
         raise TopicMismatch(
-            f"topic {name} has cleanup.policy={policy}, and would lose the record of what is delivered, or which "
-            "process delivers: set it to compact"
+            f"topic {name} has cleanup.policy={policy}, and would lose what the job keeps there: set it to {allowed}"
         )
 
 

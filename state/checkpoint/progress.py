@@ -1,4 +1,4 @@
-"""The delivery marker: how far a shard's delivery is committed, and what a replay must skip."""
+"""The marker of the hand-over: how far a shard is handed over, and what a replay must skip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BatchSpan:
     """A batch as its marker describes it: the checkpoint, the input range, its cutoff and the previous cutoff.
 
     The batch accepted the records from `starts` up to `ends`. Cutoffs are epoch ms; `previous_ms` is 0 for a first
-    batch. `batch_id` -1 stands for a checkpoint that has delivered nothing yet.
+    batch. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
     """
 
     origin: Annotated[CheckpointOrigin, stored_as("birth")]
@@ -35,11 +35,15 @@ class BatchSpan:
 
 @dataclass(frozen=True, config=STORED)
 class Progress:
-    """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`."""
+    """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`.
+
+    `handed_over` counts all messages that were ever written to the shard's partition of the ready log.
+    """
 
     batch: BatchSpan
     messages: int = 0
     last: OrderKey | None = None
+    handed_over: int = 0
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""
@@ -65,12 +69,12 @@ def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> Non
     other = last.batch.origin
     if other.generation > origin.generation:
         raise CheckpointMismatch(
-            f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over the delivery; "
+            f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over; "
             "going on would deliver messages twice. Restore the newer checkpoint"
         )
     if other.checkpoint == origin.checkpoint and last.batch.batch_id > batch_id:
         raise CheckpointMismatch(
-            f"batch {last.batch.batch_id} has been delivered, but the checkpoint is at batch {batch_id}; "
+            f"batch {last.batch.batch_id} has been handed over, but the checkpoint is at batch {batch_id}; "
             "going on would deliver messages twice. Restore the newest checkpoint"
         )
 
@@ -78,7 +82,7 @@ def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> Non
 def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """Return how many messages of `batch` are committed already and must be skipped in a replay.
 
-    Raises CheckpointMismatch if a later batch was delivered, or a different one of the same number, as after an old
+    Raises CheckpointMismatch if a later batch was handed over, or a different one of the same number, as after an old
     checkpoint was restored; or if a newer checkpoint of the application has taken over.
     """
     if last is None:
@@ -88,8 +92,8 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
         return 0
     if last.batch != batch:
         raise CheckpointMismatch(
-            f"batch {batch.batch_id} has been delivered up to cutoff {last.batch.cutoff_ms}, but the offset log has it "
-            f"with cutoff {batch.cutoff_ms}: its entry was lost, and the batch planned again. Restore the newest "
+            f"batch {batch.batch_id} has been handed over up to cutoff {last.batch.cutoff_ms}, but the offset log has "
+            f"it with cutoff {batch.cutoff_ms}: its entry was lost, and the batch planned again. Restore the newest "
             "checkpoint, or make a new one with `delayline rebuild --discard-checkpoint`"
         )
     return last.messages

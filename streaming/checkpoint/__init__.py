@@ -7,7 +7,7 @@ another).
 
 A checkpoint begins with its origin (`state.checkpoint.origin`): its id and generation, the number of shards, the input
 offsets and the cutoff at which it takes over, and the number of its first bucket, so that checkpoints never share
-bucket numbers. At that moment, everything that the checkpoint before had accepted is delivered or sealed.
+bucket numbers. At that moment, everything that the checkpoint before had accepted is handed over or sealed.
 
 Two operations end in a handover:
 

@@ -15,6 +15,7 @@ from streaming.cli.broker import broker, jars
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
 from streaming.cli.publish import publish
+from streaming.cli.release import release
 from streaming.cli.repair import repair
 from streaming.cli.resend import resend
 from streaming.cli.run import run
@@ -59,6 +60,7 @@ app.command()(publish)
 app.command()(subscribe)
 app.command()(resend)
 app.command()(status)
+app.command()(release)
 app.command()(rescale)
 app.command()(rebuild)
 app.command()(submit_files)

@@ -22,9 +22,10 @@ def demo(
 ) -> None:
     """Show the whole service at work, in under two minutes and without any setup.
 
-    Starts a Kafka broker and the job, publishes a thousand messages with mixed delays for two output topics, kills
-    the job with SIGKILL in the middle, and starts it again. Then checks in the output topics that every message was
-    delivered once, not early, and in order. The exit code is 0 only if the check succeeds. Leaves nothing running.
+    Starts a Kafka broker and the job, publishes a thousand messages with mixed delays for two output topics, kills the
+    job's driver with SIGKILL in the middle and starts the job again, and kills a release process. Then checks in the
+    output topics that every message was delivered once, not early, and in order. The exit code is 0 only if the check
+    succeeds. Leaves nothing running.
     """
     from rich.console import Console
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conf.errors import UsageError
 from streaming.cli.options import ConfigFile, Overrides, settings_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ def repair(
             show_default="delayline-repair-<epoch ms>.json",
         ),
     ] = None,
+    ready_log: Annotated[
+        bool,
+        typer.Option(
+            "--ready-log",
+            help="Instead, let the release go on behind a ready topic that lost records, and print how many messages "
+            "are lost with them.",
+        ),
+    ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -37,6 +46,9 @@ def repair(
     `delayline rebuild` can accept again from the input topics. Changes nothing without --skip: exit code 1 if a file
     is corrupt.
     """
+    if ready_log:
+        _repair_ready_log(config, overrides, combined=skip or report is not None)
+        return
     from streaming.operations.repair import repair as repair_table
 
     file = report or Path(f"delayline-repair-{time.time_ns() // 1_000_000}.json")
@@ -49,6 +61,19 @@ def repair(
             typer.echo("before you start the job, run `delayline rebuild --discard-checkpoint` to accept these again")
     elif result.corruption.files or result.corruption.segments:
         raise typer.Exit(1)
+
+
+def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined: bool) -> None:
+    from streaming.operations.ready_log import repair_ready_log
+
+    if combined:
+        raise UsageError("--ready-log: give it without --skip and --report")
+    repaired = repair_ready_log(settings_of(config, overrides))
+    for shard in repaired:
+        typer.echo(f"shard {shard.shard}: {shard.reason}")
+        typer.echo(f"shard {shard.shard}: {shard.lost} messages are lost; {shard.left} are left and will be released")
+    if not repaired:
+        typer.echo("the ready log can be read in all shards")
 
 
 def _lines(result: Repair) -> list[str]:

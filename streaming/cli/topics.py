@@ -38,8 +38,8 @@ def create(
 ) -> None:
     """Create the missing topics. Existing topics are not changed.
 
-    The topics are: the input, output and dead-letter topics; the exact names on the allow-list; and two compacted
-    internal topics, the progress topic (one partition for each shard) and the lease topic (one partition).
+    The topics are: the input, output and dead-letter topics; the exact names on the allow-list; and four internal
+    topics: progress, ready and position (one partition for each shard), and lease (one partition).
     """
     from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
 
@@ -51,8 +51,8 @@ def create(
 def show(output_format: Format = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Show which of the needed topics exist, and how many partitions each has.
 
-    Exit code 1 if a topic is missing, if the progress topic has fewer partitions than there are shards, or if the
-    progress or the lease topic is not compacted (cleanup.policy=compact).
+    Exit code 1 if a topic is missing, or if an internal topic has a wrong form: fewer partitions than there are shards;
+    another cleanup.policy than compact (progress, position, lease) or delete (ready); a limited retention (ready).
     """
     from sinks.topics.topics import check_topics, show_topics
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from conf.end_signals import deferred
@@ -13,6 +15,7 @@ from conf.errors import QueryFailed
 
 _STOP_TIMEOUT_S = 60.0
 _TAIL_LINES = 25
+_RELEASE_PROCESS = re.compile(r"release process \S+ is (\d+)")
 
 
 class Job:
@@ -25,6 +28,8 @@ class Job:
             self._command += ["--set", override]
         self._runs = 0
         self._process: subprocess.Popen[bytes] | None = None
+        # All of them, since what a killed one has started may go on.
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def running(self) -> bool:
@@ -54,12 +59,29 @@ class Job:
                 # Ctrl-C on a terminal should reach the demo only, which then stops the job.
                 start_new_session=True,
             )
+            self._processes.append(self._process)
+
+    def kill_driver(self) -> None:
+        """SIGKILL the driver, whose Java process ends with it. Its release processes go on."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def kill_release(self) -> None:
+        """SIGKILL a release process. Raises QueryFailed if the log names none."""
+        pids = _RELEASE_PROCESS.findall(self._read())
+        if not pids:
+            raise QueryFailed(f"the job started no release process; the end of its log:\n{self.log_end()}")
+        os.kill(int(pids[-1]), signal.SIGKILL)
 
     def kill(self) -> None:
-        """SIGKILL the driver and its Java process. Python workers form a group of their own and end with that Java."""
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        """SIGKILL the job's whole group. Python workers form a group of their own and end with the Java process."""
+        for process in self._processes:
+            # Also after the driver has ended: release processes may go on.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes = []
 
     def stop(self) -> None:
         """Send SIGTERM and wait until the job has ended. Raises QueryFailed if it fails or does not end in time."""

@@ -18,7 +18,7 @@ from streaming.judge.record import Published
 
 Headers = list[tuple[str, bytes | None]]
 
-# The shortest delay is above the lookahead: a message due within the lookahead when it is read may follow a later one.
+# The shortest delay is longer than a batch: a message that is due before it is handed over may follow a later one.
 SHORTEST_MS, LONGEST_MS = 2_000, 25_000
 _FLUSH_S = 30.0
 # Headers that cannot be scheduled, each with the error code of its dead letter.

@@ -7,16 +7,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streaming.judge.acceptance import Acceptance
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict
+
+# After this time a release process that was killed is back.
+_RELEASE_BACK_MS = 5_000
 
 
 @dataclass(frozen=True)
 class Outage:
-    """The time from the kill to the first delivery after it, epoch ms."""
+    """What the demo did to the job. Instants are epoch ms.
+
+    - `killed_ms`, `back_ms`: when the driver was killed, and when its successor had read all that was published
+    - `covered_ms`: what was accepted before the kill and is due before this instant had been handed over
+    - `release_killed_ms`: when a release process was killed
+    """
 
     killed_ms: int
     back_ms: int
+    covered_ms: int
+    release_killed_ms: int
 
 
 @dataclass(frozen=True)
@@ -32,13 +43,18 @@ class Lateness:
 class Result:
     """The verdict and the lateness of messages.
 
-    `overall` is for all delayed messages, `without_outage` for those that did not fall due during the outage, `plain`
-    for plain messages.
+    - `in_time`: delayed messages that were accepted in time, and due while no fault was on
+    - `job_down`: delayed messages that had been handed over, and were due while the job was down
+    - `release_down`: delayed messages accepted in time that were due just after a release process was killed
+    - `overall`: all delayed messages, also those that the job could not read in time
+    - `plain`: plain messages
     """
 
     verdict: Verdict
+    in_time: Lateness
+    job_down: Lateness
+    release_down: Lateness
     overall: Lateness
-    without_outage: Lateness
     plain: Lateness
 
     @property
@@ -48,10 +64,14 @@ class Result:
 
 
 def result_of(
-    verdict: Verdict, published: Mapping[str, Published], received: Sequence[Received], outage: Outage
+    verdict: Verdict,
+    published: Mapping[str, Published],
+    received: Sequence[Received],
+    acceptance: Acceptance,
+    outage: Outage,
 ) -> Result:
     """Return `verdict` together with the lateness of the messages. `published` is by message id."""
-    delayed, without_outage, plain = [], [], []
+    in_time, job_down, release_down, overall, plain = [], [], [], [], []
     for record in received:
         message = published.get(record.id)
         if message is None or message.error is not None:
@@ -60,10 +80,18 @@ def result_of(
         if message.deliver_at_ms is None:
             plain.append(lateness_ms)
             continue
-        delayed.append(lateness_ms)
-        if record.received_ms < outage.killed_ms or message.due_ms > outage.back_ms:
-            without_outage.append(lateness_ms)
-    return Result(verdict, _lateness(delayed), _lateness(without_outage), _lateness(plain))
+        overall.append(lateness_ms)
+        if not acceptance.must_be_in_order(message):
+            continue
+        if outage.killed_ms <= message.due_ms < outage.back_ms:
+            committed_ms = acceptance.committed_ms(message)
+            if message.due_ms < outage.covered_ms and committed_ms is not None and committed_ms < outage.killed_ms:
+                job_down.append(lateness_ms)
+        elif 0 <= message.due_ms - outage.release_killed_ms < _RELEASE_BACK_MS:
+            release_down.append(lateness_ms)
+        else:
+            in_time.append(lateness_ms)
+    return Result(verdict, *map(_lateness, (in_time, job_down, release_down, overall, plain)))
 
 
 def _lateness(values_ms: list[int]) -> Lateness:

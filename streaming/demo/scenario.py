@@ -40,8 +40,9 @@ _POLL_S = 0.1
 # Far above the time needed even on a busy machine: a step that takes longer hangs.
 _START_LIMIT_S = 180.0
 _CATCH_UP_LIMIT_S = 120.0
-# A record that was committed before the kill is received within this time after it.
-_IN_FLIGHT_MS = 1_000
+_HORIZON_MS = 13_000
+# No batch lasts longer, so that what is due so much before the end of the horizon is handed over.
+_BATCH_MS = 8_000
 
 
 def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
@@ -54,7 +55,10 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "topics.allowed_outputs=demo-reminders",
         "topics.dead_letter=demo-dead-letter",
         f"storage.path={folder / 'storage'}",
-        "bucket.max_messages=200",
+        # Less than the longest delay, so that messages wait in buckets; more than a message may wait while the job is
+        # down.
+        f"clock.horizon={_HORIZON_MS}ms",
+        "bucket.max_messages=60",
         "segment.max_messages=60",
         "segment.max_seconds=5",
         "window.ahead=8s",
@@ -85,11 +89,12 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         stack.callback(outputs.close)
         publication = Publication(settings, MESSAGES)
         stack.callback(publication.close)
-        outage = _Scenario(view, job, settings, publication, outputs, received).run()
+        outage = _Scenario(view, job, settings, publication, outputs, received, watch).run()
         outputs.drain()
         environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
-        verdict = judge(publication.sent, received, watch.acceptance(), environment)
-        return result_of(verdict, publication.sent, received, outage)
+        acceptance = watch.acceptance()
+        verdict = judge(publication.sent, received, acceptance, environment)
+        return result_of(verdict, publication.sent, received, acceptance, outage)
 
 
 class _Scenario:
@@ -103,16 +108,18 @@ class _Scenario:
         publication: Publication,
         outputs: Outputs,
         received: list[Received],
+        watch: CheckpointWatch,
     ) -> None:
         self._view = view
         self._job = job
         self._publication = publication
         self._outputs = outputs
         self._received = received
+        self._accepted = watch
         self._dead_letter = settings.topics.dead_letter
 
     def run(self) -> Outage:
-        """Run the steps until the job has stopped. Returns the outage that the kill caused."""
+        """Run the steps until the job has stopped. Returns what was done to it."""
         view, job = self._view, self._job
         view.step("starting the job (delayline run)")
         job.start()
@@ -124,22 +131,25 @@ class _Scenario:
             view.step(f"publishing {_BEFORE[0]} messages, most of them with delays up to {LONGEST_MS // 1000} s")
             self._publication.start(*_BEFORE)
             self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
-            view.step(f"killing the job with SIGKILL; publishing {_DOWN[0]} more messages while it is down")
-            job.kill()
+            view.step(f"killing the job's driver with SIGKILL; publishing {_DOWN[0]} more messages while it is down")
+            job.kill_driver()
             killed_ms = _now_ms()
             self._publication.start(*_DOWN)
             job.start()
             self._watch("restarting", lambda: job.running, _START_LIMIT_S)
-            self._watch("catching up", lambda: self._first_after(killed_ms) is not None, _CATCH_UP_LIMIT_S)
-            back_ms = self._first_after(killed_ms) or _now_ms()
+            self._watch("catching up", self._all_accepted, _CATCH_UP_LIMIT_S)
+            back_ms = _now_ms()
             outage_s = (back_ms - killed_ms) / 1000
-            view.step(f"first delivery {outage_s:.1f} s after the kill; publishing {_AFTER[0]} more messages")
-            self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
+            view.step(f"the job has read all of them {outage_s:.1f} s after the kill; publishing {_AFTER[0]} more")
             self._publication.start(*_AFTER)
+            self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
+            view.step("killing a release process with SIGKILL; the job starts another")
+            job.kill_release()
+            release_killed_ms = _now_ms()
             self._watch("running", self._all_delivered, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, must_succeed=False)
             view.step("stopping the job (SIGTERM)")
             job.stop()
-        return Outage(killed_ms, back_ms)
+        return Outage(killed_ms, back_ms, killed_ms + _HORIZON_MS - _BATCH_MS, release_killed_ms)
 
     def _watch(self, job: str, until: Callable[[], bool], limit_s: float, must_succeed: bool = True) -> None:
         """Show the progress until `until()` is true. `job` is the state of the job to show.
@@ -164,10 +174,9 @@ class _Scenario:
     def _all_delivered(self) -> bool:
         return self._publication.done and self._outputs.ids >= self._publication.sent.keys()
 
-    def _first_after(self, killed_ms: int) -> int | None:
-        """Return when the first record committed after the kill was received, epoch ms; None if there is none yet."""
-        times = (record.received_ms for record in list(self._received))
-        return min((ms for ms in times if ms > killed_ms + _IN_FLIGHT_MS), default=None)
+    def _all_accepted(self) -> bool:
+        acceptance = self._accepted.acceptance()
+        return self._publication.done and all(map(acceptance.is_accepted, list(self._publication.sent.values())))
 
 
 def _outputs(settings: Settings) -> list[str]:

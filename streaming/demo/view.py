@@ -116,9 +116,13 @@ class View:
         table.add_column(justify="right")
         for name, value, good in _rows(result.verdict):
             table.add_row(name, value, style="" if good else "bold red")
-        table.add_row("lateness p50 / p99, delayed messages", _lateness(result.overall))
-        table.add_row("the same, without messages due during the outage", _lateness(result.without_outage))
-        table.add_row("plain messages, from publishing to receiving", _lateness(result.plain))
+        table.add_section()
+        table.add_row("lateness p50 / p99 (messages)", "")
+        table.add_row("  accepted a second before they were due", _lateness(result.in_time))
+        table.add_row("  due while the job was down, handed over before", _lateness(result.job_down))
+        table.add_row("  due within 5 s of the kill of the release process", _lateness(result.release_down))
+        table.add_row("  all delayed messages, also those that waited for the job", _lateness(result.overall))
+        table.add_row("  plain messages, from publishing to receiving", _lateness(result.plain))
         self._console.print(table)
         for problem in result.verdict.problems():
             self._console.print(problem, highlight=False, style="red")
@@ -165,4 +169,4 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str, bool]]:
 
 
 def _lateness(lateness: Lateness) -> str:
-    return f"{lateness.p50:,.0f} / {lateness.p99:,.0f} ms" if lateness.count else "-"
+    return f"{lateness.p50:,.0f} / {lateness.p99:,.0f} ms ({lateness.count})" if lateness.count else "-"

@@ -2,23 +2,20 @@
 
 It depends on no command, and starts no operation.
 
-Read `query` (how the parts are joined), `batch` (the steps of one batch), `prefetch_window` (sealed messages, loaded
-ahead of need), `service` (start, watch, end), `clock_watch` and `outage_watch`, `input_loss` (records that were
-deleted unread).
+Read `query` (how the parts are joined), `batch` (the steps of one batch), `arrivals` (when the next one begins),
+`prefetch_window` (sealed messages, loaded ahead of need), `service` (start, watch, end), `clock_watch` and
+`outage_watch`, `input_loss` (records that were deleted unread).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
-event time is the batch's time plus the lookahead. Message rows have a null event time: it does not move the watermark,
+event time is the batch's time plus the horizon. Message rows have a null event time: it does not move the watermark,
 and Spark does not drop such a row as late. The batch's time is in Spark's offset log, so a replayed batch sees the same
-clock. The cutoff of a batch is its watermark, which follows from the clock of the batch before; the lookahead removes
-that lag from the lateness. A batch delivers the messages due in [previous cutoff, cutoff), and those that were due
-already when it accepted them.
+clock. The cutoff of a batch is its watermark, which follows from the clock of the batch before; the horizon is long
+enough for that lag not to matter. A batch hands over the messages due in [previous cutoff, cutoff), and those that were
+due below when it accepted them. It never waits for a due time: the release processes do.
 
-The wall clock can only delay. A transaction opens when its first message is due within a second, so that the broker
-does not end the transaction for its age, and commits when its last message is due. If the clock is set back between the
-two, the writer aborts the transaction and opens another later. If the clock is set back by up to a minute, the job
-waits for it. If it is set back further, the job ends with `clock-behind`: Spark would wait, possibly for hours, until
-the clock shows the time of the next trigger. The newest batch in the offset log has the time that the clock showed
-before, so a start compares too.
+The clock set back. By up to a minute, the job waits for it. By more, the job ends with `clock-behind`: the cutoff
+would stand still, possibly for hours, until the clock shows the time of the newest batch again. That batch, in the
+offset log, has the time that the clock showed before, so a start compares too.
 
 The cost of a batch. A batch avoids calls from Python to Java: it passes expressions as text, and looks names up once.
 Each name that Python looks up in the JVM, and each Java exception that pyspark classifies, costs Java a search through

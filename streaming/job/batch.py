@@ -16,9 +16,9 @@ from conf.errors import CutoffMismatch
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery.task import DUE_SCHEMA, REPORT_SCHEMA, deliver_chunks
-from sinks.delivery.transactional_writer import DeliveryPlan
 from sinks.internal_topics.lease import HeldLease
+from sinks.ready_log.task import DUE_SCHEMA, REPORT_SCHEMA, hand_over_chunks
+from sinks.ready_log.writer import HandOverPlan
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
@@ -26,6 +26,7 @@ from state.checkpoint.progress import BatchSpan
 from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
+from streaming.job.arrivals import ArrivalWatch
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.maintenance import Maintenance
@@ -63,6 +64,7 @@ class BatchRunner:
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
+        self._arrivals = ArrivalWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
         """Run batch `batch_id`, whose state stage gives `shard_output` (`SHARD_OUTPUT_SCHEMA`).
@@ -74,9 +76,10 @@ class BatchRunner:
         3. Start the maintenance that is due, which runs beside the batches.
         4. Run the state stage, and check its rows against the cutoff.
         5. Warn if input records of the batch were deleted unread.
-        6. Deliver the due messages and seal the far ones, both at the same time.
+        6. Hand over the due messages and seal the far ones, both at the same time.
         7. Pass the sealed segments to the prefetch window and to maintenance.
         8. Move the prefetch window on to the cutoff.
+        9. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
         If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
         in the replay that it is done.
@@ -102,12 +105,12 @@ class BatchRunner:
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
-            # 6. Deliver and seal.
+            # 6. Hand over and seal.
             sealed = [row for row in rows if row["kind"] == SEALED]
-            delivery = self._plan_delivery(shard_output, rows, span)
+            hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms)
             running: list[Future[None]] = []
-            if delivery is not None:
-                running.append(self._start(self._deliver, delivery))
+            if hand_over is not None:
+                running.append(self._start(self._hand_over, hand_over))
             if sealed:
                 running.append(self._start(self._seal, shard_output, batch_id))
             for step in running:
@@ -120,16 +123,23 @@ class BatchRunner:
         # 8. Move the window on.
         self._window.advance(span.cutoff_ms)
         self._last = planned
-        if delivery is not None or sealed:
+        if hand_over is not None or sealed:
             log.info(
-                "batch %d: delivered below %d, sealed %d messages in %d segments, %.2f s",
+                "batch %d: handed over below %d, sealed %d messages in %d segments, %.2f s",
                 batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
                 time.monotonic() - started_s,
             )  # fmt: skip
         failpoint("batch-done")
+        # 9. Wait.
+        self._arrivals.wait(started_s, planned.offsets)
+
+    def wake(self) -> None:
+        """Let no batch wait for the next one any more, since there will be none."""
+        self._arrivals.wake()
 
     def close(self) -> None:
         """Stop the loads and the maintenance that run beside the batches."""
+        self._arrivals.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._window.close()
         self._maintenance.close()
@@ -152,10 +162,12 @@ class BatchRunner:
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
-    def _plan_delivery(self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan) -> DataFrame | None:
-        """Return the plan that delivers the batch, with one task for each shard, or None if nothing is due.
+    def _plan_hand_over(
+        self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int
+    ) -> DataFrame | None:
+        """Return the plan that hands the batch over, with one task for each shard, or None if nothing is due.
 
-        Chunks from a mutable bucket have no key, and are delivered whole. Chunks from the window are cut to the range
+        Chunks from a mutable bucket have no key, and are handed over whole. Chunks from the window are cut to the range
         between the batch's cutoffs. Each task merges both kinds.
         """
         shards = sorted({row["shard"] for row in rows if row["kind"] == DUE})
@@ -170,22 +182,18 @@ class BatchRunner:
             span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
             sealed = (piece.selectExpr("shard", *ORDER, *span, "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
-        return self._delivery_tasks(due, shards, batch)
+        return self._hand_over_tasks(due, shards, batch, clock_ms)
 
-    def _delivery_tasks(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan) -> DataFrame:
-        batch_settings = self._settings_history.at(batch.batch_id)
-        plan = DeliveryPlan(
+    def _hand_over_tasks(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan, clock_ms: int) -> DataFrame:
+        plan = HandOverPlan(
             application_id=self._settings.application_id,
             batch=batch,
+            clock_ms=clock_ms,
             progress_topic=self._settings.progress_topic,
+            ready_topic=self._settings.ready_topic,
             lease_topic=self._settings.lease_topic,
             fencing_token=self._lease.fencing_token,
-            dead_letter=batch_settings.dead_letter,
-            topics=tuple(batch_settings.partitions),
-            slice_ms=self._settings.delivery.slice,
-            messages_per_second=self._settings.delivery.messages_per_second / self._settings.bucket.shards,
-            transaction_messages=self._settings.delivery.transaction_messages,
-            transaction_timeout_ms=self._settings.delivery.transaction_timeout,
+            transaction_timeout_ms=self._settings.release.transaction_timeout,
             outage_limit_ms=self._settings.kafka.outage_limit,
             tolerates_input_loss=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
@@ -196,12 +204,12 @@ class BatchRunner:
             chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*ORDER)
             # One pool for each shard: the shard's next task then runs in the process that has its producer.
             with worker_pool(due.sparkSession, f"shard-{shard}"):
-                tasks.append(chunks.select(*DUE_SCHEMA.names).mapInArrow(deliver_chunks(plan, shard), _REPORT))
+                tasks.append(chunks.select(*DUE_SCHEMA.names).mapInArrow(hand_over_chunks(plan, shard), _REPORT))
         return reduce(DataFrame.union, tasks)
 
-    def _deliver(self, delivery: DataFrame) -> None:
-        self._last_writers.update({report["shard"]: report["writer"] for report in delivery.collect()})
-        failpoint("delivered")
+    def _hand_over(self, tasks: DataFrame) -> None:
+        self._last_writers.update({report["shard"]: report["writer"] for report in tasks.collect()})
+        failpoint("handed-over")
 
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)

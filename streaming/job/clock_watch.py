@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 # Up to this the job waits in silence: clocks are slewed, and differ from host to host.
 _UNREMARKABLE_MS = 1_000
-# Up to this the job waits, with a warning. It covers `clock.lookahead`, which may have been up to 1m in the run before.
+# Up to this the job waits, with a warning.
 TOLERANCE_MS = 60_000
 
 
@@ -29,9 +29,9 @@ class ClockWatch:
     it has caught up. The only choice is whether to wait.
     """
 
-    def __init__(self, lookahead_ms: int, now_ms: Callable[[], int] = _now_ms) -> None:
-        self._lookahead_ms = lookahead_ms
+    def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
         self._now_ms = now_ms
+        self._shown_ms = 0
         self._warned = False
 
     def check(self, newest: PlannedBatch | None) -> None:
@@ -41,8 +41,7 @@ class ClockWatch:
         """
         if newest is None:
             return
-        # The batch's own time, or the time of the batch before, which its cutoff contains: either may be the later one.
-        shown_ms = max(newest.clock_ms, newest.cutoff_ms - self._lookahead_ms)
+        self._shown_ms = shown_ms = max(self._shown_ms, newest.clock_ms)
         now_ms = self._now_ms()
         behind_ms = shown_ms - now_ms
         if behind_ms <= _UNREMARKABLE_MS:
@@ -50,7 +49,7 @@ class ClockWatch:
             return
         sentence = (
             f"this host's clock shows {_text(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
-            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or to the batch before"
+            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or to one before"
         )
         if behind_ms > TOLERANCE_MS:
             raise ClockBehind(

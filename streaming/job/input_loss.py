@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.delivery.broker_retry import BrokerRetry
+from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.topics import input_bounds
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan

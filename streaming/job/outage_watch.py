@@ -25,24 +25,25 @@ class OutageWatch:
         self._doing = doing
         self._now_s = now_s
         self._newest: PlannedBatch | None = None
-        self._since_s = self._checked_s = now_s()
-        self._is_on = False
+        # Since when Spark has asked for offsets, as far as known; None while it does something else.
+        self._asking_since_s: float | None = None
+        self._warned_s = 0.0
 
     def check(self, newest: PlannedBatch | None) -> bool:
         """Return whether no batch follows `newest` because Kafka does not return the offsets of the input.
 
-        Looks, and warns, every five seconds.
+        Warns every five seconds.
         """
         now_s = self._now_s()
-        if newest != self._newest:
-            self._newest, self._since_s, self._checked_s = newest, now_s, now_s
-            self._is_on = False
-        elif now_s - self._checked_s >= _EVERY_S:
-            self._checked_s = now_s
-            self._is_on = self._doing().startswith(_ASKING)
-            if self._is_on:
-                log.warning(
-                    "Kafka does not answer: no batch for %.0f s, because the offsets of the input cannot be read",
-                    now_s - self._since_s,
-                )
-        return self._is_on
+        if newest != self._newest or not self._doing().startswith(_ASKING):
+            self._newest, self._asking_since_s = newest, None
+            return False
+        if self._asking_since_s is None:
+            self._asking_since_s = self._warned_s = now_s
+        if now_s - self._warned_s >= _EVERY_S:
+            self._warned_s = now_s
+            log.warning(
+                "Kafka does not answer: the offsets of the input cannot be read for %.0f s, and no batch begins",
+                now_s - self._asking_since_s,
+            )
+        return now_s - self._asking_since_s >= _EVERY_S

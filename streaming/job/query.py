@@ -5,7 +5,7 @@ In the order of the data:
 1. Records and ticks are read (`sources.intake`), and records are accepted: they become chunks of messages by shard.
 2. The tick moves the watermark, which is the batch's cutoff, and is then dropped.
 3. The state function of each shard divides its messages into due, sealed and kept (`state.buckets.operator`).
-4. `BatchRunner.run` delivers the due messages and seals the others (`streaming.job.batch`).
+4. `BatchRunner.run` hands over the due messages and seals the others (`streaming.job.batch`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def settings_of_task(history: SettingsHistory) -> Callable[[], tuple[int, BatchS
 
 
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
-    """Return the stream of what each batch delivers, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
+    """Return the stream of what each batch hands over, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
 
     A new checkpoint reads the input from the offsets `starts`, and from the beginning if `starts` is empty.
     """
@@ -58,7 +58,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         settings.topics.skip_expired,
     )
     messages = records.mapInArrow(accepting(settings_now), from_arrow_schema(CHUNK_SCHEMA))
-    ticks = tick(spark, settings.clock.lookahead)
+    ticks = tick(spark, settings.clock.horizon)
     return (
         messages.unionByName(ticks)
         .withWatermark("event_time", "0 seconds")
@@ -83,7 +83,8 @@ def start_query(
         shard_output.writeStream.queryName(settings.application_id)
         .outputMode("append")
         .option("checkpointLocation", checkpoint)
-        .trigger(processingTime=f"{settings.clock.trigger} milliseconds")
+        # Each batch waits at its end until the next one should begin (`streaming.job.arrivals`).
+        .trigger(processingTime="0 seconds")
         .foreachBatch(run_batch)
         .start()
     )

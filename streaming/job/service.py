@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,9 +28,10 @@ from conf.errors import (
     ServiceStopping,
 )
 from conf.failpoints import failpoint
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery.transactional_writer import fence_writers
-from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.lease import HeldLease, read_lease
+from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics
 from sources.intake.stamp_check import LAST_MS, unreadable_records
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -38,6 +41,7 @@ from streaming.job.clock_watch import ClockWatch
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
+from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import innermost_cause, storage_failure, text_of_query, translate_storage_errors
@@ -46,6 +50,7 @@ from streaming.storage.paths import checkpoint_path, storage_path
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+_NICE = 10
 # How Spark's Kafka source begins the error for records that were deleted.
 _DATA_LOSS = "Some data may have been lost"
 # How it fails on a timestamp that overflows when it is converted to microseconds.
@@ -91,11 +96,12 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     """Run the job until SIGTERM or SIGINT, or until the query fails.
 
     1. Check the storage and the topics.
-    2. Start Spark and claim the lease. After a crash, fence the writers of the process before.
-    3. Recover: read the checkpoint, the table's metadata and the progress topic.
-    4. Check the host's clock, and that the input topics still have the records that the next batch needs.
-    5. Start the query, and call `on_started`.
-    6. Watch the query until it ends. Then find the cause in the input if Spark names none.
+    2. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 3.
+    3. Start Spark and claim the lease. After a crash, fence the writers of the process before.
+    4. Recover: read the checkpoint, the table's metadata and the progress topic.
+    5. Check the host's clock, and that the input topics still have the records that the next batch needs.
+    6. Start the query, and call `on_started`.
+    7. Watch the query until it ends. Then find the cause in the input if Spark names none.
 
     `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
     query that Delayline does not know, QueryFailed with Spark's words.
@@ -108,20 +114,28 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
-    # 2. Start Spark and claim the lease.
-    with exclusive_session(settings, "run") as (spark, lease):
+    with ExitStack() as stack:
+        # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
+        releases = ReleaseProcesses(settings, settings.release.processes)
+        stack.enter_context(releases)
+        if not _is_held(settings):
+            releases.start()
+        _give_way()
+        # 3. Start Spark and claim the lease.
+        spark, lease = stack.enter_context(exclusive_session(settings, "run"))
+        releases.start()
         if lease.after_a_crash:
             # The holder before may be paused, not dead, and have open transactions.
             fence_writers(settings, settings.bucket.shards)
-        # 3. Recover.
+        # 4. Recover.
         with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
-        # 4. Check clock and input.
-        clock = ClockWatch(settings.clock.lookahead)
+        # 5. Check clock and input.
+        clock = ClockWatch()
         clock.check(state.planned)
         check_input_loss(settings, state.checkpoint, state.store)
-        # 5. Start the query.
+        # 6. Start the query.
         with closing(BatchRunner(state, settings, lease)) as runner:
             gate = Gate()
             shard_output = shard_outputs(
@@ -129,11 +143,11 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             )
             query = start_query(shard_output, settings, checkpoint_path(settings), gate.guard(runner.run))
             on_started()
-            # 6. Watch it.
+            # 7. Watch it.
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
-                    spark, query, settings, gate, stop, lease,
+                    spark, query, settings, gate, stop, lease, runner, releases,
                     lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
                 )  # fmt: skip
             except QueryFailed:
@@ -143,6 +157,33 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                 if _OVERFLOW in str(query.exception()):
                     _check_stamps(settings, state.checkpoint)
                 raise
+
+
+def _is_held(settings: Settings) -> bool:
+    """Return whether another process seems to hold the lease, whose release processes should not be disturbed.
+
+    Whether it does, the claim finds out in seconds. Until then only a crash on this host is certain.
+    """
+    last = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    if last is None or last.released:
+        return False
+    if last.host != socket.gethostname():
+        return True
+    try:
+        os.kill(last.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return last.pid != os.getpid()
+
+
+def _give_way() -> None:
+    """Let what this process starts from here on, Java above all, give way to the release processes.
+
+    They take little time, and need it at once.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
@@ -168,11 +209,12 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     if planned is None or checkpoint.last_committed() == planned:
         return
     state = recover(spark, settings, fresh=False, lease=lease)
-    ClockWatch(settings.clock.lookahead).check(state.planned)
+    ClockWatch().check(state.planned)
     check_input_loss(settings, checkpoint, state.store)
     with closing(BatchRunner(state, settings, lease)) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
         query = start_query(shard_output, settings, checkpoint.path, Gate(planned).guard(runner.run))
+        runner.wake()
         while query.isActive and checkpoint.last_committed() != planned:
             time.sleep(_POLL_S)
         # Spark would log the gate's refusal of the next batch as a failure of the query.
@@ -190,13 +232,14 @@ def _watch(
     gate: Gate,
     stop: SimpleQueue[int],
     lease: HeldLease,
+    runner: BatchRunner,
+    releases: ReleaseProcesses,
     check_clock: Callable[[], None],
     is_outage: Callable[[], bool],
 ) -> None:
     """Wait until the query fails or a signal asks for the end; then end the query after the running batch.
 
-    Checks the clock, the lease, outages and each batch's progress meanwhile. The clock is checked here and not at the
-    start of a batch: after it was set back no batch may start, since Spark waits for the time of the next trigger.
+    Checks the clock, the lease, the release processes, outages and each batch's progress meanwhile.
 
     `stop` has an entry once a signal has come. `check_clock` raises ClockBehind. `is_outage` returns whether Spark
     waits for brokers between batches, and logs that.
@@ -204,6 +247,7 @@ def _watch(
     drops = _DropWatch(query)
     while not _stop_requested(stop):
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
+        _check_releases(spark, query, gate, runner, releases)
         is_outage()
         drops.check()
         if not query.isActive:
@@ -212,6 +256,7 @@ def _watch(
     # Spark would log the gate's refusal as a failure of the query.
     spark.sparkContext.setLogLevel("OFF")
     gate.close()
+    runner.wake()
     # During an outage no batch runs, and Spark would ask the brokers for minutes.
     while query.isActive and query.status["isTriggerActive"] and not is_outage():
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
@@ -230,6 +275,22 @@ def _stop_requested(stop: SimpleQueue[int]) -> bool:
     except Empty:
         return False
     return True
+
+
+def _check_releases(
+    spark: SparkSession, query: StreamingQuery, gate: Gate, runner: BatchRunner, releases: ReleaseProcesses
+) -> None:
+    """End the query after the running batch if a release process fails again and again. Raises its error."""
+    try:
+        releases.check()
+    except DelaylineError:
+        gate.close()
+        runner.wake()
+        spark.sparkContext.setLogLevel("OFF")
+        while query.isActive and query.status["isTriggerActive"]:
+            time.sleep(0.02)
+        query.stop()
+        raise
 
 
 def _check_clock_and_lease(

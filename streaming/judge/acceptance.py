@@ -1,10 +1,14 @@
-"""Decides which messages must be in order: those that the job accepted before they were due.
+"""Decides which messages must be in order: those that the job had accepted early enough.
 
-Each batch has a cutoff, and accepts the input up to some offsets. It delivers the messages due from the previous
-batch's cutoff up to its own, in order. A message that was due below the previous cutoff when it was accepted is late:
-messages with later due times may have been delivered already. A message must therefore be in order if it is due at or
-above the cutoff of the batch before the one that accepted it. The offset log and the commit log of the checkpoint have
-all these values, even if the job was killed in between.
+Each batch has a cutoff, and accepts the input up to some offsets. It hands over the messages due from the previous
+batch's cutoff up to its own, and those that were due before when it accepted them. A message must be in order in two
+cases:
+
+- It is due at or above the cutoff of the batch before the one that accepted it: nothing that is due later has been
+  handed over before it.
+- The batch that accepted it was committed a second before it was due: it was handed over before others were released.
+
+The offset log and the commit log of the checkpoint have all these values, even if the job was killed in between.
 """
 
 from __future__ import annotations
@@ -15,15 +19,23 @@ from dataclasses import dataclass, field
 
 from streaming.judge.record import Published
 
+# How long before it is due a message must be handed over. Up to 100 ms (release.lead) it may be written behind others;
+# the rest is for a machine on which everything runs at once.
+_AHEAD_MS = 1_000
+
 # The offset of the next record in each input (topic, partition).
 Offsets = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True)
 class CommittedBatch:
-    """A committed batch: it delivered messages due below `cutoff_ms` (epoch ms), and read the input up to `ends`."""
+    """A committed batch: it handed over messages due below `cutoff_ms`, and read the input up to `ends`.
+
+    It was committed at `committed_ms`. Both are epoch ms.
+    """
 
     cutoff_ms: int
+    committed_ms: int
     ends: Offsets
 
 
@@ -32,49 +44,65 @@ class CheckpointLog:
     """One checkpoint: its origin, and its committed batches by number.
 
     Records below `offsets` were accepted before the checkpoint began. Before that, nothing due at or above `cutoff_ms`
-    (epoch ms) was delivered. For a first checkpoint, `offsets` is empty and `cutoff_ms` is 0.
+    (epoch ms) was handed over. For a first checkpoint, `offsets` is empty and `cutoff_ms` is 0.
     """
 
     cutoff_ms: int = 0
     offsets: Offsets = field(default_factory=dict)
     batches: dict[int, CommittedBatch] = field(default_factory=dict)
 
-    def steps(self) -> Iterator[tuple[Offsets, int]]:
-        """Yield (accepted up to these offsets, in order from this due time on), in the order of acceptance."""
-        yield self.offsets, self.cutoff_ms
+    def steps(self) -> Iterator[tuple[Offsets, int, int]]:
+        """Yield (accepted up to these offsets, in order from this due time on, committed at), in that order.
+
+        Records below `offsets` were committed by an earlier checkpoint, at a time that is not known here: 0.
+        """
+        yield self.offsets, self.cutoff_ms, 0
         for number, batch in sorted(self.batches.items()):
             before = self.batches.get(number - 1)
-            if number == 0:
-                yield batch.ends, self.cutoff_ms
-            else:
-                # Cutoffs never go back: if the previous batch is unknown, its cutoff was at most this batch's cutoff.
-                yield batch.ends, batch.cutoff_ms if before is None else before.cutoff_ms
+            # Cutoffs never go back: if the previous batch is unknown, its cutoff was at most this batch's cutoff.
+            cutoff_ms = batch.cutoff_ms if before is None else before.cutoff_ms
+            cutoff_ms = self.cutoff_ms if number == 0 else cutoff_ms
+            yield batch.ends, min(cutoff_ms, batch.committed_ms + _AHEAD_MS), batch.committed_ms
 
 
 class Acceptance:
     """The input that the job accepted under all its checkpoints, given from the first to the last."""
 
     def __init__(self, checkpoints: Iterable[CheckpointLog]) -> None:
-        # By input partition: the end offsets of batches, ascending, and for each the due time from which order holds.
+        # By input partition: the end offsets of batches, ascending, and for each the due time from which order holds,
+        # and when it was committed.
         self._ends: dict[tuple[str, int], list[int]] = {}
         self._from_ms: dict[tuple[str, int], list[int]] = {}
+        self._committed_ms: dict[tuple[str, int], list[int]] = {}
         for checkpoint in checkpoints:
-            for offsets, from_ms in checkpoint.steps():
+            for offsets, from_ms, committed_ms in checkpoint.steps():
                 for source, end in offsets.items():
                     ends = self._ends.setdefault(source, [])
                     if not ends or end > ends[-1]:
                         ends.append(end)
                         self._from_ms.setdefault(source, []).append(from_ms)
+                        self._committed_ms.setdefault(source, []).append(committed_ms)
 
     def in_order_from_ms(self, message: Published) -> int | None:
         """Return the due time (epoch ms) from which on the batch that accepted the message keeps order.
 
         Returns None if no known committed batch accepted it.
         """
+        return self._of_batch(message, self._from_ms)
+
+    def committed_ms(self, message: Published) -> int | None:
+        """Return when the batch that accepted the message was committed (epoch ms); None as above."""
+        return self._of_batch(message, self._committed_ms)
+
+    def _of_batch(self, message: Published, values: Mapping[tuple[str, int], list[int]]) -> int | None:
         topic, partition, offset = message.source
         ends = self._ends.get((topic, partition), [])
         index = bisect_right(ends, offset)
-        return self._from_ms[topic, partition][index] if index < len(ends) else None
+        return values[topic, partition][index] if index < len(ends) else None
+
+    def is_accepted(self, message: Published) -> bool:
+        """Return whether a known committed batch has accepted the message."""
+        return self.in_order_from_ms(message) is not None
 
     def must_be_in_order(self, message: Published) -> bool:
         """Return whether the message was accepted in time, so that it must be delivered in order."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch, Offsets
 
 _POLL_S = 0.05
+_ORIGIN = "delayline-birth.json"
 
 
 class CheckpointWatch:
@@ -76,7 +77,7 @@ class CheckpointWatch:
 
     def _origin(self) -> dict[str, Any] | None:
         """Read the checkpoint origin; None if there is no checkpoint."""
-        text = _text(self._folder / "delayline-birth.json")
+        text = _text(self._folder / _ORIGIN)
         return None if text is None else dict(json.loads(text))
 
     def _committed(self) -> set[int]:
@@ -86,19 +87,20 @@ class CheckpointWatch:
             return set()
 
     def _batch(self, number: int, least_cutoff_ms: int) -> CommittedBatch | None:
-        """Read an entry of Spark's offset log; None if Spark has deleted it.
+        """Read an entry of Spark's offset log, and when the batch was committed; None if Spark has deleted them.
 
-        Its lines are: the version, the metadata of the batch (JSON), and one line for each source.
+        The entry's lines are: the version, the metadata of the batch (JSON), and one line for each source.
         """
         text = _text(self._folder / "offsets" / str(number))
-        if text is None:
+        committed_ms = _written_ms(self._folder / "commits" / str(number))
+        if text is None or committed_ms is None:
             return None
         _, metadata, *sources = text.splitlines()
         offsets = [json.loads(line) for line in sources if line.startswith("{")]
         # The values of the clock's line are numbers. Before any data, the line of the input is empty.
         offsets = [source for source in offsets if all(isinstance(ends, dict) for ends in source.values())]
         cutoff_ms = max(json.loads(metadata)["batchWatermarkMs"], least_cutoff_ms)
-        return CommittedBatch(cutoff_ms, _by_partition(offsets[0] if offsets else {}))
+        return CommittedBatch(cutoff_ms, committed_ms, _by_partition(offsets[0] if offsets else {}))
 
 
 def _by_partition(offsets: dict[str, dict[str, int]]) -> Offsets:
@@ -108,5 +110,13 @@ def _by_partition(offsets: dict[str, dict[str, int]]) -> Offsets:
 def _text(file: Path) -> str | None:
     try:
         return file.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _written_ms(file: Path) -> int | None:
+    """Return when `file` was written, epoch ms; None if there is none."""
+    try:
+        return file.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return None

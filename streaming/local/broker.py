@@ -187,8 +187,9 @@ class EmbeddedBroker:
         wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         self.log_file.unlink(missing_ok=True)
         with open(self.directory / "broker.out", "wb") as out:
-            # A new session, so that Ctrl-C on a terminal does not reach the broker.
-            return subprocess.Popen(wrapper, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            # A new group, so that Ctrl-C on a terminal does not reach the broker. Not a new session: Linux gives each
+            # session the same share of the processors, and priorities then mean nothing between two of them.
+            return subprocess.Popen(wrapper, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0)
 
     def _log_options(self) -> list[str]:
         return [f"-Dlog4j2.configurationFile={_LOG_CONFIG}", f"-Ddelayline.broker.log={self.log_file}"]

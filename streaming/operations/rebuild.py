@@ -23,8 +23,8 @@ from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.delivery.transactional_writer import fence_writers
 from sinks.internal_topics.lease import HeldLease
+from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
@@ -38,6 +38,7 @@ from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over
 from streaming.checkpoint.recovery import read_markers
+from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
@@ -86,7 +87,7 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
 def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
     """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Fence the writers of the old job, and read from the markers what is delivered.
+    1. Fence the writers of the old job, release all that it has handed over, and read from the markers what that is.
     2. Read from the table's metadata what is sealed.
     3. Choose the origin of the new checkpoint.
     4. Move the old checkpoint aside, if there is one.
@@ -95,6 +96,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     """
     # 1. Read the markers.
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+    drain(settings)
     delivered = newest_checkpoint(read_markers(settings))
     if delivered is None:
         raise CheckpointMismatch(

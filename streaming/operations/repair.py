@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.delivery.transactional_writer import fence_writers
+from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.origin import Offsets

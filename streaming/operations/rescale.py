@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.delivery.transactional_writer import fence_writers
 from sinks.internal_topics.lease import HeldLease
+from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import ensure_shards
 from state.buckets.reseal import LEFT_SCHEMA, left_in_state
 from state.checkpoint.batch_settings import BatchSettings
@@ -24,6 +24,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over
 from streaming.job.service import finish_planned
+from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
@@ -62,7 +63,8 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     1. Complete an earlier try that had only its last move left.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
-    4. Fence the writers of the old job.
+    4. Fence the writers of the old job, and release all that it has handed over: each message then goes to another
+       shard, which does not know what is ready in its old one.
     5. Seal the state, and switch over to a new checkpoint.
     """
     current = Checkpoint(spark, checkpoint_path(settings))
@@ -86,8 +88,9 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
         finish_planned(spark, with_shards(settings, before.shards), current, lease)
         current.retire()
-    # 4. Fence.
+    # 4. Fence and release.
     fence_writers(settings, max(before.shards, shards))
+    drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     return _hand_over(store, settings, shards, current, successor, lease)

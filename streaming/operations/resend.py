@@ -13,8 +13,8 @@ from conf.durations import format_duration
 from conf.errors import MessageTooLarge, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.delivery.record_check import compresses
-from sinks.delivery.records import Record, record_bytes
+from sinks.release.record_check import compresses
+from sinks.release.records import Record, record_bytes
 from sinks.resender import Outgoing, Resender
 from sinks.topics.limits import input_limits
 from sinks.topics.topics import check_topics, input_retentions, partition_counts

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     from pyspark.daemon import manager
 
     import conf.logs
-    import sinks.delivery.task  # noqa: F401
+    import sinks.ready_log.task  # noqa: F401
     import sources.intake.accept  # noqa: F401
     import state.buckets.operator  # noqa: F401
 

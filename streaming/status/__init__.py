@@ -2,7 +2,8 @@
 
 Works while the job runs and while it is down. Writes nothing and locks nothing.
 
-Read `read`, `waiting` (what waits after one batch), `due_histogram`, `input_lag`, `formats` (JSON and tables).
+Read `read`, `waiting` (what waits after one batch), `ready` (what is handed over and not released, and the release
+processes), `due_histogram`, `input_lag`, `formats` (JSON and tables).
 
 The status describes the application after its last committed batch:
 
@@ -10,6 +11,7 @@ The status describes the application after its last committed batch:
 - Sealed buckets: those of batches up to that batch. A bucket that a later batch sealed is left out, because its
   messages still count in the state.
 - Input: the offsets that the batch read.
+- Ready: what batches up to that batch have handed over and is not released by now.
 
 How exact the histogram of due times is:
 

@@ -17,14 +17,15 @@ _BAR_WIDTH = 40
 
 def as_json(status: Status) -> dict[str, Any]:
     """Return the status as JSON values. The keys are stable; docs/operate.md explains them."""
-    mutable, sealed = _totals(status)
+    ready, mutable, sealed = _totals(status)
     return {
         "checkpoint": status.checkpoint,
         "now_ms": status.now_ms,
         "committed_batch": _batch(status, status.committed),
         "planned_batch": _batch(status, status.planned),
         "waiting": {
-            "total": mutable + sealed,
+            "total": ready + mutable + sealed,
+            "ready": ready,
             "mutable": mutable,
             "sealed": sealed,
             "mutable_bytes": status.mutable_bytes,
@@ -42,6 +43,7 @@ def as_json(status: Status) -> dict[str, Any]:
             "partitions": [asdict(part) | {"lag": part.lag} for part in status.broker.lag],
         },
         "holder": _holder(status.broker.holder),
+        "release": _release(status.broker),
     }
 
 
@@ -51,9 +53,11 @@ def as_lines(status: Status) -> Iterator[str]:
     if status.committed is None:
         return
     yield ""
-    yield f"{'shard':>8}{'mutable':>14}{'sealed':>14}  next due"
+    yield f"{'shard':>8}{'ready':>12}{'mutable':>14}{'sealed':>14}  next due"
     for shard in status.shards:
-        yield f"{shard.shard:>8}{shard.mutable:>14,}{shard.sealed:>14,}  {_due(status, shard.next_due_ms)}"
+        counts = f"{shard.ready:>12,}{shard.mutable:>14,}{shard.sealed:>14,}"
+        yield f"{shard.shard:>8}{counts}  {_due(status, shard.next_due_ms)}"
+    yield from _release_lines(status)
     yield ""
     yield f"{'due':>8}{'messages':>14}" + ("  (estimated)" if status.due_is_estimated else "")
     largest = max(1, *status.due.values())
@@ -68,20 +72,21 @@ def as_lines(status: Status) -> Iterator[str]:
 
 
 def _summary(status: Status) -> Iterator[str]:
-    mutable, sealed = _totals(status)
+    ready, mutable, sealed = _totals(status)
     committed, planned = status.committed, status.planned
     if committed is None:
         yield f"nothing yet: no batch is committed in {status.checkpoint}"
     else:
         yield f"checkpoint   {status.checkpoint}"
         yield f"committed    batch {committed.batch_id}, started {_ago(status, committed.clock_ms)}"
-        yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is delivered"
+        yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is handed over"
     if planned is not None:
         yield f"planned      batch {planned.batch_id}, started {_ago(status, planned.clock_ms)}, not committed"
     if committed is not None:
         yield (
-            f"waiting      {mutable + sealed:,} messages: {mutable:,} in mutable buckets, {sealed:,} in "
-            f"{status.buckets:,} sealed buckets ({status.segments:,} segments)"
+            f"waiting      {ready + mutable + sealed:,} messages: {ready:,} ready (handed over, not released), "
+            f"{mutable:,} in mutable buckets, {sealed:,} in {status.buckets:,} sealed buckets ({status.segments:,} "
+            "segments)"
         )
         yield f"next due     {_due(status, status.next_due_ms)}"
     yield from _broker_lines(status.broker)
@@ -98,10 +103,51 @@ def _broker_lines(answer: BrokerAnswer) -> Iterator[str]:
         yield f"lease        unknown: {answer.lease_problem}"
     elif answer.lag is not None:
         yield "lease        not held"
+    if answer.ready_problem:
+        yield f"release      unknown: {answer.ready_problem}"
+    elif answer.members is not None:
+        names = ", ".join(f"{member.name} on {member.host}" for member in answer.members)
+        yield f"release      {len(answer.members)} processes: {names}" if names else "release      no process runs"
 
 
-def _totals(status: Status) -> tuple[int, int]:
-    return sum(shard.mutable for shard in status.shards), sum(shard.sealed for shard in status.shards)
+def _release_lines(status: Status) -> Iterator[str]:
+    """Yield a table of who released each shard last, and how late."""
+    shards = [shard for shard in status.broker.ready or [] if shard.at_ms is not None]
+    if not shards:
+        return
+    yield ""
+    yield f"{'shard':>8}{'messages/min':>14}{'p50':>9}{'p99':>9}{'largest':>9}  lateness of the last release"
+    for shard in shards:
+        late = shard.lateness
+        times = "".join(f"{format_duration(ms):>9}" for ms in (late.p50_ms, late.p99_ms, late.max_ms))
+        yield f"{shard.shard:>8}{late.messages:>14,}{times}  by {shard.member}, {_ago(status, shard.at_ms or 0)}"
+
+
+def _totals(status: Status) -> tuple[int, int, int]:
+    shards = status.shards
+    return (
+        sum(shard.ready for shard in shards),
+        sum(shard.mutable for shard in shards),
+        sum(shard.sealed for shard in shards),
+    )
+
+
+def _release(answer: BrokerAnswer) -> dict[str, Any] | None:
+    if answer.ready is None or answer.members is None:
+        return None
+    return {
+        "processes": [asdict(member) for member in answer.members],
+        "shards": [
+            {
+                "shard": shard.shard,
+                "ready": len(shard.dues_ms),
+                "member": shard.member,
+                "at_ms": shard.at_ms,
+                "lateness": asdict(shard.lateness),
+            }
+            for shard in answer.ready
+        ],
+    }
 
 
 def _batch(status: Status, batch: PlannedBatch | None) -> dict[str, int] | None:

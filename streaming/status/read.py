@@ -7,14 +7,21 @@ again with a newer batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch, CheckpointUnreadable, StorageFailed, TopicMissing
+from conf.errors import (
+    BrokerUnreachable,
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    ReadyLogLost,
+    StorageFailed,
+    TopicMissing,
+)
 from conf.kafka.clients import check_clients
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -26,6 +33,7 @@ from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 from streaming.spark.session import open_session
 from streaming.status.due_histogram import DueHistogram
 from streaming.status.input_lag import PartitionLag, input_lag
+from streaming.status.ready import ReadyShard, ReleaseMember, ready_shards, release_members
 from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 from streaming.storage.paths import buckets_path, checkpoint_path
 
@@ -62,6 +70,7 @@ class ShardStatus:
     """What waits in one shard."""
 
     shard: int
+    ready: int
     mutable: int
     sealed: int
     next_due_ms: int | None
@@ -72,6 +81,7 @@ class BrokerAnswer:
     """The part of the status that comes from the broker.
 
     - `lag`: the input lag; None if the broker does not answer, or a topic is missing. `problem` then has the reason.
+    - `ready`: what is handed over and not released, by shard; `members`: the release processes. None as for `lag`.
     - `holder`: the holder of the lease. A process that was killed stays the holder until another claims the lease.
       None if nobody holds the lease, if the broker does not answer, or if the lease topic holds a foreign record;
       in the last case `lease_problem` has the reason.
@@ -81,6 +91,9 @@ class BrokerAnswer:
     holder: Lease | None = None
     problem: str = ""
     lease_problem: str = ""
+    ready: list[ReadyShard] | None = None
+    members: list[ReleaseMember] | None = None
+    ready_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,13 +173,14 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))
-    segments, histogram = sealed.segments, _histogram(mutable, sealed, now_ms)
+    ready = broker.ready or []
+    segments, histogram = sealed.segments, _histogram(ready, mutable, sealed, now_ms)
     return Status(
         checkpoint=checkpoint.path,
         now_ms=now_ms,
         committed=committed,
         planned=planned,
-        shards=[_shard(number, mutable, segments) for number in _shards(settings, segments)],
+        shards=[_shard(number, ready, mutable, segments) for number in _shards(settings, segments)],
         mutable_bytes=sum(bucket.bytes for bucket in mutable),
         sealed_bytes=sum(segment.bytes for segment in segments),
         buckets=len({segment.bucket for segment in segments}),
@@ -206,9 +220,14 @@ def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnsw
         except CheckpointMismatch as no_lease:
             lease_problem = str(no_lease)
         lag = input_lag(settings, committed.offsets if committed else {})
-        return BrokerAnswer(lag, holder, lease_problem=lease_problem)
+        answer = BrokerAnswer(lag, holder, lease_problem=lease_problem)
     except (BrokerUnreachable, TopicMissing) as problem:
         return BrokerAnswer(None, holder, str(problem), lease_problem)
+    try:
+        last_batch = -1 if committed is None else committed.batch_id
+        return replace(answer, ready=ready_shards(settings, last_batch), members=release_members(settings))
+    except (BrokerUnreachable, TopicMissing, ReadyLogLost, CheckpointMismatch) as problem:
+        return replace(answer, ready_problem=str(problem))
 
 
 def _holder(settings: Settings) -> Lease | None:
@@ -219,8 +238,12 @@ def _holder(settings: Settings) -> Lease | None:
     return None if last is None or last.released else last
 
 
-def _histogram(mutable: list[MutableBucket], sealed: SealedBuckets, now_ms: int) -> DueHistogram:
+def _histogram(
+    ready: list[ReadyShard], mutable: list[MutableBucket], sealed: SealedBuckets, now_ms: int
+) -> DueHistogram:
     histogram = DueHistogram(now_ms + span for span in SPANS_MS.values())
+    for shard in ready:
+        histogram.add_instants(shard.dues_ms)
     for bucket in mutable:
         histogram.add_instants(bucket.dues_ms)
     sealed.count_into(histogram)
@@ -232,13 +255,16 @@ def _shards(settings: Settings, sealed: list[Segment]) -> range:
     return range(max([settings.bucket.shards, *(segment.shard + 1 for segment in sealed)]))
 
 
-def _shard(number: int, mutable: list[MutableBucket], sealed: list[Segment]) -> ShardStatus:
+def _shard(number: int, ready: list[ReadyShard], mutable: list[MutableBucket], sealed: list[Segment]) -> ShardStatus:
+    handed_over = [shard.dues_ms for shard in ready if shard.shard == number]
     buckets = [bucket for bucket in mutable if bucket.shard == number]
     segments = [segment for segment in sealed if segment.shard == number]
     firsts = [int(bucket.dues_ms[0]) for bucket in buckets if len(bucket.dues_ms)]
     firsts += [segment.min_deliver_at_ms for segment in segments]
+    firsts += [int(dues_ms[0]) for dues_ms in handed_over if len(dues_ms)]
     return ShardStatus(
         shard=number,
+        ready=sum(map(len, handed_over)),
         mutable=sum(len(bucket.dues_ms) for bucket in buckets),
         sealed=sum(segment.count for segment in segments),
         next_due_ms=min(firsts, default=None),

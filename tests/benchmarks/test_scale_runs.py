@@ -27,7 +27,7 @@ COMPARED = {
 
 
 def run_of(messages: int, **machine: Any) -> Run:
-    clean = {f"lateness_{name}": 0 for name in FAULTS}
+    clean = {"lateness_held_to_order": 0.5, **{f"lateness_{name}": 0 for name in FAULTS}}
     return Run(
         messages,
         {"lateness_p99_ms": 100.0, **clean, **{f"warm_up_{name}": 0 for name in FAULTS}},
@@ -107,6 +107,13 @@ def test_a_fault_while_all_wait_breaks_an_aim(name: str) -> None:
     some_runs = runs()
     some_runs[0].waiting[f"lateness_{name}"] = 1
     assert [aim.value for aim in not_met(some_runs).values()] == [1]
+
+
+@pytest.mark.parametrize("case", ["none", "waiting"])
+def test_too_few_messages_held_to_their_order_break_an_aim(case: str) -> None:
+    some_runs = runs()
+    getattr(some_runs[0], case)["lateness_held_to_order"] = 0.49
+    assert [aim.value for aim in not_met(some_runs).values()] == [0.49]
 
 
 def test_with_a_disturbed_run_the_outcome_is_not_met() -> None:

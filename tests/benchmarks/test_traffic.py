@@ -1,11 +1,14 @@
-"""Which messages of a load count for lateness, and the figures if none counts."""
+"""Which messages a load has, which of them count for lateness, and whether the backlog of a job grows."""
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 
 from benchmarks.receiver import COLUMNS, Received
-from benchmarks.traffic import Traffic, curve, due_between, percentiles
+from benchmarks.traffic import Traffic, curve, due_between, grown, percentiles
 
 
 def received(due_s: list[float], late_ms: float = 5.0) -> Received:
@@ -20,6 +23,27 @@ def test_a_load_publishes_in_its_warm_up_too() -> None:
     assert traffic.seconds == 80
     assert traffic.count == 8000
     assert str(traffic) == "100 messages/s for 80 s, due after 1-2 s"
+    assert traffic.counts_s == (20, 80)
+
+
+def test_without_a_warm_up_every_message_counts() -> None:
+    traffic = Traffic(rate=100, shortest_s=10, longest_s=20, warm_up_s=0, load_s=60)
+    start_s, end_s = traffic.counts_s
+    assert start_s == 0
+    assert end_s > 80
+
+
+def test_a_message_is_due_within_the_delays() -> None:
+    traffic, chance = Traffic(rate=100, shortest_s=1, longest_s=2, warm_up_s=20, load_s=60), random.Random(1)
+    delays_s = [traffic.message(number, 100.0, chance)[0] / 1e6 - 100 for number in range(100)]
+    assert 1 <= min(delays_s) < 1.1
+    assert 1.9 < max(delays_s) <= 2
+
+
+def test_a_plain_message_has_no_due_time_and_is_due_at_its_timestamp() -> None:
+    traffic = Traffic(rate=100, shortest_s=0, longest_s=0, warm_up_s=20, load_s=60)
+    assert str(traffic) == "100 plain messages/s for 80 s"
+    assert traffic.message(7, 1.2345, random.Random(1)) == (1_234_000, [("trace", b"7")])
 
 
 def test_messages_due_in_the_window_count_and_its_end_is_exclusive() -> None:
@@ -29,10 +53,18 @@ def test_messages_due_in_the_window_count_and_its_end_is_exclusive() -> None:
 
 def test_lateness_is_received_minus_due() -> None:
     late_ms = received([1.0, 2.0], late_ms=7.0).lateness_ms
-    assert percentiles(late_ms) == {"p50_ms": 7.0, "p90_ms": 7.0, "p99_ms": 7.0, "max_ms": 7.0}
+    assert percentiles(late_ms) == {"p50_ms": 7.0, "p90_ms": 7.0, "p99_ms": 7.0, "p99_9_ms": 7.0, "max_ms": 7.0}
 
 
 def test_without_messages_that_count_there_is_no_figure() -> None:
     nothing = due_between(received([1.0]), 2.0, 3.0).lateness_ms
     assert percentiles(nothing) == {}
     assert curve(nothing) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("values", "by"),
+    [([], None), ([1.0, 1.0, 9.0], None), ([1.0, 7.0, 7.0, 3.0], 2.0), ([1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 2.0, 2.0], 0.0)],
+)
+def test_growth_is_the_last_quarter_against_the_first(values: list[float], by: float | None) -> None:
+    assert grown(values) == by

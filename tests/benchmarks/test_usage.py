@@ -45,9 +45,10 @@ def test_a_reference_without_a_job_has_no_cost_of_a_job() -> None:
     assert usage == {"cpu_load": 1.0, "cpu_elsewhere": 0.5}
 
 
-def test_processes_of_the_benchmark_count_as_load_except_the_job_and_the_broker() -> None:
+def test_processes_of_the_benchmark_count_as_load_except_the_job_its_releases_and_the_broker() -> None:
     with ExitStack() as stack:
         job, broker, load = (stack.enter_context(busy_process()) for _ in range(3))
+        stack.enter_context(busy_process("streaming.cli", "release", "--name", "a"))
         own_s = cpu_s(psutil.Process())
         with UsageWatch(job.pid, broker.pid) as watch:
             wait_until(lambda: min(map(cpu_s, (job, broker, load))) > 0.5, 60, "half a second of CPU", lambda: None)
@@ -55,12 +56,13 @@ def test_processes_of_the_benchmark_count_as_load_except_the_job_and_the_broker(
     last = watch.samples[-1].cpu_s
     assert all(0.5 < last[role] < most for role, most in at_most_s.items())
     assert last["load"] > own_s + 0.5
+    assert last["release"] > 0
 
 
 @contextmanager
-def busy_process() -> Iterator[psutil.Process]:
+def busy_process(*arguments: str) -> Iterator[psutil.Process]:
     """A process that computes until the context ends."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass", *arguments]) as process:
         try:
             yield psutil.Process(process.pid)
         finally:

@@ -9,12 +9,21 @@ import pytest
 
 from conf import failpoints
 from conf.errors import InjectedFailure, SettingError
-from conf.failpoints import POINTS, ROOT_VARIABLE, VARIABLE, failpoint, parse_failpoint
+from conf.failpoints import (
+    ALL_POINTS,
+    POINTS,
+    RELEASE_POINTS,
+    ROOT_VARIABLE,
+    SUCCESSION_POINTS,
+    VARIABLE,
+    failpoint,
+    parse_failpoint,
+)
 from tests.eventually import assert_eventually
 from tests.processes import runs
 
 # A driver with two children. One of them passes the failpoint, as a task would.
-CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('delivered')"
+CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('handed-over')"
 SLEEPER = "import time; time.sleep(600)"
 DRIVER = f"""
 import os, subprocess, sys
@@ -38,6 +47,8 @@ def _no_point_passed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("sealed=kill", ("sealed", 1, "kill")),
         ("batch-begun@12=raise", ("batch-begun", 12, "raise")),
+        ("transaction-filled@3=kill", ("transaction-filled", 3, "kill")),
+        ("rest-sealed=raise", ("rest-sealed", 1, "raise")),
     ],
 )
 def test_a_failpoint_has_a_point_a_passing_and_an_action(text: str, parsed: tuple[str, int, str]) -> None:
@@ -52,12 +63,16 @@ def test_a_failpoint_has_a_point_a_passing_and_an_action(text: str, parsed: tupl
 def test_any_other_text_is_refused_with_the_list_of_points(text: str) -> None:
     with pytest.raises(SettingError, match="batch-begun") as raised:
         parse_failpoint(text)
-    assert all(point in str(raised.value) for point in POINTS)
+    assert all(point in str(raised.value) for point in ALL_POINTS)
 
 
 def test_without_the_variable_no_point_does_anything() -> None:
-    for point in POINTS:
+    for point in ALL_POINTS:
         failpoint(point)
+
+
+def test_no_two_stages_have_a_point_of_one_name() -> None:
+    assert len(ALL_POINTS) == len(POINTS) + len(RELEASE_POINTS) + len(SUCCESSION_POINTS)
 
 
 def test_the_named_passing_raises_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +101,7 @@ def test_an_invalid_variable_is_an_error_and_not_ignored(
 def test_kill_ends_the_driver_and_all_processes_it_started() -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER],
-        env={**os.environ, VARIABLE: "delivered=kill"},
+        env={**os.environ, VARIABLE: "handed-over=kill"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

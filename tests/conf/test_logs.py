@@ -24,7 +24,7 @@ def test_a_worker_logs_at_the_level_of_its_driver(level: str, monkeypatch: pytes
     monkeypatch.setenv(LEVEL_VARIABLE, level_now())
     configure_logging("error" if level != "Error" else "debug")
     configure_worker_logging()
-    assert logging.getLogger("sinks.delivery").getEffectiveLevel() == logging.getLevelNamesMapping()[level.upper()]
+    assert logging.getLogger("sinks.ready_log").getEffectiveLevel() == logging.getLevelNamesMapping()[level.upper()]
 
 
 def test_libraries_log_only_warnings_at_any_level() -> None:

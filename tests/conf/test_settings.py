@@ -97,10 +97,16 @@ def test_settings_with_different_options_are_not_equal() -> None:
     assert KafkaSettings.model_validate({"client.id": "a"}) != KafkaSettings.model_validate({"client.id": "b"})
 
 
-def test_the_progress_topic_follows_the_application_id_unless_it_is_named() -> None:
-    assert Settings(application_id="a").progress_topic == "a-progress"
-    assert Settings(topics={"progress": "p"}).progress_topic == "p"  # type: ignore[arg-type]
-    assert Settings(topics={"progress": ""}).topics.progress is None  # type: ignore[arg-type]
+@pytest.mark.parametrize("role", ["progress", "lease", "ready", "position"])
+def test_an_internal_topic_follows_the_application_id_unless_it_is_named(role: str) -> None:
+    def name_of(settings: Settings) -> str:
+        return str(getattr(settings, f"{role}_topic"))
+
+    assert name_of(Settings(application_id="a")) == f"a-{role}"
+    named = Settings(topics={role: "p"})  # type: ignore[arg-type]
+    assert name_of(named) == "p"
+    assert "p" in named.own_topics
+    assert getattr(Settings(topics={role: ""}).topics, role) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,12 @@ def test_the_progress_topic_follows_the_application_id_unless_it_is_named() -> N
         {"input": ["delayline-progress"]},
         {"output": "x", "dead_letter": "x"},
         {"output": "delayline-progress"},
+        {"input": ["delayline-ready"]},
+        {"output": "delayline-position"},
+        {"allowed_outputs": ["delayline-ready"]},
+        {"ready": "delayline-lease"},
+        {"ready": "x", "position": "x"},
+        {"input": ["x"], "position": "x"},
         {"allowed_outputs": ["delayline-in"]},
         {"allowed_outputs": ["delayline-dead-letter"]},
     ],

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from conf.errors import DelaylineError
-from conf.failpoints import POINTS, SUCCESSION_POINTS
+from conf.failpoints import ALL_POINTS
 from conf.setting_types import OptionTable
 from conf.settings import HeaderSettings, Settings, TopicSettings
 from streaming.cli.app import app
@@ -153,7 +153,7 @@ def known_words() -> set[str]:
         todo += error.__subclasses__()
     headers = {*HeaderSettings().model_dump().values()}
     topics = {*TopicSettings().input, TopicSettings().output, TopicSettings().dead_letter}
-    return codes | headers | topics | set(POINTS) | set(SUCCESSION_POINTS) | {"submit-files", *_OTHERS_WORDS}
+    return codes | headers | topics | set(ALL_POINTS) | {"submit-files", *_OTHERS_WORDS}
 
 
 def test_codes_headers_and_topics_that_are_named_exist() -> None:

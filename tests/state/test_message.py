@@ -79,6 +79,7 @@ def test_pieces_are_consecutive_and_none_is_empty(rows: list[dict[str, Any]], ma
     pieces = split_by_bytes(table, max_bytes)
     assert all(piece.num_rows for piece in pieces)
     assert [row for piece in pieces for row in piece.to_pylist()] == table.to_pylist()
+    assert all(piece.num_rows == 1 or piece.nbytes <= 2 * max_bytes for piece in pieces)
 
 
 def test_messages_of_one_size_are_split_into_pieces_of_about_the_limit() -> None:

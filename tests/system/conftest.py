@@ -55,11 +55,13 @@ class Application:
             f"storage.path={self.folder / 'storage'}",
             # Half as many batches as by default: tests wait for due times, and two tests run on two cores.
             "clock.trigger=1s",
+            # Short, so that messages with short delays wait in the state and in buckets.
+            "clock.horizon=2s",
             "bucket.max_messages=100",
             "segment.max_messages=60",
             "segment.max_seconds=5",
             "window.ahead=3s",
-            "delivery.transaction_messages=40",
+            "release.transaction_messages=40",
             # A start after a kill waits this long for a heartbeat.
             "lease.period=4s",
             f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}",

@@ -16,7 +16,7 @@ from conf.process_tree import kill_tree
 from tests.eventually import assert_eventually
 from tests.system.warm import Running, WarmProcesses
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 150.0
 _STOP_TIMEOUT_S = 60.0
 
 

@@ -23,7 +23,7 @@ def test_a_large_backlog_is_delivered_completely(
     application: Application, make_service: MakeService, count: int
 ) -> None:
     service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
-                                    "delivery.transaction_messages=50000")  # fmt: skip
+                                    "release.transaction_messages=50000")  # fmt: skip
     # So many messages are counted by their offsets instead.
     ledger.close()
     producer = Producer(
@@ -82,7 +82,7 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_config
     assert not ledger.got, "a delivered message cannot be due after the aged clock"
     _age_checkpoint(application.folder / "storage" / "checkpoint", 3_600_000)
     publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
-    service.overrides.append("delivery.messages_per_second=80")
+    service.overrides.append("release.messages_per_second=80")
     service.start()
     ledger.wait_for_all(150)
     ledger.verify()

@@ -11,9 +11,11 @@ from benchmarks.chaos import campaign
 from benchmarks.stand import Stand
 from tests.quick_java import QUICK_JAVA
 
-_KINDS = {"broker-kill", "broker-pause", "driver-kill", "driver-pause", "worker-kill", "worker-pause"}
+_KINDS = {
+    "broker-kill", "broker-pause", "driver-kill", "driver-pause", "release-kill", "worker-kill", "worker-pause",
+}  # fmt: skip
 # Of the first 20,000 seeds, the one that strikes each kind of fault soonest, and the seconds until it has.
-_SEED, _SECONDS = 10677, 75
+_SEED, _SECONDS = 18228, 92
 
 
 @pytest.fixture
@@ -36,8 +38,10 @@ def test_ten_minutes_of_random_faults_do_not_break_the_contract(stand: Stand) ->
 
 def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:
     """Run a campaign, assert the contract, and return the kinds of fault that struck."""
-    quick = tuple(f"spark.spark.{role}.extraJavaOptions={QUICK_JAVA}" for role in ("driver", "executor"))
-    verdict, outcome = campaign(stand, seed, minutes, quick)
+    quick = [f"spark.spark.{role}.extraJavaOptions={QUICK_JAVA}" for role in ("driver", "executor")]
+    # Batches take long beside other tests. With a short horizon, most messages are due behind the cutoff of the batch
+    # before, so that the judge holds them to their order.
+    verdict, outcome = campaign(stand, seed, minutes, (*quick, "clock.horizon=3s"))
     problems = verdict.problems()
     assert not problems, "\n".join(
         [*problems, f"again: python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"]

@@ -17,7 +17,7 @@ _HOUR_S, _DAY_S = 3_600, 86_400
 @pytest.fixture
 def job(make_service: MakeService, clock: HostClock) -> tuple[Service, Ledger]:
     """A job on that host, not started yet, and its ledger."""
-    service, ledger = make_service("delivery.transaction_timeout=10s")
+    service, ledger = make_service("release.transaction_timeout=10s")
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     return service, ledger
 

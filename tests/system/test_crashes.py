@@ -6,28 +6,38 @@ import signal
 
 import pytest
 
-from conf.failpoints import POINTS, VARIABLE
+from conf.failpoints import POINTS, RELEASE_POINTS, VARIABLE
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.load import publish_mixed
 
 # These points are passed once for each transaction: the second passing is in the middle of a batch.
-_PASSING = {"transaction-open": 2, "transaction-committed": 2}
+_PASSING = {
+    "transaction-open": 2,
+    "transaction-committed": 2,
+    "ring-fencing": 5,
+    "transaction-filled": 4,
+    "transaction-ended": 3,
+}
 # Many small buckets, which are merged as soon as there are two.
 _FEW = ("bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60")
 # What the points need in order to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("recovering", "batch-begun", "state-held", "batch-done"): ((), 20_000),
-    ("transaction-open", "transaction-committed", "delivered"): ((), 20_000),
+    ("transaction-open", "transaction-committed", "handed-over"): ((), 20_000),
     ("sealing", "sealed"): ((), 20_000),
     ("merging", "merged"): (_FEW, 60_000),
+    # Of the release process, which takes the driver and its Java process with it.
+    ("shards-assigned", "ring-fencing", "position-read"): ((), 20_000),
+    ("transaction-filled", "transaction-ended"): ((), 20_000),
 }
 
 
 def test_the_matrix_has_every_point() -> None:
     points = [point for points in _MATRIX for point in points]
-    assert sorted([*points, "cleaning"]) == sorted(POINTS)
+    # That shards are revoked takes a second process: tests/system/test_release.py.
+    assert sorted([*points, "cleaning", "shards-revoked"]) == sorted(POINTS | RELEASE_POINTS)
 
 
 @pytest.mark.takes(70)
@@ -37,7 +47,7 @@ def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or
 ) -> None:
     """Each start has another failpoint, and recovers from the previous kill."""
     settings, longest_ms = _MATRIX[points]
-    service, ledger = make_service("delivery.slice=20ms")
+    service, ledger = make_service("release.slice=20ms")
     regular = list(service.overrides)
     for seed, point in enumerate(points):
         publish_mixed(ledger, application, 250, seed, longest_ms)

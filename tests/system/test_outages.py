@@ -25,7 +25,7 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 def test_the_job_waits_for_a_broker_that_dies_and_no_message_is_lost_duplicated_or_early(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service("delivery.transaction_timeout=3s")
+    service, ledger = make_service("release.transaction_timeout=3s")
     service.start()
 
     def outage_warnings() -> int:
@@ -56,7 +56,7 @@ def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_contin
     quick = ["kafka.default.api.timeout.ms=5000", "kafka.request.timeout.ms=4000"]
     # A task is tried once: each of four tries would wait for the broker anew.
     quick += ["kafka.outage_limit=5s", "spark.spark.master=local[2,1]"]
-    service, ledger = make_service("delivery.transaction_timeout=3s", *quick)
+    service, ledger = make_service("release.transaction_timeout=3s", *quick)
     publish_mixed(ledger, application, 300, seed=4, longest_ms=40_000)
     service.start()
     assert_eventually(lambda: len(ledger.got) > 30, 60)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import SettingError
-from conf.kafka.clients import check_clients
+from conf.kafka.clients import check_clients, fatal_error_raised
 from conf.load import load_settings
 from conf.settings import Settings
 
@@ -30,7 +31,7 @@ def settings(*overrides: str) -> Settings:
         # Transactions of the lease last 10 s, those of deliveries a minute.
         (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, by lease\.period"),
         (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, by lease\.period"),
-        (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, by delivery.transaction_timeout"),
+        (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, by release.transaction_timeout"),
         # Only a consumer refuses these.
         (["kafka.session.timeout.ms=400000"], r"`max\.poll\.interval\.ms`.*`session\.timeout\.ms`"),
     ],
@@ -64,3 +65,21 @@ def test_valid_options_pass_and_a_missing_broker_prints_nothing(
 ) -> None:
     check_clients(settings(*options))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_producers_fatal_error_is_raised_in_place_of_pythons_complaint_about_it() -> None:
+    fatal = KafkaException(KafkaError(KafkaError._FENCED))
+
+    @fatal_error_raised()
+    def polls(cause: BaseException | None) -> None:
+        try:
+            # As with two callbacks that are called while the exception is set.
+            raise SystemError("returned a result with an exception set") from cause
+        except SystemError as first:
+            raise SystemError("returned a result with an exception set") from first
+
+    with pytest.raises(KafkaException) as raised:
+        polls(fatal)
+    assert raised.value is fatal
+    with pytest.raises(SystemError, match="with an exception set"):
+        polls(None)

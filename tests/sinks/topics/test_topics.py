@@ -6,7 +6,7 @@ import time
 import uuid
 
 import pytest
-from kafka.admin import KafkaAdminClient
+from kafka.admin import ConfigResource, KafkaAdminClient
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
 from conf.load import load_settings
@@ -23,7 +23,7 @@ from sinks.topics.topics import (
     show_topics,
 )
 from sources.publisher import Publisher
-from tests.conftest import MakeSettings, MakeTopic
+from tests.conftest import Configure, MakeSettings, MakeTopic
 from tests.eventually import assert_eventually
 
 
@@ -38,6 +38,8 @@ def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings
         f"{application_id}-dead_letter": "dead letter",
         f"{application_id}-progress": "progress",
         f"{application_id}-lease": "lease",
+        f"{application_id}-ready": "ready",
+        f"{application_id}-position": "position",
     }
 
 
@@ -51,17 +53,19 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("dead letter", 2, "created"),
         ("progress", 3, "created"),
         ("lease", 1, "created"),
+        ("ready", 3, "created"),
+        ("position", 3, "created"),
     ]
     # A later call may pass another number; existing topics stay as they are.
     again = ensure_topics(settings, partitions=7)
-    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3, 1)]
+    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3, 1, 3, 3)]
     assert show_topics(settings) == again
     assert check_topics(settings) == {report.name: report.partitions for report in again}
 
 
 def test_only_missing_topics_are_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.input={make_topic(5)}")
-    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 4]
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 6]
 
 
 def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
@@ -74,32 +78,84 @@ def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings
         f"{application_id}-input (input)",
         f"{application_id}-dead_letter (dead letter)",
         f"{application_id}-progress (progress)",
+        f"{application_id}-ready (ready)",
+        f"{application_id}-position (position)",
     ):
         assert missing in message
     assert settings.topics.output not in message
     assert "delayline topics create" in message
 
 
-def test_a_progress_topic_for_another_number_of_shards_is_refused(
-    make_settings: MakeSettings, make_topic: MakeTopic
+def test_internal_topics_are_created_in_the_form_that_the_job_needs(
+    settings: Settings, admin: KafkaAdminClient
 ) -> None:
-    progress = make_topic(2, **{"cleanup.policy": "compact"})
-    settings = make_settings(f"topics.progress={progress}", "bucket.shards=4")
-    with pytest.raises(TopicMismatch, match=r"has 2 partitions, but bucket.shards is 4"):
+    ensure_topics(settings)
+    keys = ["cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"]
+    topics = (settings.ready_topic, settings.progress_topic, settings.position_topic)
+    ready, *others = (_configs(admin, topic, keys) for topic in topics)
+    # What is handed over is deleted by nobody but the release stage, and a chunk may be as large as a request.
+    assert list(ready.values()) == ["delete", "-1", "-1", "100000000"]
+    assert [other["cleanup.policy"] for other in others] == ["compact", "compact"]
+
+
+def _configs(admin: KafkaAdminClient, topic: str, keys: list[str]) -> dict[str, str]:
+    described = admin.describe_configs([ConfigResource("TOPIC", topic, keys)], config_filter="all")["topic"][topic]
+    return {key: described[key]["value"] for key in keys}
+
+
+@pytest.mark.parametrize(("role", "policy"), [("progress", "compact"), ("ready", "delete"), ("position", "compact")])
+def test_an_internal_topic_for_another_number_of_shards_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic, role: str, policy: str
+) -> None:
+    topic = make_topic(2, **{"cleanup.policy": policy, "retention.ms": "-1"})
+    settings = make_settings(f"topics.{role}={topic}", "bucket.shards=4")
+    with pytest.raises(TopicMismatch, match=rf"{role} topic {topic} has 2 partitions, but bucket.shards is 4"):
         ensure_topics(settings)
     # It was refused before any topic was created.
-    assert [report.state for report in show_topics(settings)] == ["missing"] * 3 + ["exists", "missing"]
+    assert {report.role for report in show_topics(settings) if report.state == "exists"} == {role}
 
 
-def test_the_progress_topic_grows_with_the_shards_and_never_shrinks(settings: Settings) -> None:
+def test_internal_topics_grow_with_the_shards_and_never_shrink(settings: Settings) -> None:
     ensure_topics(settings)
+    sharded = (settings.progress_topic, settings.ready_topic, settings.position_topic)
     for shards, partitions in ((5, 5), (3, 5)):
         ensure_shards(settings, shards)
-        assert_eventually(lambda: check_topics(settings)[settings.progress_topic] == partitions, 10)  # noqa: B023
+        assert_eventually(lambda: {check_topics(settings)[topic] for topic in sharded} == {partitions}, 10)  # noqa: B023
+    assert check_topics(settings)[settings.lease_topic] == 1
+
+
+def test_more_partitions_than_shards_are_fine(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    topics = {
+        "progress": make_topic(3, **{"cleanup.policy": "compact"}),
+        "ready": make_topic(4, **{"retention.ms": "-1"}),
+        "position": make_topic(5, **{"cleanup.policy": "compact"}),
+    }
+    settings = make_settings(*(f"topics.{role}={topic}" for role, topic in topics.items()))
+    ensure_topics(settings)
+    counts = check_topics(settings)
+    assert [counts[topic] for topic in topics.values()] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("key", ["retention.ms", "retention.bytes"])
+def test_a_ready_topic_that_deletes_what_is_not_due_is_refused(
+    settings: Settings, configure: Configure, key: str
+) -> None:
+    ensure_topics(settings)
+    check_topics(settings)
+    configure(settings.ready_topic, **{key: "604800000"})
+    for refuse in (check_topics, ensure_topics):
+        with pytest.raises(TopicMismatch, match=f"{settings.ready_topic} has {key}=604800000: .*Set both to -1"):
+            refuse(settings)
+
+
+def test_a_ready_topic_with_a_retention_is_refused(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    settings = make_settings(f"topics.ready={make_topic(2)}")
+    with pytest.raises(TopicMismatch, match=r"has retention\.ms=604800000: what is handed over"):
+        ensure_topics(settings)
 
 
 def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
-    with pytest.raises(TopicMissing, match="nothing else records what is delivered"):
+    with pytest.raises(TopicMissing, match="nothing else records what is handed over"):
         ensure_shards(settings, 3)
 
 
@@ -137,13 +193,22 @@ def test_a_warning_names_a_dead_letter_topic_that_requires_keys(
     assert f"{settings.topics.dead_letter} is compacted: it loses dead letters" in caplog.text
 
 
-@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_progress_topic_that_deletes_old_records_is_refused(
-    make_settings: MakeSettings, make_topic: MakeTopic, policy: str
+@pytest.mark.parametrize(
+    ("role", "policy", "needed"),
+    [
+        ("progress", "delete", "compact"),
+        ("progress", "compact,delete", "compact"),
+        ("position", "delete", "compact"),
+        ("ready", "compact", "delete"),
+        ("ready", "compact,delete", "delete"),
+    ],
+)
+def test_an_internal_topic_that_would_lose_records_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic, role: str, policy: str, needed: str
 ) -> None:
-    progress = make_topic(2, **{"cleanup.policy": policy})
-    settings = make_settings(f"topics.progress={progress}")
-    with pytest.raises(TopicMismatch, match="would lose"):
+    topic = make_topic(2, **{"cleanup.policy": policy, "retention.ms": "-1"})
+    settings = make_settings(f"topics.{role}={topic}")
+    with pytest.raises(TopicMismatch, match=f"cleanup.policy={policy}, and would lose.* set it to {needed}"):
         ensure_topics(settings)
 
 
@@ -169,7 +234,7 @@ def test_a_job_may_write_to_topics_that_its_allow_list_matches_but_never_to_its_
     counts = partition_counts(settings)
     assert counts[other] == 4
     assert {settings.topics.output, settings.topics.dead_letter} <= set(counts)
-    assert not {source, settings.progress_topic} & set(counts)
+    assert not {source, *settings.own_topics} & set(counts)
 
 
 def test_retention_is_listed_for_topics_that_delete_records_by_the_publishers_timestamp(

@@ -20,11 +20,15 @@ OFFSETS = st.dictionaries(TEXT, st.dictionaries(st.integers(0, 99).map(str), NUM
 ORIGINS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
 KEYS = st.none() | st.tuples(NUMBER, TEXT, st.integers(0, 99), NUMBER)
 MARKERS = st.builds(
-    Progress, st.builds(BatchSpan, ORIGINS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS), NUMBER, KEYS
+    Progress,
+    st.builds(BatchSpan, ORIGINS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS),
+    NUMBER,
+    KEYS,
+    NUMBER,
 )
 
 ORIGIN = CheckpointOrigin("c", 3, 2, offsets={"in": {"0": 5}})
-MARKER = Progress(BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, OrderKey(11, "in", 0, 6))
+MARKER = Progress(BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}), 40, OrderKey(11, "in", 0, 6), 90)
 
 
 @given(MARKERS)
@@ -59,7 +63,7 @@ def changed(path: str, value: Any) -> bytes:
         changed("batch.batch_id", "1"), changed("batch.more", 1), changed("batch.starts", []),
         changed("batch.ends", {"in": {"0": "9"}}), changed("batch.birth", None), changed("batch.birth.shards", 2.5),
         changed("batch.birth.checkpoint", 7), changed("last", 5), changed("last", [1, "in", 0]),
-        changed("last", [1, 2, 0, 0]),
+        changed("last", [1, 2, 0, 0]), changed("handed_over", None), changed("handed_over", "90"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_a_marker_is_refused(value: bytes) -> None:
@@ -91,13 +95,13 @@ def test_a_replay_skips_messages_that_its_own_batch_committed_and_no_others(
 
 
 def test_a_checkpoint_older_than_a_delivered_batch_is_refused() -> None:
-    with pytest.raises(CheckpointMismatch, match="batch 8 has been delivered, but the checkpoint is at batch 7"):
+    with pytest.raises(CheckpointMismatch, match="batch 8 has been handed over, but the checkpoint is at batch 7"):
         committed_messages(marker("c", 2, 8, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
 
 
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
 def test_a_partly_delivered_batch_with_another_plan_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointMismatch, match=r"batch 7 has been delivered up to cutoff 0.*delayline rebuild"):
+    with pytest.raises(CheckpointMismatch, match=r"batch 7 has been handed over up to cutoff 0.*delayline rebuild"):
         committed_messages(marker("c", 2, 7, 40), BatchSpan(CheckpointOrigin("c", 2, 1), 7, **change))
 
 

@@ -68,7 +68,7 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
     deliver(BatchSpan(origin, 0))
     recover(spark, settings, False, lease)
     deliver(BatchSpan(origin, 3))
-    with pytest.raises(CheckpointMismatch, match="batch 3 has been delivered, but the checkpoint is at batch 0"):
+    with pytest.raises(CheckpointMismatch, match="batch 3 has been handed over, but the checkpoint is at batch 0"):
         recover(spark, settings, False, lease)
     deliver(BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
     with pytest.raises(CheckpointMismatch, match="was replaced by other"):

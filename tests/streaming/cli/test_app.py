@@ -68,7 +68,9 @@ def prepared(make_settings: MakeSettings) -> Settings:
     return settings
 
 
-@pytest.mark.parametrize("command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"], ["resend"]])
+@pytest.mark.parametrize(
+    "command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"], ["resend"], ["release"]]
+)
 def test_the_help_of_every_command_names_the_common_options(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -96,9 +98,11 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("dead letter", 3, "created"),
         ("progress", 2, "created"),
         ("lease", 1, "created"),
+        ("ready", 2, "created"),
+        ("position", 2, "created"),
     ]
     again = run(settings, "topics", "create")
-    assert (again.exit_code, again.stdout.count("exists")) == (0, 5)
+    assert (again.exit_code, again.stdout.count("exists")) == (0, 7)
     assert run(settings, "topics", "show").exit_code == 0
 
 
@@ -242,6 +246,61 @@ def test_an_unreachable_broker_gives_exit_code_1_with_its_address(monkeypatch: p
         assert "127.0.0.1:1" in result.stderr
 
 
+def _stops(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
+    """End a release process that runs, and return its log."""
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_release_process_goes_on_until_a_signal(prepared: Settings, number: int) -> None:
+    process = start("release", "--name", "north", *options(prepared))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        assert process.poll() is None
+        assert "Traceback" not in _stops(process, number)
+    finally:
+        process.kill()
+
+
+@pytest.mark.takes(8)
+def test_of_two_release_processes_of_one_name_the_first_ends_with_an_error(prepared: Settings) -> None:
+    first = start("release", "--name", "north", *options(prepared))
+    other = start("release", "--name", "south", *options(prepared))
+    try:
+        assert first.stderr is not None
+        # It has joined the group.
+        while "are given to north" not in first.stderr.readline():
+            assert first.poll() is None
+        second = start("release", "--name", "north", *options(prepared))
+        try:
+            _, stderr = first.communicate(timeout=60)
+            assert first.returncode == 1
+            assert "error: release-taken: another release process with the name north has taken its place" in stderr
+            assert "Traceback" not in stderr
+            assert second.stdout is not None
+            assert second.stdout.readline() == "running\n"
+            _stops(second)
+        finally:
+            second.kill()
+        _stops(other)
+    finally:
+        first.kill()
+        other.kill()
+
+
+def test_a_release_process_without_topics_is_an_error(settings: Settings) -> None:
+    process = start("release", *options(settings))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: topic-missing: " in stderr
+    refused = CliRunner().invoke(app, ["release", "--name", "\udcff", *options(settings)])
+    assert refused.exit_code == 2
+
+
 @pytest.mark.usefixtures("java")
 def test_the_broker_command_serves_until_sigterm(tmp_path: Path) -> None:
     node = start("broker", "--dir", str(tmp_path), "--port", "0")
@@ -331,8 +390,8 @@ def test_existing_jars_are_kept(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("command", "quoted"),
     [
-        (["topics", "create"], ["the progress topic", "the lease topic", "one partition"]),
-        (["topics", "show"], ["cleanup.policy=compact"]),
+        (["topics", "create"], ["progress, ready and position", "lease", "one partition"]),
+        (["topics", "show"], ["cleanup.policy than compact", "a limited retention"]),
         (["publish"], ["1, 2, ...; 0 means no delay"]),
     ],
 )

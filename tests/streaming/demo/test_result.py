@@ -12,7 +12,7 @@ from streaming.judge.record import Published, Received
 from streaming.judge.verdict import judge
 from tests.streaming.judge.runs import numbered, record_of
 
-_DOWN = Outage(killed_ms=50_000, back_ms=60_000)
+_DONE = Outage(killed_ms=50_000, back_ms=60_000, covered_ms=55_000, release_killed_ms=70_000)
 
 
 def _message(number: int, due_ms: int | None) -> Published:
@@ -29,25 +29,31 @@ def _result_of(messages: list[Published], records: list[Received]) -> Result:
     published = {message.id: message for message in messages}
     acceptance = Acceptance([CheckpointLog(offsets={("in", 0): 100})])
     verdict = judge(published, records, acceptance, Environment({"out": {1}}))
-    return result_of(verdict, published, records, _DOWN)
+    return result_of(verdict, published, records, acceptance, _DONE)
 
 
-def test_delayed_and_plain_messages_and_those_of_the_outage_are_counted_separately() -> None:
+def test_messages_are_counted_by_what_happened_when_they_were_due() -> None:
+    late = replace(_message(7, 51_000), id="in/0/100")
     result = _result(
         {
             _message(0, None): 700,
             _message(1, 40_000): 100,
-            # Received before the kill, and due while the job was down.
-            _message(2, 49_000): 300,
-            _message(3, 52_000): 9_000,
-            _message(4, 60_000): 5_000,
-            _message(5, 60_001): 200,
+            # Due while the job was down: handed over before; and not, since it was due too late for that.
+            _message(2, 52_000): 9,
+            _message(3, 56_000): 5_000,
+            _message(4, 60_000): 300,
+            # Due just after the release process was killed.
+            _message(5, 70_001): 800,
+            _message(6, 75_000): 200,
+            # Not accepted in time.
+            late: 9_000,
         }
     )
-    assert result.holds
     assert (result.plain.count, result.plain.p50) == (1, 700)
-    assert (result.overall.count, result.overall.p50) == (5, 300)
-    assert (result.without_outage.count, result.without_outage.p50) == (3, 200)
+    assert (result.in_time.count, result.in_time.p50) == (3, 200)
+    assert (result.job_down.count, result.job_down.p50) == (1, 9)
+    assert (result.release_down.count, result.release_down.p50) == (1, 800)
+    assert (result.overall.count, result.overall.p50) == (7, 300)
 
 
 def test_without_messages_there_is_no_lateness() -> None:

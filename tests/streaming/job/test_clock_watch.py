@@ -10,10 +10,10 @@ from conf.errors import ClockBehind
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch
 
-_LOOKAHEAD_MS = 2_000
+_HORIZON_MS = 60_000
 _SHOWN_MS = 1_795_264_674_131
-# Begun 500 ms after the previous batch, whose clock and lookahead made its cutoff.
-_BATCH = PlannedBatch(7, _SHOWN_MS, _SHOWN_MS - 500 + _LOOKAHEAD_MS, {})
+# Begun 500 ms after the previous batch, whose clock and horizon made its cutoff.
+_BATCH = PlannedBatch(7, _SHOWN_MS, _SHOWN_MS - 500 + _HORIZON_MS, {})
 
 
 class Host:
@@ -29,7 +29,7 @@ def host() -> Host:
 
 @pytest.fixture
 def watch(host: Host) -> ClockWatch:
-    return ClockWatch(_LOOKAHEAD_MS, lambda: host.now_ms)
+    return ClockWatch(lambda: host.now_ms)
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> int:
@@ -68,11 +68,13 @@ def test_more_than_a_minute_behind_is_an_error_with_both_times_and_the_remedy(wa
 
 
 def test_a_batch_that_began_after_the_clock_was_set_back_does_not_hide_it(watch: ClockWatch, host: Host) -> None:
+    watch.check(_BATCH)
     host.now_ms = _SHOWN_MS - TOLERANCE_MS - 2
-    later_batch = PlannedBatch(8, host.now_ms - 1, _SHOWN_MS + _LOOKAHEAD_MS, {})
-    with pytest.raises(ClockBehind):
+    later_batch = PlannedBatch(8, host.now_ms - 1, _SHOWN_MS + _HORIZON_MS, {})
+    with pytest.raises(ClockBehind, match="batch 8 or to one before"):
         watch.check(later_batch)
 
 
-def test_a_lookahead_of_a_minute_in_the_previous_run_is_no_error(host: Host) -> None:
-    ClockWatch(0, lambda: host.now_ms).check(PlannedBatch(7, _SHOWN_MS, _SHOWN_MS + 60_000, {}))
+def test_a_cutoff_that_is_an_hour_ahead_is_no_error(watch: ClockWatch, caplog: pytest.LogCaptureFixture) -> None:
+    watch.check(PlannedBatch(7, _SHOWN_MS, _SHOWN_MS + 3_600_000, {}))
+    assert not _warnings(caplog)

@@ -14,6 +14,9 @@ from streaming.judge.verdict import Verdict, judge
 
 PARTITIONS = {"out": 2, "other": 3, "dead": 2}
 _LONG_MS = 1_000
+# How far ahead of its time a batch hands over, and a release process writes.
+_HORIZON_MS = 2_000
+_LEAD_MS = 100
 # Some of the hashes in the tests of Kafka's murmur2.
 _HASHES = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
 
@@ -68,31 +71,41 @@ def numbered(records: list[Received]) -> list[Received]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """Draw batches with cutoffs that never go back. Each accepts messages due in the past or in the future."""
+    """Draw batches, some soon after the one before and some long after, with messages of the past and the future.
+
+    A batch hands over what is due within the horizon when it begins. A release process has then written all that was
+    handed over before and is nearly due.
+    """
     log = CheckpointLog()
     published: dict[str, Published] = {}
     received: list[Received] = []
     waiting: list[Published] = []
+    ready: list[Published] = []
     ends = {("in", 0): 0, ("in", 1): 0}
-    cutoff_ms = 0
+    now_ms = 0
     for number in range(draw(st.integers(1, 5))):
-        cutoff_ms += draw(st.integers(0, _LONG_MS))
+        now_ms += draw(st.integers(0, _LONG_MS) | st.just(3 * _HORIZON_MS))
         for _ in range(draw(st.integers(0, 5))):
-            message = _message(draw, ends, cutoff_ms)
+            message = _message(draw, ends, now_ms)
             published[message.id] = message
             waiting.append(message)
-        log.batches[number] = CommittedBatch(cutoff_ms, dict(ends))
-        received += _delivered(waiting, cutoff_ms)
-    # Deliver the rest.
-    received += _delivered(waiting, 10**9)
+        until_ms = now_ms + _HORIZON_MS
+        now_ms += draw(st.integers(0, _LONG_MS))
+        received += _released(ready, now_ms)
+        ready += _taken(waiting, until_ms)
+        received += _released(ready, now_ms)
+        log.batches[number] = CommittedBatch(until_ms, now_ms, dict(ends))
+    # Release the rest.
+    ready += waiting
+    received += _released(ready, 10**9)
     return Run(published, numbered(received), log)
 
 
-def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], cutoff_ms: int) -> Published:
+def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], now_ms: int) -> Published:
     partition = draw(st.integers(0, 1))
     offset = ends["in", partition]
     ends["in", partition] = offset + 1
-    due_ms = max(1, cutoff_ms + draw(st.integers(-_LONG_MS, _LONG_MS)))
+    due_ms = max(1, now_ms + draw(st.integers(-_LONG_MS, 2 * _HORIZON_MS)))
     error = draw(st.sampled_from([None, None, None, "two-delays"]))
     topic = draw(st.sampled_from(["out", "out", "other"])) if error is None else "dead"
     key = draw(st.sampled_from([None, *_HASHES]))
@@ -103,11 +116,17 @@ def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], cutoff_ms: int) 
     return Published(identity, due_ms, key, identity.encode(), headers, topic, None, error)
 
 
-def _delivered(waiting: list[Published], cutoff_ms: int) -> list[Received]:
-    """Remove the due messages and all dead letters from `waiting`; return their records in the contract's order."""
-    due = sorted((m for m in waiting if m.due_ms < cutoff_ms or m.error), key=lambda message: message.order_key)
-    waiting[:] = [message for message in waiting if message not in due]
+def _released(ready: list[Published], now_ms: int) -> list[Received]:
+    """Remove what is nearly due at `now_ms` from `ready`; return its records in the contract's order."""
+    due = sorted(_taken(ready, now_ms + _LEAD_MS), key=lambda message: message.order_key)
     return [record_of(message, right_partition(message)) for message in due]
+
+
+def _taken(messages: list[Published], until_ms: int) -> list[Published]:
+    """Remove what is due before `until_ms`, and all dead letters, from `messages`, and return them."""
+    taken = [message for message in messages if message.due_ms < until_ms or message.error]
+    messages[:] = [message for message in messages if message not in taken]
+    return taken
 
 
 def right_partition(message: Published) -> int:

@@ -16,38 +16,54 @@ def _from_ms(acceptance: Acceptance, *offsets: int) -> list[int | None]:
     return [acceptance.in_order_from_ms(_message(offset, 0)) for offset in offsets]
 
 
-def _log(*batches: tuple[int, int, int], cutoff_ms: int = 0, start: int = 0) -> CheckpointLog:
-    """Return a log of batches, each given by its number, its cutoff and its end offset."""
-    committed = {number: CommittedBatch(cutoff, {_SOURCE: end}) for number, cutoff, end in batches}
+def _log(*batches: tuple[int, int, int, int], cutoff_ms: int = 0, start: int = 0) -> CheckpointLog:
+    """Return a log of batches, each given by its number, its cutoff, when it was committed, and its end offset."""
+    committed = {
+        number: CommittedBatch(batch_cutoff_ms, committed_ms, {_SOURCE: end})
+        for number, batch_cutoff_ms, committed_ms, end in batches
+    }
     return CheckpointLog(cutoff_ms, {_SOURCE: start} if start else {}, committed)
 
 
-def test_order_holds_from_the_cutoff_of_the_previous_batch() -> None:
-    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 5), (2, 300, 9), (3, 400, 12))])
+def test_order_holds_for_what_is_due_a_second_after_its_batch_was_committed() -> None:
+    # The cutoffs are a minute ahead.
+    acceptance = Acceptance([_log((0, 60_000, 100, 5), (1, 60_100, 200, 5), (2, 60_200, 300, 9), (3, 60_300, 400, 12))])
+    assert _from_ms(acceptance, 5, 8, 9, 11, 12) == [1_300, 1_300, 1_400, 1_400, None]
+    assert acceptance.must_be_in_order(_message(5, 1_300))
+    assert not acceptance.must_be_in_order(_message(5, 1_299))
+
+
+def test_order_holds_for_what_is_due_from_the_cutoff_of_the_batch_before_on_however_late_it_was_committed() -> None:
+    acceptance = Acceptance([_log((0, 100, 90_000, 5), (1, 200, 91_000, 5), (2, 300, 92_000, 9), (3, 400, 93_000, 12))])
     assert _from_ms(acceptance, 0, 4, 5, 8, 9, 11, 12) == [0, 0, 200, 200, 300, 300, None]
-    assert acceptance.must_be_in_order(_message(5, 200))
-    assert not acceptance.must_be_in_order(_message(5, 199))
 
 
 def test_messages_that_no_batch_has_committed_need_no_order() -> None:
     assert not Acceptance([]).must_be_in_order(_message(0, 10**12))
-    acceptance = Acceptance([_log((0, 100, 5))])
+    acceptance = Acceptance([_log((0, 100, 100, 5))])
     assert not acceptance.must_be_in_order(_message(5, 10**12))
+    assert not acceptance.is_accepted(_message(5, 10**12))
+    assert acceptance.is_accepted(_message(4, 0))
     assert acceptance.in_order_from_ms(_message(0, 0, topic="other")) is None
     assert acceptance.in_order_from_ms(_message(0, 0, partition=1)) is None
 
 
-def test_if_the_previous_batch_was_not_seen_the_bound_is_the_batchs_own_cutoff() -> None:
-    acceptance = Acceptance([_log((4, 500, 5), (7, 700, 9), (8, 800, 12))])
+def test_if_the_batch_before_is_unknown_order_holds_from_the_cutoff_of_the_batch_itself_on() -> None:
+    acceptance = Acceptance([_log((4, 500, 90_000, 5), (7, 700, 91_000, 9), (8, 800, 92_000, 12))])
     assert _from_ms(acceptance, 0, 5, 9) == [500, 700, 700]
 
 
 def test_a_later_checkpoint_continues_where_the_previous_one_ended() -> None:
     # The last batch of the first checkpoint was cut off. Its records were accepted again when the second was made.
-    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), (1, 450, 30), cutoff_ms=300, start=12)])
-    assert _from_ms(acceptance, 4, 5, 7, 8, 11, 12, 19, 20) == [0, 100, 100, 300, 300, 300, 300, 350]
+    late_ms = 90_000
+    first = _log((0, 100, late_ms, 5), (1, 200, late_ms, 8))
+    second = _log((0, 350, late_ms, 20), (1, 450, late_ms, 30), cutoff_ms=300, start=12)
+    acceptance = Acceptance([first, second])
+    assert _from_ms(acceptance, 4, 5, 7, 8, 11) == [0, 100, 100, 300, 300]
+    assert _from_ms(acceptance, 12, 19, 20, 29, 30) == [300, 300, 350, 350, None]
 
 
 def test_records_that_are_read_again_were_accepted_when_they_were_first_read() -> None:
-    acceptance = Acceptance([_log((0, 100, 5), (1, 200, 8)), _log((0, 350, 20), cutoff_ms=150, start=5)])
-    assert _from_ms(acceptance, 7, 8) == [100, 150]
+    first = _log((0, 100, 90_000, 5), (1, 200, 90_000, 8))
+    acceptance = Acceptance([first, _log((0, 350, 90_000, 20), cutoff_ms=250, start=5)])
+    assert _from_ms(acceptance, 7, 8) == [100, 250]

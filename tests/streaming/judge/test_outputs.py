@@ -39,8 +39,8 @@ class Stage:
             for n in range(_COUNT)
         ]
         begin(checkpoint, "a")
-        plan(checkpoint, 0, 0, {"in": {"0": _COUNT}})
-        commit(checkpoint, 0)
+        plan(checkpoint, 0, {"in": {"0": _COUNT}})
+        commit(checkpoint, 0, due_ms - 2_000)
         self.watch = CheckpointWatch(checkpoint)
         self.received: list[Received] = []
         self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append)

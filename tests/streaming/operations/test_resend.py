@@ -225,8 +225,8 @@ def test_records_that_are_not_letters_of_this_job_are_ignored(desk: Desk) -> Non
 
 
 def test_options_that_the_producer_cannot_use_are_wrong_settings(desk: Desk) -> None:
-    for wrong, names in (("90000", "lease.period"), ("10000", "delivery.transaction_timeout")):
-        result = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "delivery.transaction_timeout=5s")
+    for wrong, names in (("90000", "lease.period"), ("10000", "release.transaction_timeout")):
+        result = desk.resend("--set", f"kafka.socket.timeout.ms={wrong}", "--set", "release.transaction_timeout=5s")
         assert result.exit_code == 2
         line = result.stderr.splitlines()[-1]
         assert line.startswith("error: bad-setting: [kafka]: ")

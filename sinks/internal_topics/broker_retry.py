@@ -1,0 +1,71 @@
+"""Waiting for brokers that do not answer, with a log line for each try, up to a limit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.errors import BrokerUnreachable, DeliveryFailed
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
+# Errors that end when the brokers are back. The client calls most of these retriable, but not once they have failed a
+# transaction.
+_OUTAGE = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+
+
+class BrokerRetry:
+    """The retries of `who` during one outage, which starts with the first problem and may last `limit_ms`.
+
+    It is over at once when `stopping` says so.
+    """
+
+    def __init__(self, who: str, limit_ms: int, stopping: Callable[[], bool] = lambda: False) -> None:
+        self._who = who
+        self._limit_s = limit_ms / 1000
+        self._began_s: float | None = None
+        self._stopping = stopping
+
+    def wait(self, problem: KafkaException | BrokerUnreachable) -> None:
+        """Log the problem, and pause before the next try.
+
+        Raises BrokerUnreachable once the limit is over, and DeliveryFailed at once for a problem that is not an outage.
+        """
+        if isinstance(problem, KafkaException) and not _is_outage(problem.args[0]):
+            raise DeliveryFailed(
+                f"{self._who}: {problem}. Nothing is lost: correct what the broker reports, and start the job again"
+            ) from problem
+        now_s = time.monotonic()
+        self._began_s = self._began_s or now_s
+        left_s = self._limit_s - (now_s - self._began_s)
+        if left_s <= 0 or self._stopping():
+            raise BrokerUnreachable(
+                f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. Nothing is "
+                "lost: check the brokers, and start the job again"
+            ) from problem
+        log.warning("%s: Kafka does not answer; retrying for %.0f s more: %s", self._who, left_s, problem)
+        time.sleep(min(_PAUSE_S, left_s))
+
+
+def _is_outage(error: KafkaError) -> bool:
+    return error.code() in _OUTAGE or (error.retriable() and not error.fatal())

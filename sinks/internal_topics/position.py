@@ -1,0 +1,88 @@
+"""The position topic: how far the release of each shard has come.
+
+It is an internal, compacted topic with one partition for each shard. A position is written in the same transaction as
+the messages that it counts as released. It has a topic of its own, apart from the markers of the hand-over: what a
+killed hand-over left open there would hide the position from the next release process until it times out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from conf.errors import CheckpointMismatch
+from sinks.internal_topics.newest_record import newest_value
+from state.checkpoint.stored_json import STORED, read_stored
+from state.order import OrderKey
+
+# How many bytes an error shows of a value that is not a position.
+_SHOWN_BYTES = 80
+
+
+@dataclass(frozen=True, config=STORED)
+class Lateness:
+    """How late a release process was during its last minute: the number of messages, and quantiles in ms."""
+
+    messages: int = 0
+    p50_ms: int = 0
+    p99_ms: int = 0
+    max_ms: int = 0
+
+
+@dataclass(frozen=True, config=STORED)
+class Position:
+    """How far a shard is released. Both bounds only grow.
+
+    Released is exactly what lies in the ready log below offset `taken_in` and comes before `below` in delivery order.
+
+    - `topic_id`: Kafka's id of the ready topic, since a topic of the same name may be another one
+    - `taken_in`: the offset after the last record whose messages were considered
+    - `below`: the first order key that is not released; None if nothing is
+    - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
+    - `released`: how many messages were released in all
+    - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
+    """
+
+    topic_id: str
+    taken_in: int = 0
+    below: OrderKey | None = None
+    lowest: int = 0
+    released: int = 0
+    member: str = ""
+    at_ms: int = 0
+    lateness: Lateness = field(default_factory=Lateness)
+
+    def to_bytes(self) -> bytes:
+        """Return the value of a position record."""
+        return _POSITION.dump_json(self)
+
+    @staticmethod
+    def from_bytes(value: bytes) -> Position:
+        """Read the value of a position record. Raises CheckpointMismatch if it is not one."""
+        try:
+            return read_stored(_POSITION, value)
+        except ValueError as problem:
+            raise CheckpointMismatch(
+                f"the position topic holds {value[:_SHOWN_BYTES]!r}, which is not a position of this Delayline "
+                "version; only Delayline may write to it"
+            ) from problem
+
+
+_POSITION = TypeAdapter(Position)
+
+
+def position_key(shard: int) -> bytes:
+    """Return the key of a shard's positions, which are in the partition with the shard's number."""
+    return f"shard-{shard}".encode()
+
+
+def read_position(options: Mapping[str, str], topic: str, shard: int) -> Position | None:
+    """Return the last committed position of `shard`, or None if it has none.
+
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    """
+    value = newest_value(options, topic, shard)
+    return None if value is None else Position.from_bytes(value)

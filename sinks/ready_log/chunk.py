@@ -1,0 +1,53 @@
+"""A ready chunk as a Kafka record: the messages as its value, and in one header what they are, to be read unopened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from conf.errors import ReadyLogLost
+from state.checkpoint.stored_json import STORED, read_stored
+from state.message import encode_chunk
+from state.order import OrderKey, key_of
+
+_HEADER = "delayline-chunk"
+
+# The type of the client's own annotations.
+RecordHeaders = list[tuple[str, str | bytes | None]]
+
+
+@dataclass(frozen=True, config=STORED)
+class ChunkSummary:
+    """What a chunk holds: its first and last order key, how many messages, and their bytes when they are decoded.
+
+    `batch` is the batch that handed it over.
+    """
+
+    batch: int
+    first: OrderKey
+    last: OrderKey
+    count: int
+    nbytes: int
+
+
+_SUMMARY = TypeAdapter(ChunkSummary)
+
+
+def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeaders]:
+    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order."""
+    summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes)
+    return encode_chunk(messages), [(_HEADER, _SUMMARY.dump_json(summary))]
+
+
+def summary_of(headers: RecordHeaders | Mapping[str, str | bytes | None] | None, place: str) -> ChunkSummary:
+    """Read the summary of a chunk from its record's headers. Raises ReadyLogLost, with `place`, if there is none."""
+    for name, value in dict(headers or ()).items():
+        if name == _HEADER and value is not None:
+            try:
+                return read_stored(_SUMMARY, value)
+            except ValueError as problem:
+                raise ReadyLogLost(f"{place} is no chunk of this Delayline version: {problem}") from problem
+    raise ReadyLogLost(f"{place} is not written by Delayline: only the job may write to the ready log")

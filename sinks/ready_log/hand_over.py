@@ -1,0 +1,171 @@
+"""Handing over a shard's due messages with its writer: in order, after what is committed, through outages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.ready_log.writer import HandOverPlan, ReadyLogWriter
+from state.checkpoint.progress import Progress, committed_messages
+from state.message import split_by_bytes
+from state.order import OrderKey, in_order, key_of, up_to
+
+# Decoded: a chunk is what a release process opens, and takes in, at once.
+_CHUNK_BYTES = 512 * 1024
+_CHUNK_MESSAGES = 2_000
+# A transaction's messages are kept until it is committed, since it may have to be written again.
+_TRANSACTION_BYTES = 64 * 1024 * 1024
+
+# Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
+_open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
+
+
+def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
+    """Hand over a shard's messages, in order, and return how many this call committed, and the writer's id.
+
+    1. Open a writer, unless this process has the last one.
+    2. Skip what a killed or failed attempt committed.
+    3. Write the rest, in one transaction if it is not too much.
+
+    The call waits for brokers that do not answer. Raises DeliveryFailed if a transaction cannot be completed,
+    BrokerUnreachable after `plan.outage_limit_ms`, TopicMissing, TopicMismatch, ApplicationHeld; nothing of the
+    transaction is then visible.
+    """
+    key = (plan.application_id, shard)
+    # 1. Open a writer.
+    writer = _open_writers.pop(key, None)
+    if writer is None or writer.id != plan.last_writers.get(shard):
+        writer = _opened(plan, shard, _retry(plan, shard))
+    # 2. Skip.
+    start = committed_messages(writer.progress, plan.batch)
+    rest = _not_committed(plan, shard, writer.progress, messages) if start else messages
+    # 3. Write.
+    end = start
+    for tables in _transactions(rest):
+        count = sum(table.num_rows for table in tables)
+        total = count + (0 if writer.progress is None else writer.progress.handed_over)
+        progress = Progress(plan.batch, end + count, key_of(tables[-1], -1), total)
+        writer = _written(plan, writer, tables, progress, end, attempt)
+        end += count
+    _open_writers[key] = writer
+    return end - start, writer.id
+
+
+def _transactions(messages: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the messages of each transaction, in order."""
+    tables: list[pa.Table] = []
+    nbytes = 0
+    for table in messages:
+        for piece in split_by_bytes(table, _TRANSACTION_BYTES) if table.num_rows else ():
+            if tables and nbytes + piece.nbytes > _TRANSACTION_BYTES:
+                yield tables
+                tables, nbytes = [], 0
+            tables.append(piece)
+            nbytes += piece.nbytes
+    if tables:
+        yield tables
+
+
+def _not_committed(
+    plan: HandOverPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]
+) -> Iterator[pa.Table]:
+    """Yield the messages after the committed ones.
+
+    Raises CheckpointMismatch if the replay has another number of committed ones, unless input loss is tolerated.
+    """
+    assert done is not None
+    assert done.last is not None
+
+    def check(skipped: int) -> None:
+        if skipped != done.messages and not plan.tolerates_input_loss:
+            raise CheckpointMismatch(
+                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are handed over, and the replay "
+                f"has {skipped} of them; please report this with the checkpoint"
+            )
+
+    return behind(messages, done.last, check)
+
+
+def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
+    """Yield the messages after `last`, and call `skipped` with the number of the others.
+
+    They are skipped by order key, not by number: input records deleted meanwhile are missing from a replayed batch.
+    """
+    count = 0
+    for table in messages:
+        known = int(up_to(table, last).sum()) if table.num_rows else 0
+        count += known
+        if known < table.num_rows:
+            skipped(count)
+            yield table.slice(known)
+            yield from messages
+            return
+    skipped(count)
+
+
+def _written(
+    plan: HandOverPlan, writer: ReadyLogWriter, tables: list[pa.Table], progress: Progress, start: int, attempt: int
+) -> ReadyLogWriter:
+    """Commit the messages after position `start` of the batch; return the writer that did, or that found it done."""
+    retry = _retry(plan, writer.shard)
+    chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms)]
+    while True:
+        try:
+            writer.write(chunks, progress, attempt)
+            return writer
+        except KafkaException as problem:
+            writer.close()
+            retry.wait(problem)
+        except BaseException:
+            writer.close()
+            raise
+        writer = _opened(plan, writer.shard, retry)
+        done = committed_messages(writer.progress, plan.batch)
+        if done == progress.messages:
+            return writer
+        if done != start:
+            raise DeliveryFailed(
+                f"{_who(plan, writer.shard)}: another writer has handed over {done} messages meanwhile"
+            )
+
+
+def ready_chunks(messages: pa.Table, clock_ms: int) -> Iterator[pa.Table]:
+    """Cut messages in delivery order into chunks.
+
+    Dead letters are due at `clock_ms` (epoch ms) or before, since what they ask for is not known, or is refused.
+    """
+    is_dead = np.asarray(pc.is_valid(messages.column("error_code")))
+    if is_dead.any():
+        dead = messages.filter(pa.array(is_dead))
+        dues = pc.min_element_wise(dead.column("deliver_at_ms"), pa.scalar(clock_ms))
+        dead = in_order(dead.set_column(dead.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", dues))
+        yield from _cut(dead.combine_chunks())
+        messages = messages.filter(pa.array(~is_dead))
+    yield from _cut(messages)
+
+
+def _cut(messages: pa.Table) -> Iterator[pa.Table]:
+    for at in range(0, messages.num_rows, _CHUNK_MESSAGES):
+        yield from split_by_bytes(messages.slice(at, _CHUNK_MESSAGES), _CHUNK_BYTES)
+
+
+def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:
+    while True:
+        try:
+            return ReadyLogWriter(plan, shard)
+        except (KafkaException, BrokerUnreachable) as problem:
+            retry.wait(problem)
+
+
+def _retry(plan: HandOverPlan, shard: int) -> BrokerRetry:
+    return BrokerRetry(_who(plan, shard), plan.outage_limit_ms)
+
+
+def _who(plan: HandOverPlan, shard: int) -> str:
+    return f"shard {shard}, batch {plan.batch.batch_id}"

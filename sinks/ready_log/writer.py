@@ -1,0 +1,228 @@
+"""One shard's transactional producer: writes chunks to the ready log, and the marker of how far it got, atomically.
+
+A writer with the same `transactional.id` fences every earlier one, so that of a dead or paused task and its
+successor only the successor can commit.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
+from conf.failpoints import failpoint
+from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import refuse_others
+from sinks.internal_topics.progress import marker_key, read_progress
+from sinks.ready_log.chunk import RecordHeaders, chunk_record
+from sinks.topics.limits import barred_topics, missing_topics
+from state.checkpoint.progress import BatchSpan, Progress
+
+_FENCED_AT_A_TIME = 16
+# Kafka's value for a record without a timestamp, to which it applies no limit.
+_NO_TIMESTAMP = -1
+# An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
+# between pieces of the flush.
+_FLUSH_PIECE_S = 0.1
+# The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
+_SLOW_S = 5.0
+# Errors of records that failed because of another record, or with the transaction.
+_CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_BARRED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._UNKNOWN_PARTITION}
+# The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
+_OF_SOME_TOPIC = _NO_TOPIC | _BARRED | {KafkaError._STATE}
+
+
+@dataclass(frozen=True)
+class HandOverPlan:
+    """How a batch is handed over. Durations in ms; `options` are librdkafka's, secrets included.
+
+    - `clock_ms`: the batch's time (epoch ms), at which its dead letters are due
+    - `tolerates_input_loss`: allows a batch to be replayed with fewer messages than it had
+    - `last_writers`: for each shard, the id of the writer that was last as far as the driver knows. A process that
+      still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
+      a later holder than `fencing_token`.
+    """
+
+    application_id: str
+    batch: BatchSpan
+    clock_ms: int
+    progress_topic: str
+    ready_topic: str
+    lease_topic: str
+    fencing_token: int
+    transaction_timeout_ms: int
+    outage_limit_ms: int
+    tolerates_input_loss: bool
+    options: dict[str, str] = field(repr=False)
+    last_writers: dict[int, str] = field(default_factory=dict)
+
+
+class _Reports:
+    """The first failure of a producer's records. Holds no reference to it: a cycle would delay its disconnect."""
+
+    def __init__(self) -> None:
+        self.failure: KafkaError | None = None
+
+    def failed(self, error: KafkaError, message: Any) -> None:
+        """Store a record's failure; for the producer's `on_delivery`."""
+        # What follows the first failure is its consequence.
+        if self.failure is None and error.code() not in _CONSEQUENCES:
+            self.failure = KafkaError(error.code(), f"{message.topic()}/{message.partition()}: {error.str()}")
+
+
+class ReadyLogWriter:
+    """A producer for one shard, with the progress it knows to be committed.
+
+    After any error it must be replaced by a new writer, which ends the open transaction.
+    """
+
+    def __init__(self, plan: HandOverPlan, shard: int) -> None:
+        """Fence earlier writers of the shard, end their open transaction, and read their progress.
+
+        Raises KafkaException, BrokerUnreachable; and ApplicationHeld, and fences nobody, if another process has taken
+        the lease.
+        """
+        self.id = uuid.uuid4().hex
+        self.shard = shard
+        refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
+        self._plan = plan
+        self._timeout_s = plan.transaction_timeout_ms / 1000
+        self._reports = _Reports()
+        self._producer = Producer(
+            {
+                "linger.ms": "5",
+                **plan.options,
+                # The topic limits a chunk's size. A lower limit of the client is meant for messages.
+                "message.max.bytes": "1000000000",
+                # A chunk is compressed already, and as large as a batch should be.
+                "compression.type": "none",
+                "delivery.report.only.error": True,
+                "on_delivery": self._reports.failed,
+                "transactional.id": transactional_id(plan.application_id, shard),
+                "transaction.timeout.ms": str(plan.transaction_timeout_ms),
+            }
+        )
+        self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
+        # Again: the lease may have been taken before the last line fenced the earlier writers.
+        refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
+        self.progress = read_progress(plan.options, plan.progress_topic, shard)
+
+    @fatal_error_raised()
+    def write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
+        """Write `chunks` and the marker `progress` in one transaction, and commit it.
+
+        Raises TopicMissing or TopicMismatch for an internal topic that is gone or may not be written to; KafkaException
+        for other errors.
+        """
+        try:
+            self._producer.begin_transaction()
+            for messages in chunks:
+                value, headers = chunk_record(messages, self._plan.batch.batch_id)
+                self._produce(self._plan.ready_topic, value, None, headers)
+            self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
+            # Also without a failpoint: a commit that fails says less than the record to blame.
+            self._flush()
+            failpoint("transaction-open", attempt)
+            self._producer.commit_transaction(self._timeout_s)
+        except KafkaException as problem:
+            if problem.args[0].code() in _OF_SOME_TOPIC:
+                self._look_for_topics()
+            if problem.args[0].code() in _BARRED:
+                raise _barred(problem.args[0].str()) from problem
+            raise
+        self.progress = progress
+        failpoint("transaction-committed", attempt)
+
+    def close(self) -> None:
+        """Discard the queued records, so that closing the producer does not wait for them."""
+        self._producer.purge()
+
+    def _produce(self, topic: str, value: bytes, key: bytes | None, headers: RecordHeaders) -> None:
+        while True:
+            try:
+                # No timestamp: the topics may limit it by the broker's clock, and this host's may be an hour ahead.
+                self._producer.produce(topic, value, key, self.shard, timestamp=_NO_TIMESTAMP, headers=headers)
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException:
+                # An earlier record failed the transaction, and its error is more specific.
+                self._producer.poll(0)
+                self._check()
+                raise
+            finally:
+                self._check()
+
+    def _flush(self) -> None:
+        """Wait until the brokers have all records; until the transaction's timeout at most."""
+        begun_s = time.monotonic()
+        asked = False
+        while self._producer.flush(_FLUSH_PIECE_S):
+            self._check()
+            waited_s = time.monotonic() - begun_s
+            if waited_s > self._timeout_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
+            if waited_s > _SLOW_S and not asked:
+                asked = True
+                self._look_for_topics()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise the error of the first record that failed, if one did."""
+        if self._reports.failure is not None:
+            raise KafkaException(self._reports.failure)
+
+    def _look_for_topics(self) -> None:
+        """Raise TopicMissing or TopicMismatch for an internal topic that is gone, or may not be written to."""
+        topics = (self._plan.ready_topic, self._plan.progress_topic)
+        for topic in missing_topics(self._plan.options, topics):
+            raise TopicMissing(
+                f"{topic} is gone: restore the topic, or create it with `delayline topics create`, and start the job "
+                "again"
+            )
+        for topic in barred_topics(self._plan.options, topics):
+            raise _barred(topic)
+
+
+def _barred(place: str) -> TopicMismatch:
+    return TopicMismatch(
+        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there, and the "
+        "topic a partition for each shard. Start the job again then. Nothing is lost"
+    )
+
+
+def fence_writers(settings: Settings, shards: int) -> None:
+    """Fence the writers of the first `shards` shards, and end their open transactions.
+
+    Raises DeliveryFailed if that fails.
+    """
+    timeout_s = settings.release.transaction_timeout / 1000
+
+    def fence(shard: int) -> None:
+        own = {
+            "transactional.id": transactional_id(settings.application_id, shard),
+            "transaction.timeout.ms": str(settings.release.transaction_timeout),
+        }
+        try:
+            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(max(timeout_s, OPEN_TIMEOUT_S))
+        except KafkaException as problem:
+            raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
+
+    with ThreadPoolExecutor(max_workers=_FENCED_AT_A_TIME) as threads:
+        list(threads.map(fence, range(shards)))
+
+
+def transactional_id(application_id: str, shard: int) -> str:
+    """Return the name under which a shard's writers fence each other."""
+    return f"{application_id}-{shard}"

@@ -1,0 +1,28 @@
+"""The release stage: what is handed over goes to its output topic when it is due, in order and exactly once.
+
+It knows Kafka and no Spark, runs in processes of its own (`delayline release`, or started by the job), and goes on
+while the job is down. Shards are divided between the processes by a consumer group.
+
+Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
+is released next), `ring` and `transaction` (writing it), `records` (what a subscriber gets), `record_check` and
+`reports` (what a topic refuses), `rate_limiter`, `lateness`, `wall_clock`.
+
+**Position.** A transaction has messages and the position after them, two bounds that only grow: the offset up to which
+records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
+lies below both. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
+
+**Ahead of time.** Transactions are filled `release.lead` before they are due, and ended when their last message is. So
+the end alone, a millisecond, lies between a due time and the broker. What is handed over inside the lead goes into the
+next transaction that is filled: up to the lead late, and behind what is due later.
+
+**Refused records.** A record that a topic refuses, for its size, for want of a key or for its timestamp, goes to the
+dead-letter topic. The writer finds that record for certain: no batch of the client is larger than the smallest limit,
+so a batch refused for its size is a single record; and brokers name each invalid record of a batch. A callback for each
+record costs time, so a transaction is first written without.
+
+**Memory.** Transactions that are not committed stay in memory, since they may have to be written again. Chunks stay
+encoded until their time comes; beyond `release.max_bytes` they are dropped, and read again.
+
+Positions have no timestamp, since a broker's limit might refuse that of a host whose clock is ahead. Their topic is an
+internal, compacted one, since consumer group offsets expire.
+"""

@@ -1,0 +1,183 @@
+"""A release process: a member of the consumer group between whose members Kafka divides the shards.
+
+Membership is static, so that a process that is restarted under its name has its shards at once. The group's consumer
+reads nothing: each shard reads the ready log by itself (`sinks.release.shard`). The group decides who should release a
+shard; fencing decides who can.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from conf.errors import ReleaseTaken
+from conf.failpoints import failpoint
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.topics.topics import check_topics, partition_counts
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+# The least that a broker allows by default. A process that dies for good has its shards released so much later.
+_SESSION_MS = 6_000
+_HEARTBEAT_MS = 1_500
+_METADATA_MS = 10_000
+# A shard that another process took may come back, if the group still gives it to this process.
+_RETAKE_S = 2.0
+# The client reports that it is fenced as _FATAL, once.
+_TAKEN = {KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID}
+_DELETE_EVERY_S = 30.0
+_DELETE_TIMEOUT_S = 10.0
+# A thread that wakes to end a transaction waits at most so long for one that computes.
+_SWITCH_S = 0.0005
+
+
+def group_id(settings: Settings) -> str:
+    """Return the consumer group of the release processes of an application."""
+    return f"{settings.application_id}-release"
+
+
+class ReleaseProcess:
+    """Releases the shards that the group gives to this process."""
+
+    def __init__(self, settings: Settings, member: str) -> None:
+        """`member` is the process's name in the group: of two with one name, the later one fences the other.
+
+        Raises TopicMissing, TopicMismatch, BrokerUnreachable.
+        """
+        check_topics(settings)
+        self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
+        self._ready_topic = settings.ready_topic
+        self._context = ReleaseContext(settings, tuple(partition_counts(settings)), member)
+        self._shards: dict[int, ShardRelease] = {}
+        # When a shard that was taken by another process may be opened again, by the monotonic clock.
+        self._retake_s: dict[int, float] = {}
+        self._assigned: set[int] = set()
+        self._deleted: dict[int, int] = {}
+        self._deleted_s = time.monotonic()
+        self._member = member
+        self._group = Consumer(
+            {
+                **self._options,
+                "group.id": group_id(settings),
+                "group.instance.id": member,
+                "client.id": member,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": _SESSION_MS,
+                "heartbeat.interval.ms": _HEARTBEAT_MS,
+                # So that partitions are seen soon that a rescale has added.
+                "topic.metadata.refresh.interval.ms": _METADATA_MS,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "latest",
+                "log_level": 2,
+            }
+        )
+
+    def run(self, should_end: Callable[[ReleaseProcess], bool], on_started: Callable[[], None] = lambda: None) -> None:
+        """Release until `should_end`, which is asked several times a second.
+
+        Raises ReleaseTaken if another process of the same name takes its place, and the errors of `ShardRelease`.
+        """
+        sys.setswitchinterval(_SWITCH_S)
+        self._group.subscribe(
+            [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
+        on_started()
+        try:
+            while not should_end(self):
+                self._poll_group()
+                self._open_assigned()
+                self._end_taken()
+                self._delete_released()
+        finally:
+            self._close(list(self._shards))
+            self._group.close()
+
+    @property
+    def drained(self) -> bool:
+        """Whether all shards of this process are open, and nothing that they have read is pending."""
+        return self._shards.keys() == self._assigned and all(shard.drained for shard in self._shards.values())
+
+    def _poll_group(self) -> None:
+        message = self._group.poll(_POLL_S)
+        error = None if message is None else message.error()
+        if error is None:
+            return
+        if error.fatal() or error.code() in _TAKEN:
+            raise ReleaseTaken(
+                f"another release process with the name {self._member} has taken its place ({error.str()}). If both "
+                "are meant to run, give each its own name (delayline release --name)"
+            )
+        log.debug("the group of the release processes: %s", error)
+
+    def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
+        group.incremental_assign(partitions)
+        group.pause(partitions)
+        self._assigned |= {partition.partition for partition in partitions}
+        log.info("shards %s are given to %s", sorted(self._assigned), self._member)
+        failpoint("shards-assigned")
+
+    def _on_revoke(self, group: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = {partition.partition for partition in partitions}
+        self._assigned -= gone
+        self._close([number for number in self._shards if number in gone])
+        log.info("shards %s are taken from %s", sorted(gone), self._member)
+        failpoint("shards-revoked")
+        group.incremental_unassign(partitions)
+
+    def _open_assigned(self) -> None:
+        new = [number for number in sorted(self._assigned - self._shards.keys()) if self._may_take(number)]
+        for number in new:
+            self._shards[number] = ShardRelease(self._context, number)
+        if new:
+            for shard in self._shards.values():
+                shard.share_memory(len(self._shards))
+        for number in new:
+            self._shards[number].start()
+
+    def _may_take(self, number: int) -> bool:
+        return time.monotonic() >= self._retake_s.get(number, 0.0)
+
+    def _end_taken(self) -> None:
+        """Forget the shards that have ended. Raises the error of one."""
+        for number, shard in list(self._shards.items()):
+            if shard.ended.is_set():
+                del self._shards[number]
+                if shard.error is not None:
+                    raise shard.error
+                self._retake_s[number] = time.monotonic() + _RETAKE_S
+
+    def _close(self, numbers: list[int]) -> None:
+        """Stop shards, and wait until what they have written is aborted or committed."""
+        for number in numbers:
+            self._shards[number].stop()
+        for number in numbers:
+            self._shards.pop(number).join()
+
+    def _delete_released(self) -> None:
+        """Delete what is released from the ready log, now and then."""
+        if time.monotonic() - self._deleted_s < _DELETE_EVERY_S:
+            return
+        self._deleted_s = time.monotonic()
+        ends = {number: shard.position.lowest for number, shard in self._shards.items() if shard.position is not None}
+        ends = {number: end for number, end in ends.items() if end > self._deleted.get(number, 0)}
+        partitions = [TopicPartition(self._ready_topic, number, end) for number, end in ends.items()]
+        if not partitions:
+            return
+        try:
+            # A client that is dropped before its answers have come never gives them.
+            client = AdminClient(dict(self._options))
+            for answer in client.delete_records(partitions, request_timeout=_DELETE_TIMEOUT_S).values():
+                answer.result()
+            self._deleted |= ends
+        except KafkaException as problem:
+            # It is tried again, and costs space until then.
+            log.warning("released records of %s could not be deleted: %s", self._ready_topic, problem)

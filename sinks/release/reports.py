@@ -1,0 +1,111 @@
+"""Delivery reports of a transaction's records that the brokers refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from sinks.release.record_check import Refusals
+from sinks.release.records import Record, record_bytes, record_id
+
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+# The fault of one record, for which its whole batch is refused. The broker names the record, but the client does not
+# always pass that on: if it is a single one, all records of the batch get the error (librdkafka 2.16).
+_INVALID = {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
+_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+# Errors of records that failed because of another record; with the last one, of a record in the same batch.
+_CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
+# Errors of the transaction or the producer, whichever record reports them.
+_OF_NO_RECORD = {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}
+
+
+class Refused(Exception):
+    """`topic` refused a record that was expected to be accepted, and nothing of the transaction will be visible."""
+
+    def __init__(self, topic: str, error: Rejected, refusals: Refusals) -> None:
+        """`error` is that of the record to blame. `refusals` are those whose message is known already."""
+        super().__init__(str(error))
+        self.topic = topic
+        self.error = error
+        self.refusals = refusals
+
+
+class DeliveryReports:
+    """The reports of one producer. Holds no reference to its producer: a cycle would delay its disconnect."""
+
+    def __init__(self) -> None:
+        self._failure: Callable[[], Exception] | None = None
+        self._refusals: dict[tuple[str, bytes], Rejected] = {}
+
+    def check(self) -> None:
+        """Raise the error of the first record that failed, if one did: see `error`."""
+        if self._failure is not None:
+            raise self._failure()
+
+    def failed(self, error: KafkaError, message: Any) -> None:
+        """Store a record's failure; for the producer's `on_delivery`."""
+        if self._failure is None and error.code() not in _CONSEQUENCES:
+            self._failure = partial(self.error, error, message.topic(), message.partition())
+
+    def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
+        """Return an `on_delivery` for `record` alone, whose uncompressed size is over its topic's limit."""
+
+        def report(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                if error.code() in _TOO_LARGE:
+                    self._refusals[record.topic, record_id(record)] = MessageTooLarge(
+                        f"{record.topic} does not take the record, whose {record_bytes(record)} bytes were compressed: "
+                        f"{error.str()}"
+                    )
+                self.failed(error, message)
+
+        return report
+
+    def error(self, error: KafkaError, topic: str, partition: int) -> Exception:
+        """Return the exception for a record's failure.
+
+        It is Refused, TopicMissing, TopicMismatch if there is no such partition or no right to it, or a KafkaException
+        that names the partition, unless it is the whole transaction's.
+        """
+        refusal = f"{topic}/{partition} does not take the record: {error.str()}"
+        if error.code() in _TOO_LARGE:
+            advice = "Let the job describe the topic (DescribeConfigs), and see max.message.bytes and segment.bytes"
+            return Refused(topic, MessageTooLarge(f"{refusal}. {advice}"), self._refusals)
+        if error.code() in _INVALID:
+            advice = (
+                "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
+                "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
+            )
+            return Refused(topic, RecordRefused(f"{refusal}. {advice}"), {})
+        if error.code() in _NO_TOPIC:
+            return topic_gone(topic)
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return topic_barred(f"{topic}/{partition}")
+        if error.code() == KafkaError._UNKNOWN_PARTITION:
+            return TopicMismatch(
+                f"messages wait for partition {partition} of {topic}, which has fewer: it was created anew while the "
+                f"job ran. Give it at least {partition + 1} partitions, and start the job again. Nothing is lost"
+            )
+        if error.code() in _OF_NO_RECORD:
+            return KafkaException(error)
+        return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
+
+
+def topic_gone(topic: str) -> TopicMissing:
+    """Return the error for a topic that was there when the job started."""
+    return TopicMissing(
+        f"topic {topic}, to which the job writes, is gone: create it again with as many partitions as it had, and "
+        "start the job again. The waiting messages are not lost"
+    )
+
+
+def topic_barred(place: str) -> TopicMismatch:
+    """Return the error for a topic, or a partition of it, that the job may not write to."""
+    return TopicMismatch(
+        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
+        "that, and start the job again. Nothing is lost"
+    )

@@ -1,0 +1,180 @@
+"""The ring of a shard: producers that are filled ahead, one after the other, and ended in the same order on time.
+
+A transaction that is begun right after the end of another one with the same transactional id waits for the
+coordinator, 20 to 100 ms. So each shard has several ids in turn. Transaction n + 1 ends only after the end of n is
+acknowledged, since its position includes that of n.
+
+Opening a ring fences all producers of the rings before it. After that, and only then, the position is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from conf.failpoints import failpoint
+from conf.kafka.clients import OPEN_TIMEOUT_S
+from conf.settings import Settings
+from sinks.internal_topics.position import Position, read_position
+from sinks.release.lateness import LatenessWindow
+from sinks.release.pending import Planned
+from sinks.release.transaction import FaultSearch, GroupRefused, Topics, TransactionWriter
+from sinks.release.wall_clock import now_ms
+
+log = logging.getLogger(__name__)
+
+# Enough for the lead of 100 ms in slices of 20 ms, one that is ended, and one that is filled.
+PRODUCERS = 8
+_POLL_S = 0.05
+# How long the thread that ends transactions sleeps before it looks again whether it must stop.
+_PIECE_S = 0.1
+
+
+class ClockSetBack(Exception):
+    """The clock of this host was set back while a transaction was open that is due much later now."""
+
+
+class Ring:
+    """The producers of one shard, in turn. A context manager. After an error it must be replaced by a new one."""
+
+    def __init__(
+        self, settings: Settings, options: Mapping[str, str], shard: int, topics: Topics, lateness: LatenessWindow
+    ) -> None:
+        """Fence the rings before, end their open transactions, and read the shard's position.
+
+        Raises KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
+        """
+        self._shard = shard
+        self._lateness = lateness
+        self._longest_wait_ms = settings.release.transaction_timeout // 2
+        timeout_s = max(settings.release.transaction_timeout / 1000, OPEN_TIMEOUT_S)
+        self._writers = [
+            TransactionWriter(settings, options, topics, shard, ring_id(settings.application_id, shard, number))
+            for number in range(PRODUCERS)
+        ]
+        with ThreadPoolExecutor(max_workers=PRODUCERS) as threads:
+            # In order, so that a failpoint can stop half of them.
+            for _ in threads.map(lambda writer: writer.open(timeout_s), self._writers):
+                failpoint("ring-fencing")
+        self.position = read_position(options, settings.position_topic, shard)
+        failpoint("position-read")
+        # The newest position that this ring has committed.
+        self.committed: Position | None = None
+        self._free: SimpleQueue[TransactionWriter] = SimpleQueue()
+        for writer in self._writers:
+            self._free.put(writer)
+        self._filled: deque[tuple[TransactionWriter, Planned]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._ender = threading.Thread(target=self._end_all, name=f"shard-{shard}-end", daemon=True)
+        self._ender.start()
+
+    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
+        """Fill the next transaction, and pass it on to be ended when its last message is due.
+
+        Waits while all producers are in use. Raises what `TransactionWriter.fill` does, and the failure of an earlier
+        transaction: ClockSetBack, or a KafkaException. When it raises GroupRefused, all earlier transactions are
+        committed.
+        """
+        while True:
+            self.check()
+            try:
+                writer = self._free.get(timeout=_POLL_S)
+                break
+            except Empty:
+                continue
+        try:
+            writer.fill(planned, position, search)
+        except GroupRefused:
+            # Otherwise they would have to be written again, and the refused one is searched as the first one.
+            self.wait_all()
+            raise
+        failpoint("transaction-filled")
+        with self._changed:
+            self._filled.append((writer, planned))
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the failure of a transaction, if one failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait_all(self) -> None:
+        """Wait until all transactions are ended. Raises the failure of one."""
+        with self._changed:
+            while self._filled and self._failure is None:
+                self._changed.wait(_POLL_S)
+        self.check()
+
+    def close(self) -> None:
+        """Abort what is open if the brokers answer; the next ring does in any case. May be called again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._ender.join()
+        for writer in self._writers:
+            writer.drop()
+        # Also one that was not filled to its end: until it is aborted, it hides what follows in its topics.
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            try:
+                if writer.is_open:
+                    writer.abort()
+            except KafkaException as problem:
+                # The first error is the one to raise; the next ring or the timeout ends the transaction. The other
+                # producers may each wait as long for brokers that do not answer.
+                log.warning("shard %d: transactions could not be aborted: %s", self._shard, problem)
+                break
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _end_all(self) -> None:
+        try:
+            while self._end_next():
+                pass
+        except BaseException as failure:  # noqa: BLE001, `check` raises it in the thread that fills
+            self._failure = failure
+
+    def _end_next(self) -> bool:
+        """End the oldest transaction when its last message is due. Return whether to go on."""
+        with self._changed:
+            while not self._filled and not self._stopping:
+                self._changed.wait()
+            if self._stopping:
+                return False
+            writer, planned = self._filled[0]
+        due_ms = planned.last_due_ms
+        while (early_ms := due_ms - now_ms()) > 0:
+            if early_ms > self._longest_wait_ms:
+                raise ClockSetBack
+            if self._stopping:
+                return False
+            time.sleep(min(early_ms / 1000, _PIECE_S))
+        writer.commit()
+        failpoint("transaction-ended")
+        if planned.messages.num_rows:
+            self._lateness.add(planned.messages.column("deliver_at_ms"), now_ms())
+        with self._changed:
+            self._filled.popleft()
+            self.committed = planned.position
+            self._changed.notify_all()
+        self._free.put(writer)
+        return True
+
+
+def ring_id(application_id: str, shard: int, number: int) -> str:
+    """Return the transactional id of one producer of a shard's ring."""
+    return f"{application_id}-release-{shard}-{number}"

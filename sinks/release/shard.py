@@ -1,0 +1,328 @@
+"""The release of one shard: read the ready log, plan, and write each transaction ahead of its time.
+
+`ShardRelease._release` tells the steps. They run in a thread; the ring has another one, which ends transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.internal_topics.position import Position
+from sinks.release.lateness import LatenessWindow
+from sinks.release.log_reader import LogReader
+from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from sinks.release.rate_limiter import RateLimiter
+from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
+from sinks.release.transaction import FaultSearch, GroupRefused, Topics
+from sinks.release.wall_clock import now_ms, wait_until
+
+log = logging.getLogger(__name__)
+
+# How long to wait for records of the ready log at most, before the thread looks whether it must stop.
+_POLL_S = 0.2
+# Of the memory that a shard may use: transactions that are not committed yet have this share, chunks the rest.
+_SHARE_OF_TRANSACTIONS = 0.25
+# The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
+_OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+
+
+class ShardTaken(Exception):
+    """Another process has released messages of the shard, or is about to."""
+
+
+@dataclass(frozen=True)
+class ReleaseContext:
+    """What all shards of a release process share.
+
+    - `topics`: the output topics that are known at its start
+    - `member`: the name of the process
+    """
+
+    settings: Settings
+    topics: tuple[str, ...]
+    member: str
+
+
+class ShardRelease:
+    """Releases one shard, until it is stopped or another process takes the shard.
+
+    `ended` is set when it has stopped; `error` is then its error, or None. `position` is the newest that is known to be
+    committed. `drained` says whether nothing is pending of what was read.
+    """
+
+    def __init__(self, context: ReleaseContext, shard: int) -> None:
+        self.shard = shard
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self.position: Position | None = None
+        self.drained = False
+        self._context = context
+        self._settings = context.settings
+        self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
+        self._limiter = RateLimiter(self._settings.release.messages_per_second / self._settings.bucket.shards)
+        self._lateness = LatenessWindow()
+        # Transactions that are written and not known to be committed, in order.
+        self._in_flight: deque[Planned] = deque()
+        self._search: FaultSearch | None = None
+        # The retries of reading, while that fails.
+        self._reading: BrokerRetry | None = None
+        # The transaction that was refused last is released when so many messages are.
+        self._refused_until = 0
+        self.share_memory(1)
+
+    def share_memory(self, shards: int) -> None:
+        """Set between how many shards the memory of the process is divided."""
+        release = self._settings.release
+        share = release.max_bytes // shards
+        self._most_pending_bytes = int(share * (1 - _SHARE_OF_TRANSACTIONS))
+        most = int(share * _SHARE_OF_TRANSACTIONS) // PRODUCERS
+        # Three quarters of a transaction's time are left for the work on it.
+        slice_ms = min(release.slice, release.transaction_timeout // 4)
+        self._limits = Limits(self._limiter.most_at_once(release.transaction_messages), most, slice_ms)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to stop. It aborts what is not due."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._release()
+        except ShardTaken as taken:
+            log.warning("shard %d: %s", self.shard, taken)
+        except BaseException as error:  # noqa: BLE001, the process raises it
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def _release(self) -> None:
+        """Release until stopped, or until the clock is set back.
+
+        1. Open the ring, which fences all others, and read the position.
+        2. Read the ready log from there to its end: what is due first may be in its last record.
+        3. Again and again: take in what has come, plan what is due within the lead, and write it.
+
+        After the clock was set back all begins at 1: what comes in meanwhile may be due before what was written ahead.
+
+        Raises ShardTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the ready log and of topics that
+        need an operator.
+        """
+        self._in_flight.clear()
+        self._search = None
+        topics = self._read_topics()
+        # 1. Open the ring.
+        self._ring = self._open_ring(topics)
+        try:
+            self.position = self._ring.position
+            # 2. Read up to the end.
+            with self._open_reader() as reader:
+                pending = Pending(reader.position)
+                while not reader.at_end and not self._stopping.is_set():
+                    self._take(reader, pending, _POLL_S)
+                log.info("shard %d: released up to %s", self.shard, reader.position)
+                # 3. Take in, plan and write.
+                while not self._stopping.is_set():
+                    self._settle(topics)
+                    next_ms = pending.next_due_ms
+                    self.drained = next_ms is None and not self._in_flight
+                    early_ms = _POLL_S * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
+                    self._take(reader, pending, min(max(early_ms, 0) / 1000, _POLL_S))
+                    planned = self._plan(reader, pending)
+                    self._write(topics, planned)
+        except ClockSetBack:
+            log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
+        finally:
+            self._ring.close()
+
+    def _read_topics(self) -> Topics:
+        retry = self._retry()
+        while True:
+            try:
+                return Topics(self._settings, self._options, self._context.topics)
+            except KafkaException as problem:
+                retry.wait(problem)
+
+    def _open_ring(self, topics: Topics, retry: BrokerRetry | None = None) -> Ring:
+        retry = retry or self._retry()
+        while True:
+            try:
+                return Ring(self._settings, self._options, self.shard, topics, self._lateness)
+            except (KafkaException, BrokerUnreachable) as problem:
+                retry.wait(problem)
+
+    def _open_reader(self) -> LogReader:
+        retry = self._retry()
+        while True:
+            try:
+                return LogReader(self._settings, self._options, self.shard, self.position)
+            except (KafkaException, BrokerUnreachable) as problem:
+                retry.wait(problem)
+
+    def _take(self, reader: LogReader, pending: Pending, timeout_s: float) -> None:
+        """Add what has come to `pending`; wait for it up to `timeout_s`."""
+        try:
+            for offset, summary, payload in reader.read(timeout_s):
+                pending.add(offset, summary, payload)
+                if pending.nbytes > self._most_pending_bytes:
+                    pending.shrink(self._most_pending_bytes)
+                self._reading = None
+        except KafkaException as problem:
+            self._reading = self._reading or self._retry()
+            self._reading.wait(problem)
+
+    def _plan(self, reader: LogReader, pending: Pending) -> Planned | None:
+        """Return the next transaction, or None if none is due within the lead."""
+        retry = self._retry()
+        while True:
+            clock_ms = now_ms()
+            try:
+                return pending.plan(clock_ms, clock_ms + self._settings.release.lead, self._limits)
+            except PayloadMissing as missing:
+                try:
+                    for offset, payload in reader.read_again(missing.offsets):
+                        pending.restore(offset, payload)
+                except (KafkaException, BrokerUnreachable) as problem:
+                    retry.wait(problem)
+
+    def _settle(self, topics: Topics) -> None:
+        """Forget the transactions that are committed, and what was refused of them."""
+        committed = self._ring.committed
+        if committed is not None and committed is not self.position:
+            self._forget_up_to(committed)
+        if topics.refused and self.position is not None and self.position.released >= self._refused_until:
+            topics.refused.clear()
+
+    def _forget_up_to(self, position: Position | None) -> None:
+        self.position = position
+        released = 0 if position is None else position.released
+        while self._in_flight and self._in_flight[0].position.released <= released:
+            self._in_flight.popleft()
+
+    def _write(self, topics: Topics, planned: Planned | None) -> None:
+        """Write a transaction, and again with a new ring what is not committed after a failure.
+
+        If a topic refuses it, it is written with a dead letter for each message that is to blame.
+        """
+        todo: deque[Planned] = deque()
+        if planned is not None:
+            self._limiter.wait()
+            self._in_flight.append(planned)
+            todo.append(planned)
+            self._limiter.spend(planned.messages.num_rows)
+        retry = self._retry()
+        while True:
+            begun_ms = now_ms()
+            try:
+                self._ring.check()
+                while todo:
+                    begun_ms = now_ms()
+                    self._ring.write(todo[0], self._signed(todo[0].position), self._search)
+                    self._search = None
+                    todo.popleft()
+                return
+            except GroupRefused as refusal:
+                self._settle(topics)
+                # Also what the refusal has named already is kept until then.
+                self._refused_until = self._in_flight[0].position.released
+                before = dict(topics.limits)
+                self._learn(topics, retry)
+                self._reopen(topics, retry)
+                self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=before != topics.limits)
+            except KafkaException as failure:
+                self._recover(topics, retry, failure)
+            todo = deque(self._in_flight)
+
+    def _recover(self, topics: Topics, retry: BrokerRetry, failure: KafkaException) -> None:
+        """Open a new ring after `failure`.
+
+        Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or TopicMismatch if a topic is
+        gone, or may not be written to.
+        """
+        self._ring.close()
+        if failure.args[0].code() in _FENCED:
+            raise ShardTaken(f"another release process has taken it ({failure})") from failure
+        self._search = None
+        if failure.args[0].code() in _OF_SOME_TOPIC:
+            named = {topic for planned in self._in_flight for topic in topics.of(planned)}
+            self._ask(retry, lambda: topics.look_for(named))
+        retry.wait(failure)
+        self._learn(topics, retry)
+        self._reopen(topics, retry)
+
+    def _learn(self, topics: Topics, retry: BrokerRetry) -> None:
+        self._ask(retry, lambda: topics.learn(topics.limits.keys()))
+
+    @staticmethod
+    def _ask(retry: BrokerRetry, question: Callable[[], None]) -> None:
+        while True:
+            try:
+                question()
+                return
+            except KafkaException as problem:
+                retry.wait(problem)
+
+    def _reopen(self, topics: Topics, retry: BrokerRetry) -> None:
+        """Open a new ring, and forget the transactions that are committed.
+
+        Raises ShardTaken if another process has released messages meanwhile.
+        """
+        self._ring.close()
+        known = [0 if self.position is None else self.position.released]
+        known += [planned.position.released for planned in self._in_flight]
+        self._ring = self._open_ring(topics, retry)
+        position = self._ring.position
+        if (0 if position is None else position.released) not in known:
+            raise ShardTaken(f"another release process has released up to {position} meanwhile")
+        self._forget_up_to(position)
+
+    def _narrowed(
+        self, topics: Topics, refusal: GroupRefused, begun_ms: int, limits_changed: bool
+    ) -> FaultSearch | None:
+        """Return how to write the refused transaction, the first one in flight, so that the message to blame is found.
+
+        A single one that is left is to blame. Nothing is searched if the refusal may have another cause: limits that
+        were changed meanwhile, or a record that was written ahead, at `begun_ms`, which is no fault of the message.
+
+        Raises ClockSetBack if the transaction is due much later now.
+        """
+        if limits_changed or not refusal.ids:
+            return None
+        due_ms = self._in_flight[0].last_due_ms
+        if due_ms > begun_ms:
+            if not wait_until(due_ms, self._settings.release.transaction_timeout // 2):
+                raise ClockSetBack
+            return None
+        if len(refusal.ids) == 1:
+            (identity,) = refusal.ids
+            topics.refused[refusal.topic, identity] = refusal.error
+            return None
+        return FaultSearch(refusal.suspects)
+
+    def _signed(self, position: Position) -> Position:
+        clock_ms = now_ms()
+        lateness = self._lateness.quantiles(clock_ms)
+        return replace(position, member=self._context.member, at_ms=clock_ms, lateness=lateness)
+
+    def _retry(self) -> BrokerRetry:
+        return BrokerRetry(f"shard {self.shard}", self._settings.kafka.outage_limit, self._stopping.is_set)

@@ -1,0 +1,286 @@
+"""One transactional producer of a shard: fills a transaction with messages and the position after them.
+
+It is filled ahead of its time, and ended by another thread (`sinks.release.ring`). A record that its topic refuses goes
+to the dead-letter topic. The producer names refused records for certain only if no other record is in flight. So a
+transaction is first written as a whole; if a topic refuses something of it, it is written again with flushes between
+groups of records, until a group has a single record of that topic (`FaultSearch`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from conf.errors import DeliveryFailed, Rejected
+from conf.kafka.clients import fatal_error_raised
+from conf.settings import Settings
+from sinks.internal_topics.position import Position, position_key
+from sinks.release.pending import Planned
+from sinks.release.record_check import RecordCheck, compresses, largest_batch, sizes
+from sinks.release.records import Record, record_id, records
+from sinks.release.reports import DeliveryReports, Refused, topic_barred, topic_gone
+from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
+
+# An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
+# between pieces of the flush.
+_FLUSH_PIECE_S = 0.1
+# The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
+_SLOW_S = 5.0
+_ABORT_S = 5.0
+# How long the report of a record comes after the client has failed its transaction, at the most.
+_REPORT_S = 1.0
+# Kafka's value for a record without a timestamp, to which it applies no limit.
+_NO_TIMESTAMP = -1
+
+
+class FaultSearch:
+    """The search for the first records of a transaction that a topic refuses, whichever topic that is.
+
+    `suspects` has the ids of consecutive messages, one of a refused record at least. It has those of all topics:
+    several topics may refuse records, and whose answer comes first is chance.
+    """
+
+    def __init__(self, suspects: Collection[bytes]) -> None:
+        self.suspects = frozenset(suspects)
+        # Then few flushes are needed, for this round and the next one together.
+        self.group = math.isqrt(len(suspects))
+
+
+class GroupRefused(Exception):
+    """`topic` refused a record of one of the messages `ids` with `error`; or of several, which are known already.
+
+    `suspects` are the ids of the messages that were written together with it, to any topic.
+    """
+
+    def __init__(self, topic: str, error: Rejected, ids: Collection[bytes], suspects: Collection[bytes]) -> None:
+        super().__init__(str(error))
+        self.topic = topic
+        self.error = error
+        self.ids = ids
+        self.suspects = suspects
+
+
+class Topics:
+    """What is known of the topics that a shard writes to, and of the messages that they refused."""
+
+    def __init__(self, settings: Settings, options: Mapping[str, str], topics: Collection[str]) -> None:
+        """Read the limits of `topics`. Raises KafkaException."""
+        self._options = options
+        self._dead_letter = settings.topics.dead_letter
+        self._position_topic = settings.position_topic
+        self.limits: dict[str, TopicLimits] = {}
+        # To be cleared once they are released: each check costs more as long as there are some.
+        self.refused: dict[tuple[str, bytes], Rejected] = {}
+        self.learn({*topics, self._dead_letter})
+
+    @property
+    def largest_batch(self) -> int:
+        """How many bytes a producer may batch, so that every topic takes them."""
+        return largest_batch(self._options, sizes(self.limits))
+
+    @property
+    def check(self) -> RecordCheck:
+        """The check of records by what is known now."""
+        return RecordCheck(self.limits, self._dead_letter, compresses(self._options), self.refused)
+
+    def learn(self, topics: Collection[str]) -> None:
+        """Read the limits of `topics` again. Raises KafkaException."""
+        self.limits |= read_limits(self._options, topics)
+
+    def check_of(self, planned: Planned) -> RecordCheck:
+        """Return the check for a transaction. Raises KafkaException.
+
+        Reads unknown limits; and before a record is refused, reads all of them again: they may have been raised.
+        """
+        named = set(planned.messages.column("output_topic").unique().to_pylist())
+        if unknown := named - self.limits.keys():
+            self.learn(unknown)
+        if not all(self.check.admits_all(part, planned.largest_bytes) for part in planned.messages.to_batches()):
+            self.learn(self.limits.keys() | named)
+        return self.check
+
+    def of(self, planned: Planned) -> set[str]:
+        """Return the topics that a transaction may be written to: any message may become a dead letter."""
+        outputs = planned.messages.column("output_topic").unique().to_pylist()
+        return {*outputs, self._dead_letter, self._position_topic}
+
+    def look_for(self, topics: Collection[str]) -> None:
+        """Raise TopicMissing or TopicMismatch for the first of `topics` that is gone, or may not be written to."""
+        for topic in missing_topics(self._options, topics):
+            raise topic_gone(topic)
+        for topic in barred_topics(self._options, topics):
+            raise topic_barred(topic)
+
+
+class TransactionWriter:
+    """A producer with a transactional id of its own, for one transaction at a time. After an error it is of no use.
+
+    `is_open` says whether a transaction was begun and is neither committed nor aborted.
+    """
+
+    def __init__(
+        self, settings: Settings, options: Mapping[str, str], topics: Topics, shard: int, transactional_id: str
+    ) -> None:
+        """Fence earlier producers of `transactional_id`, and end their open transaction: see `open`."""
+        self._topics = topics
+        self._shard = shard
+        self._position_topic = settings.position_topic
+        self._timeout_s = settings.release.transaction_timeout / 1000
+        self._reports = DeliveryReports()
+        self.is_open = False
+        self._producer = Producer(
+            {
+                # The topic limits a record's size; the client must not have a lower limit.
+                "message.max.bytes": "1000000000",
+                "linger.ms": "5",
+                "queue.buffering.max.messages": "500000",
+                **options,
+                # The partitioner of Java's client; librdkafka's default differs.
+                "partitioner": "murmur2_random",
+                # Then only a record alone in its batch can be too large for its topic.
+                "batch.size": str(topics.largest_batch),
+                "delivery.report.only.error": True,
+                "on_delivery": self._reports.failed,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": str(settings.release.transaction_timeout),
+            }
+        )
+
+    def open(self, timeout_s: float) -> None:
+        """Fence earlier producers. Raises KafkaException."""
+        # A client that is not connected yet looks for its coordinator again only after half a second.
+        self._producer.list_topics(self._position_topic, timeout_s)
+        self._producer.init_transactions(timeout_s)
+
+    @fatal_error_raised()
+    def fill(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
+        """Write a transaction, and wait until the brokers have all of its records.
+
+        Raises GroupRefused if a topic refuses a record that was expected to be accepted; TopicMissing or TopicMismatch
+        for a topic that was deleted, or that the login may not write to; DeadLetterRefused; KafkaException for other
+        errors.
+        """
+        check = self._topics.check_of(planned)
+        topics = self._topics.of(planned)
+        self._producer.begin_transaction()
+        self.is_open = True
+        try:
+            if search is None:
+                self._fill_whole(planned, check)
+            else:
+                self._fill_in_groups(planned, check, search, topics)
+            # No timestamp: the topic may limit it by the broker's clock.
+            key, value = position_key(self._shard), position.to_bytes()
+            self._produce([Record(_NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
+            self._flush(topics)
+        except Refused as refusal:
+            if refusal.topic == self._position_topic:
+                raise DeliveryFailed(
+                    f"the position of the release cannot be kept: {refusal}. Nothing is lost"
+                ) from None
+            # The records as they were written: without what is learned from the refusal.
+            written = [(record.topic, record_id(record)) for record in self._checked(planned, check)]
+            self._topics.refused.update(refusal.refusals)
+            raise _group_refused(refusal, written) from None
+
+    def commit(self) -> None:
+        """Commit the transaction. Raises KafkaException."""
+        self._producer.commit_transaction(self._timeout_s)
+        self.is_open = False
+
+    def drop(self) -> None:
+        """Discard the queued records, so that closing the producer does not wait for them."""
+        self._producer.purge()
+
+    def abort(self) -> None:
+        """Abort the open transaction. Raises KafkaException."""
+        self.drop()
+        self._producer.abort_transaction(_ABORT_S)
+        self.is_open = False
+
+    def _checked(self, planned: Planned, check: RecordCheck) -> Iterable[Record]:
+        for part in planned.messages.to_batches():
+            yield from map(check.admitted, records(part), part.column("timestamp_ms").to_pylist())
+
+    def _fill_whole(self, planned: Planned, check: RecordCheck) -> None:
+        for part in planned.messages.to_batches():
+            if check.admits_all(part, planned.largest_bytes):
+                self._produce(records(part))
+                continue
+            for record in map(check.admitted, records(part), part.column("timestamp_ms").to_pylist()):
+                self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
+
+    def _fill_in_groups(
+        self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]
+    ) -> None:
+        group: list[tuple[str, bytes]] = []
+        left = len(search.suspects)
+        try:
+            for record in self._checked(planned, check):
+                identity = record_id(record)
+                suspect = identity in search.suspects
+                if suspect and not group:
+                    self._flush(topics)
+                if suspect:
+                    group.append((record.topic, identity))
+                    left -= 1
+                self._produce([record])
+                # The last group may be a smaller one. What comes after it may be refused too, and is no part of it.
+                if suspect and (len(group) == search.group or not left):
+                    self._flush(topics)
+                    group = []
+        except Refused as refusal:
+            # Nothing else was in flight: what was written after the group's first record is of the group.
+            if not group:
+                raise
+            raise _group_refused(refusal, group) from None
+
+    def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
+        """Add records to the open transaction; waits while the producer's queue is full."""
+        produce = self._producer.produce
+        more = {"on_delivery": on_delivery} if on_delivery else {}
+        for deliver_at_ms, topic, partition, key, value, headers in batch:
+            while True:
+                try:
+                    # 0 would mean "now" to the client.
+                    produce(topic, value, key, partition, timestamp=deliver_at_ms or 1, headers=list(headers), **more)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+                    self._reports.check()
+                except KafkaException as problem:
+                    # An earlier record failed the transaction, and its error is more specific. It may come a moment
+                    # later.
+                    until_s = time.monotonic() + (_REPORT_S if problem.args[0].code() == KafkaError._STATE else 0)
+                    self._producer.poll(0)
+                    self._reports.check()
+                    while time.monotonic() < until_s:
+                        self._producer.poll(_FLUSH_PIECE_S)
+                        self._reports.check()
+                    raise self._reports.error(problem.args[0], topic, partition) from problem
+
+    def _flush(self, topics: Collection[str]) -> None:
+        """Wait until the brokers have all records; until the transaction's timeout at most."""
+        begun_s = time.monotonic()
+        asked = False
+        while self._producer.flush(_FLUSH_PIECE_S):
+            self._reports.check()
+            waited_s = time.monotonic() - begun_s
+            if waited_s > self._timeout_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
+            if waited_s > _SLOW_S and not asked:
+                asked = True
+                self._topics.look_for(topics)
+        self._reports.check()
+
+
+def _group_refused(refusal: Refused, written: Collection[tuple[str, bytes]]) -> GroupRefused:
+    """Return the error for records that were in flight together, given as topic and message id of each."""
+    ids = {identity for topic, identity in written if topic == refusal.topic}
+    return GroupRefused(
+        refusal.topic, refusal.error, set() if refusal.refusals else ids, {identity for _, identity in written}
+    )

@@ -1,0 +1,102 @@
+"""The pace of batches: the next one begins when records have come, and otherwise every few seconds.
+
+An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.topics.topics import partition_counts
+from state.checkpoint.origin import Offsets
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_IDLE_MS = 5_000
+# A batch hands over what falls due until the next one, several times over.
+_BATCHES_IN_A_HORIZON = 4
+
+
+class ArrivalWatch:
+    """Waits for records behind those that a batch has read. Only the query's thread may use it, but for `wake`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._trigger_s = settings.clock.trigger / 1000
+        self._idle_s = max(self._trigger_s, min(_IDLE_MS, settings.clock.horizon // _BATCHES_IN_A_HORIZON) / 1000)
+        self._settings = settings
+        self._woken = threading.Event()
+        self._consumer = Consumer(
+            {
+                **librdkafka_options(settings.kafka),
+                "group.id": f"{settings.application_id}-arrivals",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+                # The records are not kept: one is enough to know.
+                "queued.min.messages": 1,
+                "fetch.queue.backoff.ms": 100,
+                "queued.max.messages.kbytes": 1,
+                "fetch.message.max.bytes": 1,
+                "fetch.wait.max.ms": 1_000,
+                "fetch.error.backoff.ms": 100,
+                "log_level": 2,
+            }
+        )
+
+    def wait(self, begun_s: float, read: Offsets) -> None:
+        """Return when the next batch should begin.
+
+        - `clock.trigger` after `begun_s` (monotonic), at the earliest
+        - then as soon as there is a record at or above the offsets `read`
+        - after a few seconds in any case, or when `wake` is called
+        """
+        self._woken.wait(max(0.0, begun_s + self._trigger_s - time.monotonic()))
+        deadline_s = begun_s + self._idle_s
+        if time.monotonic() >= deadline_s or self._woken.is_set():
+            return
+        self._consumer.assign(self._positions(read))
+        while time.monotonic() < deadline_s and not self._woken.is_set():
+            message = self._consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            error = message.error()
+            # Whatever else it is, such as records that were deleted: the batch finds it, and says so.
+            if error is None or error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                break
+        self._consumer.unassign()
+
+    def wake(self) -> None:
+        """Let `wait` return at once, now and from now on."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+    def _positions(self, read: Offsets) -> list[TopicPartition]:
+        counts = {} if read else self._counts()
+        return [
+            TopicPartition(topic, int(partition), max(0, offset))
+            for topic, by_partition in read.items()
+            for partition, offset in by_partition.items()
+        ] + [
+            # Spark plans no offsets before the first record.
+            TopicPartition(topic, number, OFFSET_BEGINNING)
+            for topic, count in counts.items()
+            for number in range(count)
+        ]
+
+    def _counts(self) -> dict[str, int]:
+        try:
+            return partition_counts(self._settings, self._settings.topics.input)
+        except BrokerUnreachable:
+            # An outage fails no batch: Spark waits for its end before the next one.
+            return {}

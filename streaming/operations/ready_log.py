@@ -1,0 +1,113 @@
+"""`delayline repair --ready-log`: let the release go on behind a ready log that lost records, and count the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from conf.errors import DeliveryFailed, ReadyLogLost
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.position import Position
+from sinks.internal_topics.progress import read_progress
+from sinks.release.lateness import LatenessWindow
+from sinks.release.log_reader import LogReader
+from sinks.release.pending import Planned
+from sinks.release.ring import Ring
+from sinks.release.transaction import Topics
+from sinks.topics.topic_ids import topic_id
+from sinks.topics.topics import check_topics
+from state.message import decode_chunk, empty_messages
+from state.order import count_before
+
+_TIMEOUT_S = 30.0
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class RepairedShard:
+    """A shard whose part of the ready log had lost records.
+
+    - `reason`: what was wrong
+    - `lost`: how many messages were handed over, are not released, and are not in the log any more
+    - `left`: how many of them are still there, and will be released
+    """
+
+    shard: int
+    reason: str
+    lost: int
+    left: int
+
+
+def repair_ready_log(settings: Settings) -> list[RepairedShard]:
+    """Set the position of each shard whose ready log lost records to what is there. Return these shards.
+
+    Raises ApplicationHeld while the job runs, TopicMissing, TopicMismatch, BrokerUnreachable, DeliveryFailed.
+    """
+    check_topics(settings)
+    options = librdkafka_options(settings.kafka)
+    with closing(HeldLease(settings, "repair")):
+        try:
+            return list(_repaired(settings, options))
+        except KafkaException as problem:
+            raise DeliveryFailed(f"the positions could not be set: {problem}. Run the command again") from problem
+
+
+def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[RepairedShard]:
+    """Repair one shard after the other.
+
+    1. Fence the release processes of the shard, and read its position.
+    2. If the log can be read from there, leave it as it is.
+    3. Count what is left in the log, and write a position for it.
+    """
+    topics = Topics(settings, options, ())
+    for shard in range(settings.bucket.shards):
+        # 1. Fence.
+        with Ring(settings, options, shard, topics, LatenessWindow()) as ring:
+            position = ring.position
+            # 2. Try to read.
+            try:
+                LogReader(settings, options, shard, position).close()
+                continue
+            except ReadyLogLost as problem:
+                reason = str(problem).partition(". ")[0]
+            # 3. Count and write.
+            there = _there(settings, options, shard, position)
+            left = _left(settings, options, shard, there)
+            marker = read_progress(options, settings.progress_topic, shard)
+            handed_over = left if marker is None else marker.handed_over
+            lost = handed_over - there.released - left
+            there = replace(there, released=handed_over - left, member="repair")
+            ring.write(Planned(empty_messages(), there, 0), there, None)
+            ring.wait_all()
+            yield RepairedShard(shard, reason, lost, left)
+
+
+def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> Position:
+    """Return the position in the log as it is: nothing that it has is skipped, unless it is known to be released."""
+    found = topic_id(options, settings.ready_topic)
+    consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"})
+    try:
+        low, high = consumer.get_watermark_offsets(TopicPartition(settings.ready_topic, shard), timeout=_TIMEOUT_S)
+    finally:
+        consumer.close()
+    if position is None or position.topic_id != found:
+        return Position(found, taken_in=low, lowest=low, released=0 if position is None else position.released)
+    taken_in = min(max(position.taken_in, low), high)
+    return replace(position, taken_in=taken_in, lowest=min(max(position.lowest, low), taken_in))
+
+
+def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> int:
+    """Count the messages of the log that are not released at `position`."""
+    count = 0
+    with LogReader(settings, options, shard, position) as reader:
+        while not reader.at_end:
+            for offset, summary, payload in reader.read(_POLL_S):
+                count += summary.count
+                if offset < position.taken_in and position.below is not None:
+                    count -= count_before(decode_chunk(payload), position.below)
+    return count

@@ -1,0 +1,9 @@
+"""Release processes that a command starts and supervises. They know Kafka and no Spark (`sinks.release`).
+
+Read `supervisor` (the command's side), `supervised` (what such a process runs), `drain` (waiting until all that is
+handed over is released).
+
+The two sides share a socket. The command sends the settings through it, since a command line would show secrets. The
+process sends its error back. When the command is gone, the socket ends: the process, an orphan now, goes on until
+nothing is left that was handed over.
+"""

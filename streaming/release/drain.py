@@ -1,0 +1,55 @@
+"""Waiting until all that is handed over is released: before the number of shards changes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.position import read_position
+from sinks.internal_topics.progress import read_progress
+from sinks.topics.topics import partition_counts
+from streaming.release.supervisor import ReleaseProcesses
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+_LOG_EVERY_S = 10.0
+
+
+def left_to_release(settings: Settings) -> dict[int, int]:
+    """Return, for each shard that ever handed over messages, how many of them are not released.
+
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    """
+    options = librdkafka_options(settings.kafka)
+    counts = partition_counts(settings, [settings.progress_topic, settings.position_topic])
+    ready = {}
+    for shard in range(counts.get(settings.progress_topic, 0)):
+        marker = read_progress(options, settings.progress_topic, shard)
+        if marker is not None:
+            has_position = shard < counts.get(settings.position_topic, 0)
+            position = read_position(options, settings.position_topic, shard) if has_position else None
+            # A progress topic that was lost counts anew.
+            ready[shard] = max(0, marker.handed_over - (0 if position is None else position.released))
+    return ready
+
+
+def drain(settings: Settings) -> None:
+    """Release all that is handed over. Takes until the last of it is due: up to `clock.horizon`.
+
+    Other release processes of the application may take part. Raises BrokerUnreachable, TopicMissing,
+    CheckpointMismatch, and the errors of release processes.
+    """
+    if not any(left_to_release(settings).values()):
+        return
+    with ReleaseProcesses(settings, 1, kind="drain") as processes:
+        processes.start()
+        logged_s = 0.0
+        while left := sum(left_to_release(settings).values()):
+            processes.check()
+            if time.monotonic() - logged_s > _LOG_EVERY_S:
+                logged_s = time.monotonic()
+                log.info("waiting until %d messages that are handed over are due and released", left)
+            time.sleep(_POLL_S)

@@ -1,0 +1,166 @@
+"""Starts release processes, starts them again when they end, and ends them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from conf import errors
+from conf.end_signals import deferred
+from conf.errors import DelaylineError, ReleaseFailed, ReleaseTaken
+from conf.failpoints import ROOT_VARIABLE
+from conf.logs import level_now
+from conf.settings import Settings
+from streaming.release.supervised import Orders
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_LONGEST_PAUSE_S = 10.0
+# After so many errors in a row an operator is needed.
+_MOST_ERRORS = 4
+# A process that has run for so long begins to count anew.
+_HEALTHY_S = 60.0
+_END_S = 20.0
+
+
+@dataclass
+class _Process:
+    """One release process: its name, the running one, when it was started, and how often in a row it ended.
+
+    `ends` counts all ends, for the pause before the next start; `errors` those that were no kill.
+    """
+
+    member: str
+    popen: subprocess.Popen[bytes] | None = None
+    socket: socket.socket | None = None
+    started_s: float = 0.0
+    ends: int = 0
+    errors: int = 0
+    next_start_s: float = 0.0
+
+
+class ReleaseProcesses:
+    """The release processes of a command. A context manager, which ends them.
+
+    A process that is killed is started again at once; one that fails, after a pause that grows. A failure that comes
+    again and again is raised by `check`: it needs an operator.
+    """
+
+    def __init__(self, settings: Settings, count: int, kind: str = "job") -> None:
+        """Name `count` processes, by the host and `kind`: those of a command that is restarted have the same names."""
+        self._settings = settings
+        self._error: DelaylineError | None = None
+        self._stopping = threading.Event()
+        self._processes = [_Process(f"{socket.gethostname()}-{kind}-{number}") for number in range(count)]
+        # Failpoints end the whole tree of the command.
+        os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
+        self._thread = threading.Thread(target=self._supervise, name="release-processes", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes. A second call does nothing."""
+        if self._thread.ident is not None:
+            return
+        for process in self._processes:
+            self._start(process)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a process that failed again and again."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the running processes."""
+        return [process.popen.pid for process in self._processes if process.popen is not None]
+
+    def close(self) -> None:
+        """End the processes. What they have written and is not due is aborted."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        running = [process.popen for process in self._processes if process.popen is not None]
+        for popen in running:
+            popen.terminate()
+        deadline_s = time.monotonic() + _END_S
+        for popen in running:
+            try:
+                popen.wait(max(0.1, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("release process %d does not end, and is killed", popen.pid)
+                popen.kill()
+                popen.wait()
+
+    def __enter__(self) -> ReleaseProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, process: _Process) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, deferred():
+            process.popen = subprocess.Popen(
+                [sys.executable, "-m", "streaming.release.supervised", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        log.info("release process %s is %d", process.member, process.popen.pid)
+        process.socket, process.started_s = ours, time.monotonic()
+        with suppress(BrokenPipeError):
+            ours.sendall(pickle.dumps(Orders(self._settings, process.member, level_now())))
+
+    def _supervise(self) -> None:
+        while not self._stopping.wait(_POLL_S):
+            for process in self._processes:
+                if process.popen is not None and (code := process.popen.poll()) is not None:
+                    self._ended(process, code)
+                if process.popen is None and time.monotonic() >= process.next_start_s and self._error is None:
+                    self._start(process)
+
+    def _ended(self, process: _Process, code: int) -> None:
+        """Note why a process has ended, and when it is started again."""
+        assert process.socket is not None
+        error = _error_of(process.socket, code)
+        process.socket.close()
+        process.popen = process.socket = None
+        now_s = time.monotonic()
+        if isinstance(error, ReleaseTaken):
+            # Whoever has taken its place releases the shards now. Two commands must not do this to each other in turn.
+            process.next_start_s = now_s + _LONGEST_PAUSE_S
+            log.warning("release process %s ended: %s", process.member, error)
+            return
+        if now_s - process.started_s > _HEALTHY_S:
+            process.ends = process.errors = 0
+        # The first one is started again at once.
+        pause_s = min(_LONGEST_PAUSE_S, float(process.ends**2))
+        process.ends += 1
+        process.errors = process.errors + 1 if code >= 0 else 0
+        process.next_start_s = now_s + pause_s
+        log.warning("release process %s ended: %s; started again in %.0f s", process.member, error, pause_s)
+        if process.errors >= _MOST_ERRORS:
+            self._error = error
+
+
+def _error_of(supervised: socket.socket, code: int) -> DelaylineError:
+    """Return the error that an ended process has sent, or one that has its exit code."""
+    report = b""
+    with suppress(OSError):
+        while part := supervised.recv(65_536):
+            report += part
+    if not report:
+        what = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return ReleaseFailed(f"a release process ended by {what}; its log lines say more")
+    # From a process of ours, which is no stranger.
+    name, arguments = pickle.loads(report)  # noqa: S301
+    kind: type[DelaylineError] = getattr(errors, name)
+    return kind(*arguments)

@@ -1,0 +1,102 @@
+"""What is handed over and not released, from the ready log; and the release processes, from their group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.position import Lateness, Position, read_position
+from sinks.release.log_reader import LogReader
+from sinks.release.process import group_id
+from sinks.topics.topics import partition_counts
+from state.message import decode_chunk
+from state.order import count_before
+
+_POLL_S = 1.0
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ReadyShard:
+    """What is handed over and not released in one shard: the due times (epoch ms, ascending), and the last release.
+
+    `member` and `at_ms` (epoch ms) say who released last and when, `lateness` how late the messages of the minute
+    before were. Without any release they are empty.
+    """
+
+    shard: int
+    dues_ms: np.ndarray
+    member: str = ""
+    at_ms: int | None = None
+    lateness: Lateness = field(default_factory=Lateness)
+
+
+@dataclass(frozen=True)
+class ReleaseMember:
+    """A release process that runs: its name, its host, and the shards that it has."""
+
+    name: str
+    host: str
+    shards: list[int]
+
+
+def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
+    """Return what batches up to `last_batch` have handed over and is not released, by shard.
+
+    What later batches have handed over counts where these took it from. Raises BrokerUnreachable, TopicMissing,
+    ReadyLogLost, CheckpointMismatch.
+    """
+    options = librdkafka_options(settings.kafka)
+    count = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
+    try:
+        return [_ready_shard(settings, options, shard, last_batch) for shard in range(count)]
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"{settings.ready_topic} cannot be read: {problem}") from problem
+
+
+def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, last_batch: int) -> ReadyShard:
+    position = read_position(options, settings.position_topic, shard)
+    parts = [np.zeros(0, dtype=np.int64)]
+    with LogReader(settings, options, shard, position) as reader:
+        while not reader.at_end:
+            for offset, summary, payload in reader.read(_POLL_S):
+                if summary.batch <= last_batch:
+                    parts.append(_pending_dues(reader.position, offset, payload))
+    dues_ms = np.sort(np.concatenate(parts))
+    if position is None:
+        return ReadyShard(shard, dues_ms)
+    return ReadyShard(shard, dues_ms, position.member, position.at_ms, position.lateness)
+
+
+def _pending_dues(position: Position, offset: int, payload: bytes) -> np.ndarray:
+    messages = decode_chunk(payload)
+    if offset < position.taken_in and position.below is not None:
+        messages = messages.slice(count_before(messages, position.below))
+    return np.asarray(messages.column("deliver_at_ms").to_numpy())
+
+
+def release_members(settings: Settings) -> list[ReleaseMember]:
+    """Return the release processes that run, by name. Raises BrokerUnreachable."""
+    group = group_id(settings)
+    # Without the client's remarks when it is closed.
+    client = AdminClient({**librdkafka_options(settings.kafka), "log_level": "3"})
+    try:
+        described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the group {group} cannot be described: {problem}") from problem
+    members = [
+        ReleaseMember(
+            member.client_id,
+            member.host.lstrip("/"),
+            sorted(partition.partition for partition in member.assignment.topic_partitions),
+        )
+        for member in described.members
+    ]
+    return sorted(members, key=lambda member: member.name)

@@ -1,0 +1,71 @@
+"""Which processes are release processes, which of a job's are killed, and which shards a release process has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from benchmarks.release_processes import is_release, kill_all_but_releases, release_children, shards_in
+from benchmarks.waiting import wait_until
+from tests.processes import runs
+
+SLEEP = "import time; time.sleep(300)"
+# A driver with a release process and a worker.
+DRIVER = f"""
+import subprocess, sys
+for arguments in (["streaming.release.supervised", "7"], ["worker"]):
+    subprocess.Popen([sys.executable, "-c", "{SLEEP}", *arguments])
+{SLEEP}
+"""
+
+
+@pytest.fixture
+def driver() -> Iterator[psutil.Process]:
+    with subprocess.Popen([sys.executable, "-c", DRIVER]) as process:
+        root = psutil.Process(process.pid)
+
+        def started() -> bool:
+            return sum(SLEEP in child.cmdline() for child in root.children()) == 2
+
+        wait_until(started, 60, "its children", lambda: None)
+        children = root.children()
+        yield root
+        for each in (root, *children):
+            if each.is_running():
+                each.kill()
+
+
+def test_a_release_process_is_known_by_its_command_line(driver: psutil.Process) -> None:
+    release, worker = sorted(driver.children(), key=lambda child: "worker" in child.cmdline())
+    assert is_release(release)
+    assert not is_release(worker)
+    assert not is_release(driver)
+    assert release_children(driver) == [release]
+
+
+def test_a_release_process_survives_its_driver(driver: psutil.Process) -> None:
+    (release,) = release_children(driver)
+    others = [driver, *(child for child in driver.children() if child != release)]
+    assert kill_all_but_releases(driver) == [release]
+    wait_until(lambda: not any(map(runs, others)), 30, "the end of the others", lambda: None)
+    assert runs(release)
+    assert release.status() != psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize(
+    ("lines", "shards"),
+    [
+        ([], set()),
+        (["shards [0, 1] are given to a"], {0, 1}),
+        (["shards [0, 1] are given to a", "shards [0] are taken from a"], {1}),
+        (["shards [0] are given to a", "shards [0, 1] are given to a"], {0, 1}),
+        (["shards [0] are given to a", "shards [0] are taken from a", "shards [] are given to a"], set()),
+    ],
+)
+def test_a_log_tells_the_shards_of_a_release_process(lines: list[str], shards: set[int]) -> None:
+    log = "".join(f"2026-11-22 14:25:17,123 INFO sinks.release.process: {line}\n" for line in lines)
+    assert shards_in(log) == shards

@@ -1,0 +1,81 @@
+"""The position record, and how it is read back from a real broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import CheckpointMismatch, TopicMissing
+from sinks.internal_topics.position import Lateness, Position, position_key, read_position
+from state.order import OrderKey
+from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
+from tests.eventually import assert_eventually
+
+_NUMBER = st.integers(0, 2**62)
+_TEXT = st.text(max_size=20)
+_KEYS = st.none() | st.builds(OrderKey, _NUMBER, _TEXT, st.integers(0, 99), _NUMBER)
+_POSITIONS = st.builds(
+    Position, _TEXT, _NUMBER, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
+    st.builds(Lateness, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
+)  # fmt: skip
+_POSITION = Position("id", 12, OrderKey(7, "in", 0, 3), 10, 90, "host-1", 1_000, Lateness(5, 1, 2, 3))
+
+
+@given(_POSITIONS)
+@settings(max_examples=100)
+def test_a_position_is_read_as_it_was_written(position: Position) -> None:
+    assert Position.from_bytes(position.to_bytes()) == position
+
+
+def _changed(name: str, value: Any) -> bytes:
+    return json.dumps({**json.loads(_POSITION.to_bytes()), name: value}).encode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", b"x", b"\xff", b"7", b"[]", b"null", b"{}", b'{"batch": 1, "messages": 2}',
+        _changed("more", 1), _changed("topic_id", 7), _changed("taken_in", None), _changed("taken_in", "12"),
+        _changed("below", 5), _changed("below", [7, "in", 0]), _changed("lateness", None), _changed("released", 1.5),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_a_position_is_refused(value: bytes) -> None:
+    with pytest.raises(CheckpointMismatch, match="not a position of this Delayline version"):
+        Position.from_bytes(value)
+
+
+def test_the_last_committed_position_of_a_shard_is_read(broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
+    topic = make_topic(2, **{"cleanup.policy": "compact"})
+    options = {"bootstrap.servers": broker.bootstrap}
+    assert read_position(options, topic, 0) is None
+    producer = Producer({**options, "transactional.id": topic})
+    producer.init_transactions(30)
+    for released, commits in ((1, True), (2, True), (3, False)):
+        producer.begin_transaction()
+        for shard in (0, 1):
+            position = Position("id", released=100 * shard + released)
+            producer.produce(topic, position.to_bytes(), position_key(shard), shard)
+        producer.flush(30)
+        (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    for shard, released in ((0, 2), (1, 102)):
+        last = Position("id", released=released)
+        # A commit is done before it is seen in all partitions.
+        assert_eventually(lambda: read_position(options, topic, shard) == last, 60)  # noqa: B023
+
+
+def test_a_foreign_record_and_a_missing_topic_are_errors(broker: EmbeddedBroker, make_topic: MakeTopic) -> None:
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    options = {"bootstrap.servers": broker.bootstrap}
+    producer = Producer(options)
+    producer.produce(topic, b"hello", b"key", 0)
+    assert producer.flush(30) == 0
+    with pytest.raises(CheckpointMismatch, match="the position topic holds b'hello'"):
+        read_position(options, topic, 0)
+    with pytest.raises(TopicMissing, match=f"{topic}/1 does not exist"):
+        read_position(options, topic, 1)

@@ -1,0 +1,55 @@
+"""The record of a chunk, and the refusal of records that are none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from conf.errors import ReadyLogLost
+from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
+from state.message import decode_chunk
+from state.order import OrderKey, in_order, keys_of
+from tests.messages import messages
+from tests.state.test_message import ROWS
+
+_SUMMARY = {"batch": 0, "first": [1, "in", 0, 0], "last": [2, "in", 0, 1], "count": 2, "nbytes": 100}
+
+
+@given(ROWS.filter(bool))
+@settings(max_examples=60)
+def test_a_chunk_is_read_as_it_was_written_and_its_summary_describes_it(rows: list[dict[str, Any]]) -> None:
+    table = in_order(messages(rows)).combine_chunks()
+    value, headers = chunk_record(table)
+    chunk = decode_chunk(value)
+    assert chunk.to_pylist() == table.to_pylist()
+    (batch,) = table.to_batches()
+    keys = keys_of(batch)
+    assert summary_of(headers, "here") == ChunkSummary(0, keys[0], keys[-1], len(rows), table.nbytes)
+
+
+def test_a_summary_is_found_among_other_headers() -> None:
+    headers: RecordHeaders = [("trace", b"1"), ("delayline-chunk", json.dumps(_SUMMARY).encode()), ("trace", None)]
+    assert summary_of(headers, "here") == ChunkSummary(0, OrderKey(1, "in", 0, 0), OrderKey(2, "in", 0, 1), 2, 100)
+
+
+@pytest.mark.parametrize("headers", [None, [], [("trace", b"1")], [("delayline-chunk", None)]])
+def test_a_record_of_another_writer_is_refused(headers: RecordHeaders | None) -> None:
+    with pytest.raises(ReadyLogLost, match="app-ready/0 at offset 7 is not written by Delayline"):
+        summary_of(headers, "app-ready/0 at offset 7")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", b"x", b"\xff", b"7", b"null", b"{}",
+        *(json.dumps(_SUMMARY | change).encode() for change in (
+            {"more": 1}, {"first": None}, {"last": [1, "in", 0]}, {"count": "2"}, {"nbytes": 1.5},
+        )),
+    ],
+)  # fmt: skip
+def test_a_chunk_of_another_version_is_refused(value: bytes) -> None:
+    with pytest.raises(ReadyLogLost, match="here is no chunk of this Delayline version"):
+        summary_of([("delayline-chunk", value)], "here")

@@ -1,0 +1,312 @@
+"""Fixtures for the tests of the release stage: a ready log that a test writes, and the committed records of a topic."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.internal_topics.position import Position, read_position
+from sinks.ready_log.chunk import chunk_record
+from sinks.release import record_check, records, ring, shard, wall_clock
+from sinks.release.shard import ReleaseContext, ShardRelease
+from sources.subscriber import received
+from streaming.local.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+
+Read = Callable[[str], list[Message]]
+MakeBench = Callable[..., "ReleaseBench"]
+
+# A test that waits for a release to end or to catch up fails after this time.
+_TIMEOUT_S = 60.0
+_COMPACTED = {"cleanup.policy": "compact"}
+# A chunk is as large as a broker takes a request.
+_READY = {"retention.ms": "-1", "max.message.bytes": "100000000"}
+# Tests release messages that are due in 1970, and the broker may look for old records at any time.
+_KEPT = {"retention.ms": "-1"}
+
+
+@dataclass
+class ReleaseBench:
+    """An application with one shard, whose ready log the test writes.
+
+    `settings` are those of the next release process. `broker` is where the topics are read and written.
+    """
+
+    broker: EmbeddedBroker
+    settings: Settings
+    prepared: list[ShardRelease] = field(default_factory=list)
+    # The offset after the last chunk that was handed over.
+    end: int = 0
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of a client of the broker's plain listener."""
+        return {"bootstrap.servers": self.broker.bootstrap, "log_level": "0"}
+
+    @property
+    def dead_letter(self) -> str:
+        """The dead-letter topic."""
+        return self.settings.topics.dead_letter
+
+    def change(self, *overrides: str) -> None:
+        """Give the next release process other settings."""
+        self.settings = _settings(self.settings.kafka.bootstrap_servers, self.settings.application_id, *overrides)
+
+    def hand_over(self, *chunks: pa.Table) -> None:
+        """Write each of `chunks`, which are in delivery order, as a record of the ready log."""
+        offsets: list[int] = []
+
+        def written(error: KafkaError | None, message: Message) -> None:
+            assert error is None
+            offset = message.offset()
+            assert offset is not None
+            offsets.append(offset)
+
+        producer = Producer({**self.options, "message.max.bytes": "100000000", "on_delivery": written})
+        for chunk in chunks:
+            value, headers = chunk_record(chunk)
+            producer.produce(self.settings.ready_topic, value, None, 0, headers=headers)
+        assert producer.flush(_TIMEOUT_S) == 0
+        self.end = max([self.end, *(offset + 1 for offset in offsets)])
+
+    def prepare(self, *topics: str) -> ShardRelease:
+        """Make a release that is not started. `topics` are known to the release process from the start."""
+        self.prepared.append(ShardRelease(ReleaseContext(self.settings, topics, "test"), 0))
+        return self.prepared[-1]
+
+    def start(self, *topics: str) -> ShardRelease:
+        """Start to release."""
+        release = self.prepare(*topics)
+        release.start()
+        return release
+
+    def wait(self, release: ShardRelease) -> None:
+        """Wait until `release` has released all that was handed over. Raises its error if it ends before."""
+        assert_eventually(lambda: release.ended.is_set() or self.is_done(release), _TIMEOUT_S, "the release")
+        if release.error is not None:
+            raise release.error
+        assert not release.ended.is_set(), "the shard was taken"
+
+    def is_done(self, release: ShardRelease) -> bool:
+        """Return whether `release` has released all that was handed over."""
+        position = release.position
+        return release.drained and position is not None and position.lowest >= self.end
+
+    def release(self, *chunks: pa.Table) -> int:
+        """Hand over `chunks`, release all that is handed over, and return how many messages this released.
+
+        Raises the error of the release.
+        """
+        before = self.released
+        self.hand_over(*chunks)
+        running = self.start()
+        try:
+            self.wait(running)
+        finally:
+            self.stop(running)
+        return self.released - before
+
+    def stop(self, release: ShardRelease) -> None:
+        """Stop `release`, and wait for its end."""
+        release.stop()
+        release.join()
+
+    @property
+    def position(self) -> Position | None:
+        """The committed position."""
+        return read_position(self.options, self.settings.position_topic, 0)
+
+    @property
+    def released(self) -> int:
+        """How many messages are released, as the committed position says."""
+        position = self.position
+        return 0 if position is None else position.released
+
+    def read(self, topic: str) -> list[Message]:
+        """Return the committed records of `topic`, once no transaction is open in it."""
+        return committed(self.broker, topic)
+
+    def close(self) -> None:
+        """Stop what still runs."""
+        for release in self.prepared:
+            release.stop()
+        for release in self.prepared:
+            release.join()
+
+
+@pytest.fixture
+def make_bench() -> Iterator[MakeBench]:
+    """A function that makes an application with its topics: `make_bench(broker, "release.slice=1s")`."""
+    made: list[ReleaseBench] = []
+
+    def make(broker: EmbeddedBroker, *overrides: str) -> ReleaseBench:
+        settings = _settings(broker.bootstrap, f"app-{uuid.uuid4().hex[:8]}", *overrides)
+        create_topics(
+            broker,
+            NewTopic(settings.ready_topic, 1, 1, config=_READY),
+            NewTopic(settings.position_topic, 1, 1, config=_COMPACTED),
+            NewTopic(settings.topics.output, 1, 1, config=_KEPT),
+            NewTopic(settings.topics.dead_letter, 2, 1),
+        )
+        made.append(ReleaseBench(broker, settings))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+@pytest.fixture
+def bench(broker: EmbeddedBroker, make_bench: MakeBench) -> ReleaseBench:
+    """A new application of the broker for all tests."""
+    return make_bench(broker)
+
+
+def _settings(bootstrap: str, application_id: str, *overrides: str) -> Settings:
+    own = [
+        f"application_id={application_id}",
+        f"kafka.bootstrap_servers={bootstrap}",
+        "bucket.shards=1",
+        "kafka.log_level=0",
+    ]
+    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
+    return load_settings(None, [*own, *topics, *overrides], environ={})
+
+
+def create_topics(broker: EmbeddedBroker, *topics: NewTopic) -> None:
+    """Create topics, and wait until the broker knows them."""
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in client.create_topics(list(topics)).values():
+        future.result()
+    names = {topic.topic for topic in topics}
+    assert_eventually(lambda: names <= client.list_topics(timeout=10).topics.keys())
+
+
+@dataclass
+class Stop:
+    """Stops a release when it first passes a point, until the test releases it."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def passed(self) -> None:
+        """Stop here, if this is the first time."""
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.released.wait(_TIMEOUT_S)
+
+
+StopAt = Callable[[str], Stop]
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> StopAt:
+    """A function that stops releases at a failpoint, or at "position-unread": a ring is fenced, and nothing is read."""
+    stops: dict[str, Stop] = {}
+    read, pass_point = ring.read_position, ring.failpoint
+
+    def at(name: str) -> None:
+        if name in stops:
+            stops[name].passed()
+
+    def reading(options: Mapping[str, str], topic: str, number: int) -> Position | None:
+        at("position-unread")
+        return read(options, topic, number)
+
+    def passing(name: str) -> None:
+        at(name)
+        pass_point(name)
+
+    monkeypatch.setattr(ring, "read_position", reading)
+    monkeypatch.setattr(ring, "failpoint", passing)
+
+    def make(name: str) -> Stop:
+        stops.clear()
+        stops[name] = Stop()
+        return stops[name]
+
+    return make
+
+
+class HostClock:
+    """The clock that a release process reads: `ahead_ms` before the host's."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """Return what the clock shows, epoch ms."""
+        return _REAL_NOW_MS() + self.ahead_ms
+
+
+_REAL_NOW_MS = wall_clock.now_ms
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
+    """The clock of all release processes of the test, to be set."""
+    clock = HostClock()
+    for module in (record_check, records, ring, shard, wall_clock):
+        monkeypatch.setattr(module, "now_ms", clock.now_ms)
+    return clock
+
+
+@pytest.fixture
+def read(broker: EmbeddedBroker) -> Read:
+    """A function that returns the committed records of a topic, once no transaction is open in it."""
+    return partial(committed, broker)
+
+
+def values(delivered: Iterable[Message]) -> list[int]:
+    """Return the values of records, which are numbers."""
+    return [int(message.value() or b"") for message in delivered]
+
+
+def ids(delivered: Iterable[Message]) -> list[int]:
+    """Return the input offsets of records, by their message ids."""
+    return [int(str(received(message, 0).id).rsplit("/", 1)[1]) for message in delivered]
+
+
+def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
+    """Return the committed records of a topic of `broker`, once no transaction is open in it."""
+
+    def reader(isolation: str) -> Consumer:
+        return Consumer(
+            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
+             "enable.partition.eof": True}
+        )  # fmt: skip
+
+    consumer, other = reader("read_committed"), reader("read_uncommitted")
+    numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    partitions = [TopicPartition(topic, number, 0) for number in numbers]
+
+    def bounds(client: Consumer) -> list[tuple[int, int]]:
+        return [client.get_watermark_offsets(partition, 10) for partition in partitions]
+
+    assert_eventually(lambda: bounds(consumer) == bounds(other))
+    consumer.assign(partitions)
+    records: list[Message] = []
+    ends = 0
+    while ends < len(numbers):
+        message = consumer.poll(20)
+        assert message is not None
+        if message.error() is None:
+            records.append(message)
+        else:
+            error = message.error()
+            assert error is not None
+            assert error.name() == "_PARTITION_EOF"
+            ends += 1
+    consumer.close()
+    other.close()
+    return records

@@ -1,0 +1,184 @@
+"""A broker dies, pauses and loses topics while a shard's transactions are open."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
+from sinks.release import transaction
+from sinks.release.shard import ShardRelease
+from sinks.topics import limits
+from sinks.topics.limits import missing_topics
+from streaming.local.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.sinks.release.conftest import MakeBench, ReleaseBench, StopAt, create_topics, ids
+
+_QUICK = {
+    "auto.create.topics.enable": "true",
+    # A broker that was killed comes back in two seconds instead of nine.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+    # How often the broker looks for transactions that are too old: 10 s by default.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+_OUTAGE = "Kafka does not answer"
+
+
+@pytest.fixture(scope="module")
+def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that a test may kill or pause. The test starts it again."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
+        yield running
+
+
+_SMALL = ("release.transaction_messages=5", "release.transaction_timeout=3s")
+
+
+@pytest.fixture
+def bench(frail: EmbeddedBroker, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> ReleaseBench:
+    """An application of `frail` with transactions of five messages, which may be open for 3 s."""
+    # Waiting in vain for a broker that is killed takes most of these tests' time.
+    monkeypatch.setattr(limits, "_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(transaction, "_ABORT_S", 1.0)
+    return make_bench(frail, *_SMALL)
+
+
+def _due(bench: ReleaseBench, first: int, count: int = 10, partition: int = 0) -> pa.Table:
+    topic = bench.settings.topics.output
+    return messages(
+        {"offset": first + n, "deliver_at_ms": 1, "output_topic": topic, "output_partition": partition}
+        for n in range(count)
+    )
+
+
+def _released(bench: ReleaseBench) -> list[int]:
+    return ids(bench.read(bench.settings.topics.output))
+
+
+def test_a_release_waits_for_a_broker_that_dies_in_any_phase_and_loses_and_duplicates_nothing(
+    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, caplog: pytest.LogCaptureFixture
+) -> None:
+    def killed_at(name: str, act: Callable[[], ShardRelease]) -> ShardRelease:
+        stopped = stop_at(name)
+        release = act()
+        assert stopped.reached.wait(60), name
+        frail.kill()
+        stopped.released.set()
+        return release
+
+    def more(release: ShardRelease, first: int) -> ShardRelease:
+        bench.hand_over(_due(bench, first))
+        return release
+
+    bench.hand_over(_due(bench, 0))
+    release = killed_at("position-unread", bench.start)
+    frail.start()
+    bench.wait(release)
+    killed_at("transaction-filled", lambda: more(release, 10))
+    # It stays away for longer than a transaction may last.
+    assert_eventually(lambda: _OUTAGE in caplog.text, 60)
+    frail.start()
+    bench.wait(release)
+    bench.stop(release)
+    # And now for longer than the outage limit.
+    bench.change(*_SMALL, "kafka.outage_limit=1s")
+    impatient = killed_at("transaction-ended", lambda: more(bench.start(), 20))
+    assert impatient.ended.wait(60)
+    assert isinstance(impatient.error, BrokerUnreachable)
+    assert re.search(r"shard 0: no broker answered for 1 s .*kafka\.outage_limit", str(impatient.error))
+    frail.start()
+    bench.change(*_SMALL)
+    assert bench.release() == 5
+    assert _released(bench) == [*range(30)]
+
+
+def test_a_broker_that_dies_while_many_transactions_are_written_loses_and_duplicates_nothing(
+    frail: EmbeddedBroker, bench: ReleaseBench
+) -> None:
+    bench.hand_over(_due(bench, 0, 2_000))
+    release = bench.start()
+    assert_eventually(lambda: release.position is not None and release.position.released > 100, 60)
+    frail.kill()
+    frail.start()
+    bench.wait(release)
+    assert bench.released == 2_000
+    assert _released(bench) == [*range(2_000)]
+
+
+def test_a_commit_sent_to_a_paused_broker_takes_effect_once(
+    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped = stop_at("transaction-filled")
+    bench.hand_over(_due(bench, 0))
+    release = bench.start()
+    assert stopped.reached.wait(60)
+    assert frail.pid is not None
+    os.kill(frail.pid, signal.SIGSTOP)
+    try:
+        # The commit request waits in the broker's socket. The broker executes it when it continues.
+        stopped.released.set()
+        assert_eventually(lambda: _OUTAGE in caplog.text, 60)
+    finally:
+        os.kill(frail.pid, signal.SIGCONT)
+    bench.wait(release)
+    assert _released(bench) == [*range(10)]
+
+
+def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_next_process(
+    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt
+) -> None:
+    reader = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_committed"})
+    stopped = stop_at("transaction-filled")
+    bench.hand_over(_due(bench, 0))
+    release = bench.start()
+    assert stopped.reached.wait(60)
+    partition = TopicPartition(bench.settings.topics.output, 0)
+    # For a reader of committed records, the topic ends before an open transaction.
+    assert_eventually(lambda: reader.get_watermark_offsets(partition, 10)[1] > 0, 60, "the end of the transaction")
+    reader.close()
+    stopped.released.set()
+    # To the client this looks as if another process had taken the shard.
+    assert release.ended.wait(60)
+    assert release.error is None
+    assert _released(bench) == []
+    assert bench.release() == 10
+    assert _released(bench) == [*range(10)]
+
+
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_exists_again(
+    broker: EmbeddedBroker, frail: EmbeddedBroker, make_bench: MakeBench, creates: bool
+) -> None:
+    used = frail if creates else broker
+    bench = make_bench(used, "release.transaction_messages=5")
+    topic = bench.settings.topics.output
+    bench.hand_over(_due(bench, 0))
+    release = bench.start()
+    bench.wait(release)
+    client = AdminClient(dict(bench.options))
+    client.delete_topics([topic])[topic].result()
+    assert_eventually(lambda: missing_topics(bench.options, [topic]) == [topic])
+    bench.hand_over(_due(bench, 10))
+    # A broker with auto-creation makes the topic again, with one partition, unless the client still knows the old one.
+    assert_eventually(lambda: release.ended.is_set() or bench.is_done(release), 60)
+    if release.error is not None or not creates:
+        assert isinstance(release.error, TopicMissing)
+        assert f"{topic}, to which the job writes, is gone" in str(release.error)
+        create_topics(used, NewTopic(topic, 1, 1))
+        assert bench.release() == 10
+    bench.stop(release)
+    with pytest.raises(TopicMismatch, match=f"partition 1 of {topic}, which has fewer"):
+        bench.release(_due(bench, 20, partition=1))
+    client.create_partitions([NewPartitions(topic, 2)])[topic].result()
+    assert bench.release() == 10
+    # The first messages were deleted with the topic.
+    assert sorted(_released(bench)) == [*range(10, 30)]

@@ -1,0 +1,172 @@
+"""The core of the release stage against a sorted list: random logs, arrivals, crashes and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinks.internal_topics.position import Position
+from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
+from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from state.order import OrderKey, in_order, keys_of
+from tests.messages import messages
+
+# The due times of a chunk's messages, and how many offsets of the log are between it and the chunk before.
+_CHUNKS = st.lists(
+    st.tuples(st.lists(st.integers(0, 2_000), min_size=1, max_size=12), st.integers(1, 3)), min_size=1, max_size=12
+)
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "plan", "plan", "plan", "commit", "crash", "shrink"]),
+        st.integers(1, 4),
+        st.integers(0, 700),
+    ),
+    max_size=60,
+)
+_LIMITS = st.builds(Limits, st.integers(1, 20), st.sampled_from([1, 3_000, 1_000_000]), st.sampled_from([1, 20, 500]))
+
+
+@dataclass
+class _Log:
+    """The ready log of one shard, as far as it is written at a time."""
+
+    chunks: list[tuple[int, pa.Table]]
+    visible: int = 0
+
+    def record(self, offset: int) -> tuple[bytes, RecordHeaders]:
+        return chunk_record(dict(self.chunks)[offset])
+
+
+@dataclass
+class _Release:
+    """A release process that may die, and what a subscriber sees."""
+
+    log: _Log
+    limits: Limits
+    committed: Position = field(default_factory=lambda: Position("id"))
+    seen: list[OrderKey] = field(default_factory=list)
+    # How much was planned when a message arrived: if it comes before that, it is late.
+    planned_below: dict[OrderKey, OrderKey] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Begin from the committed position, as after a crash."""
+        self.pending = Pending(self.committed)
+        self.planned: list[Planned] = []
+        self.read = 0
+        for offset, _ in self.log.chunks[: self.log.visible]:
+            self.read += 1
+            if offset >= self.committed.lowest:
+                self._add(offset)
+
+    def _add(self, offset: int) -> None:
+        value, headers = self.log.record(offset)
+        self.pending.add(offset, summary_of(headers, "log"), value)
+
+    def arrive(self, count: int) -> None:
+        below = self.pending.position.below
+        for offset, table in self.log.chunks[self.log.visible : self.log.visible + count]:
+            self.log.visible += 1
+            self._add(offset)
+            if below is not None:
+                for batch in table.to_batches():
+                    self.planned_below |= dict.fromkeys(keys_of(batch), below)
+
+    def plan(self, now_ms: int, lead_ms: int) -> bool:
+        while True:
+            try:
+                planned = self.pending.plan(now_ms, now_ms + lead_ms, self.limits)
+                break
+            except PayloadMissing as missing:
+                offsets = missing.offsets
+            assert offsets == sorted(set(offsets))
+            for offset in offsets:
+                self.pending.restore(offset, self.log.record(offset)[0])
+        if planned is not None:
+            self.planned.append(planned)
+        return planned is not None
+
+    def commit(self) -> None:
+        if self.planned:
+            planned = self.planned.pop(0)
+            assert planned.position.taken_in >= self.committed.taken_in
+            assert planned.position.lowest >= self.committed.lowest
+            assert (planned.position.below or OrderKey(-1, "", 0, 0)) >= (
+                self.committed.below or OrderKey(-1, "", 0, 0)
+            )
+            self.committed = planned.position
+            for batch in planned.messages.to_batches():
+                self.seen += keys_of(batch)
+
+
+@settings(max_examples=300, deadline=None)
+@given(chunks=_CHUNKS, steps=_STEPS, limits=_LIMITS)
+def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
+    chunks: list[tuple[list[int], int]], steps: list[tuple[str, int, int]], limits: Limits
+) -> None:
+    tables, offset, row = [], -1, 0
+    for dues, gap in chunks:
+        offset += gap
+        rows = [{"deliver_at_ms": due, "offset": row + at, "output_topic": "out"} for at, due in enumerate(dues)]
+        row += len(dues)
+        tables.append((offset, in_order(messages(rows))))
+    everything = sorted(key for _, table in tables for batch in table.to_batches() for key in keys_of(batch))
+    release = _Release(_Log(tables), limits)
+    now_ms = 0
+    for step, number, ms in steps:
+        if step == "arrive":
+            release.arrive(number)
+        elif step == "plan":
+            now_ms += ms
+            release.plan(now_ms, number * 25)
+            for planned in release.planned[-1:]:
+                assert planned.messages.num_rows <= max(limits.messages, 12)
+        elif step == "commit":
+            release.commit()
+        elif step == "crash":
+            release.open()
+        else:
+            release.pending.shrink(ms)
+            assert release.pending.nbytes <= ms or release.pending._open or release.pending._current.num_rows
+    release.arrive(len(tables))
+    while release.plan(5_000, 0):
+        pass
+    while release.planned:
+        release.commit()
+    assert sorted(release.seen) == everything
+    assert release.pending.position.lowest == release.pending.position.taken_in == offset + 1
+    assert release.pending.position.released == len(everything)
+    highest = OrderKey(-1, "", 0, 0)
+    for key in release.seen:
+        if key < highest:
+            assert key < release.planned_below.get(key, OrderKey(-1, "", 0, 0)), (
+                "out of order, though it was there in time"
+            )
+        highest = max(highest, key)
+
+
+def test_nothing_is_planned_before_it_is_nearly_due() -> None:
+    log = _Log([(0, messages([{"deliver_at_ms": 1_000}, {"deliver_at_ms": 1_015, "offset": 1}]))])
+    release = _Release(log, Limits(10, 1_000_000, 20))
+    release.arrive(1)
+    assert release.pending.next_due_ms == 0
+    assert not release.plan(800, 100)
+    assert release.pending.next_due_ms == 1_000
+    assert release.plan(900, 100)
+    assert release.planned[0].last_due_ms == 1_015
+
+
+def test_a_chunk_that_comes_again_is_ignored() -> None:
+    log = _Log([(3, messages([{"deliver_at_ms": 1}])), (5, messages([{"deliver_at_ms": 2, "offset": 1}]))])
+    release = _Release(log, Limits(10, 1_000_000, 20))
+    release.arrive(2)
+    for offset in (3, 5):
+        release._add(offset)
+    assert release.plan(10, 0)
+    assert release.planned[0].messages.num_rows == 2
+    assert not release.plan(10, 0)

@@ -1,0 +1,228 @@
+"""Records that a topic refuses, against a real broker: which are redirected, and which wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conf.errors import DeadLetterRefused, InjectedFailure
+from sinks.release import ring, transaction
+from sinks.release.wall_clock import now_ms
+from sinks.topics.limits import TopicLimits
+from sources.dead_letters.letter import read_letter
+from sources.subscriber import received
+from state.order import in_order
+from tests.conftest import Configure, MakeTopic
+from tests.messages import headers, messages
+from tests.sinks.release.conftest import ReleaseBench, values
+
+_DAY_MS = 86_400_000
+_WEEK = {"message.timestamp.before.max.ms": str(7 * _DAY_MS)}
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides what the topics accept, so that only a refusal shows it."""
+    monkeypatch.setattr(transaction, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+
+
+@pytest.fixture(params=["described", "hidden"])
+def visible_or_hidden(bench: ReleaseBench, request: pytest.FixtureRequest) -> ReleaseBench:
+    """An application whose topics' limits are visible, or hidden so that only a refusal shows them."""
+    if request.param == "hidden":
+        request.getfixturevalue("hidden")
+    return bench
+
+
+@pytest.fixture
+def compacted(make_topic: MakeTopic) -> str:
+    """An output topic that requires keys."""
+    return make_topic(**{"cleanup.policy": "compact"})
+
+
+def _due(topic: str, rows: Iterable[dict[str, Any]], first: int = 0) -> pa.Table:
+    """Return messages to `topic` with their row numbers as values. A row changes the columns that it names."""
+    defaults = {"output_topic": topic, "key": b"k", "deliver_at_ms": now_ms() - 1_000, "timestamp_ms": 30}
+    table = messages(
+        {**defaults, "offset": first + n, "value": b"%d" % (first + n), **row} for n, row in enumerate(rows)
+    )
+    return in_order(table)
+
+
+def test_a_record_without_a_key_becomes_a_dead_letter_if_keys_are_required_and_the_rest_follows_in_order(
+    visible_or_hidden: ReleaseBench, topic: str, compacted: str, configure: Configure
+) -> None:
+    bench = visible_or_hidden
+    bad, traced = {"key": None}, {"headers": headers(("trace", b"7"), ("trace", None))}
+    elsewhere = {"output_topic": topic, "key": None}
+    bench.hand_over(_due(compacted, [{}, elsewhere, {**bad, **traced}, {}, bad, elsewhere, {}, bad]))
+    release = bench.start()
+    bench.wait(release)
+    # What comes next is released by the same process.
+    bench.hand_over(_due(compacted, [{}, bad, {}], first=8))
+    bench.wait(release)
+    # What a topic requires may change while a process runs.
+    configure(topic, **{"cleanup.policy": "compact"})
+    bench.hand_over(_due(topic, [{}, bad, {}], first=11))
+    bench.wait(release)
+
+    assert values(bench.read(compacted)) == [0, 3, 6, 8, 10]
+    assert values(bench.read(topic)) == [1, 5, 11, 13]
+    letters = {int(record.value() or b""): record for record in bench.read(bench.dead_letter)}
+    assert sorted(letters) == [2, 4, 7, 9, 12]
+    assert letters[2].timestamp()[1] > now_ms() - 600_000
+    letter = read_letter(received(letters[2], 0))
+    assert letter is not None
+    assert (letter.id, letter.code, letter.timestamp_ms, letter.key) == ("delayline-in/0/2", "record-refused", 30, None)
+    assert letter.headers == [("trace", b"7"), ("trace", None)]
+    assert re.match(rf"record-refused: .*{compacted}.*", letter.text)
+    assert "cleanup.policy" in letter.text
+
+
+@pytest.mark.parametrize(("bad", "count"), [({3}, 10), ({0, 3, 4}, 10), ({0, 1, 2, 3}, 4)])
+def test_a_record_too_old_for_its_topic_becomes_a_dead_letter_and_the_rest_follows_in_order(
+    visible_or_hidden: ReleaseBench, make_topic: MakeTopic, bad: set[int], count: int
+) -> None:
+    topic = make_topic(**_WEEK)
+    # `deliver-at` in seconds, where ms are meant.
+    due = _due(topic, [{"deliver_at_ms": 1_798_135_200} if n in bad else {} for n in range(count)])
+    assert visible_or_hidden.release(due) == count
+    assert values(visible_or_hidden.read(topic)) == [n for n in range(count) if n not in bad]
+    letters = visible_or_hidden.read(visible_or_hidden.dead_letter)
+    assert sorted(values(letters)) == sorted(bad)
+    letter = read_letter(received(letters[0], 0))
+    assert letter is not None
+    assert letter.code == "record-refused"
+    assert "message.timestamp.before.max.ms" in letter.text
+
+
+def test_a_topic_with_log_append_time_accepts_old_records(
+    visible_or_hidden: ReleaseBench, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(**_WEEK, **{"message.timestamp.type": "LogAppendTime"})
+    assert visible_or_hidden.release(_due(topic, [{"deliver_at_ms": 1}, {}])) == 2
+    assert values(visible_or_hidden.read(topic)) == [0, 1]
+
+
+def test_many_records_too_old_for_their_topic_are_redirected_exactly_once_over_several_transactions(
+    bench: ReleaseBench, make_topic: MakeTopic
+) -> None:
+    bench.change("release.transaction_messages=2000")
+    topic = make_topic(2, **_WEEK)
+    old = now_ms() - 8 * _DAY_MS
+    late = _due(topic, [{"deliver_at_ms": old, "output_partition": n % 2} for n in range(6_000)])
+    good = _due(topic, [{"output_partition": n % 2} for n in range(1_000)], first=6_000)
+    assert bench.release(late, good) == 7_000
+    records = bench.read(topic)
+    for number in range(2):
+        assert values(each for each in records if each.partition() == number) == [*range(6_000 + number, 7_000, 2)]
+    assert sorted(values(bench.read(bench.dead_letter))) == [*range(6_000)]
+
+
+@pytest.mark.usefixtures("hidden")
+def test_records_that_several_topics_refuse_in_turn_are_all_found(
+    bench: ReleaseBench, compacted: str, make_topic: MakeTopic
+) -> None:
+    # The broker answers for each topic apart: whose refusal comes first is chance.
+    other = make_topic(**{"cleanup.policy": "compact"})
+    due = _due(compacted, [{"output_topic": (compacted, other)[n % 2]} | ({"key": None} if n in {4, 5} else {})
+                           for n in range(10)])  # fmt: skip
+    assert bench.release(due) == 10
+    assert values(bench.read(compacted)) == [0, 2, 6, 8]
+    assert values(bench.read(other)) == [1, 3, 7, 9]
+    assert sorted(values(bench.read(bench.dead_letter))) == [4, 5]
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_refused_record_is_found_among_transactions_that_are_written_ahead(
+    bench: ReleaseBench, compacted: str
+) -> None:
+    bench.change("release.lead=1s", "release.slice=10ms")
+    soon = now_ms() + 2_500
+    rows = [{"deliver_at_ms": soon + 20 * n, "key": None if n == 15 else b"k"} for n in range(20)]
+    assert bench.release(_due(compacted, rows)) == 20
+    assert values(bench.read(compacted)) == [n for n in range(20) if n != 15]
+    assert values(bench.read(bench.dead_letter)) == [15]
+
+
+def test_what_was_refused_is_forgotten_once_it_is_released(
+    bench: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, hidden: None
+) -> None:
+    asked: list[str] = []
+    hide = transaction.read_limits
+
+    def ask(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
+        asked.extend(topics)
+        return hide(options, topics)
+
+    monkeypatch.setattr(transaction, "read_limits", ask)
+    bench.hand_over(_due(compacted, [{}, {"key": None}]))
+    release = bench.start(compacted)
+    bench.wait(release)
+    bench.hand_over(_due(compacted, [{}], first=2))
+    bench.wait(release)
+    asked.clear()
+    # Only before a record is refused are the topics asked again.
+    bench.hand_over(_due(compacted, [{}], first=3))
+    bench.wait(release)
+    assert asked == []
+    assert values(bench.read(compacted)) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_record_too_early_for_its_topic_is_written_again_when_it_is_due(
+    visible_or_hidden: ReleaseBench, make_topic: MakeTopic, count: int
+) -> None:
+    bench = visible_or_hidden
+    topic = make_topic(**{"message.timestamp.after.max.ms": "0"})
+    soon = now_ms() + 1_500
+    assert bench.release(_due(topic, [{"deliver_at_ms": soon + n} for n in range(count)])) == count
+    assert [message.timestamp()[1] for message in bench.read(topic)] == [soon + n for n in range(count)]
+    assert bench.read(bench.dead_letter) == []
+
+
+@pytest.mark.parametrize("point", ["transaction-filled", "transaction-ended"])
+def test_a_crash_among_refusals_does_not_change_the_output(
+    visible_or_hidden: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    bench = visible_or_hidden
+
+    def crash(name: str) -> None:
+        if name == point:
+            raise InjectedFailure(name)
+
+    bench.change("release.transaction_messages=5")
+    due = _due(compacted, [{"key": None} if n in {1, 8} else {} for n in range(12)])
+    with monkeypatch.context() as patch:
+        patch.setattr(ring, "failpoint", crash)
+        with pytest.raises(InjectedFailure):
+            bench.release(due)
+    done = len(bench.read(compacted)) + len(bench.read(bench.dead_letter))
+    assert bench.released == done
+    assert (done > 0) == (point == "transaction-ended")
+    assert bench.release() == 12 - done
+    assert bench.release() == 0
+    assert values(bench.read(compacted)) == [n for n in range(12) if n not in {1, 8}]
+    assert sorted(values(bench.read(bench.dead_letter))) == [1, 8]
+
+
+@pytest.mark.parametrize("redirected", [True, False])
+def test_a_dead_letter_that_its_topic_refuses_too_stops_the_release_and_is_not_lost(
+    visible_or_hidden: ReleaseBench, compacted: str, configure: Configure, redirected: bool
+) -> None:
+    bench = visible_or_hidden
+    configure(bench.dead_letter, **{"cleanup.policy": "compact"})
+    rejected = {"output_topic": bench.dead_letter, "error_code": "bad-deliver-at", "error_text": "no instant"}
+    due = _due(compacted, [{}, {"key": None, **({} if redirected else rejected)}, {}])
+    pattern = rf"message delayline-in/0/1 can go nowhere: record-refused: .*{bench.dead_letter}.*"
+    with pytest.raises(DeadLetterRefused, match=pattern):
+        bench.release(due)
+    # What was written is aborted at once, and hides nothing from subscribers.
+    assert bench.read(compacted) == bench.read(bench.dead_letter) == []
+    configure(bench.dead_letter, **{"cleanup.policy": "delete"})
+    assert bench.release() == 3
+    assert (values(bench.read(compacted)), values(bench.read(bench.dead_letter))) == ([0, 2], [1])

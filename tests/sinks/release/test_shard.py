@@ -1,0 +1,364 @@
+"""A shard's release against a real broker: its position, its order and times, its memory, and who may release."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
+from sinks.internal_topics.position import Position, position_key
+from sinks.release import shard as shard_module
+from sinks.release.pending import Pending, Planned
+from sinks.release.record_check import RecordCheck
+from sinks.release.shard import ShardRelease
+from sinks.release.transaction import TransactionWriter
+from sinks.release.wall_clock import now_ms
+from state.order import OrderKey, in_order
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.sinks.release.conftest import HostClock, ReleaseBench, Stop, StopAt, create_topics, ids
+
+_HOUR_MS = 3_600_000
+
+
+def _due(bench: ReleaseBench, dues_ms: list[int], first: int = 0, **columns: Any) -> pa.Table:
+    """Return messages with numbered input offsets that are due at `dues_ms`, in delivery order."""
+    own = {"output_topic": bench.settings.topics.output, **columns}
+    return in_order(messages({**own, "offset": first + n, "deliver_at_ms": due} for n, due in enumerate(dues_ms)))
+
+
+def _released(bench: ReleaseBench) -> list[int]:
+    return ids(bench.read(bench.settings.topics.output))
+
+
+@contextmanager
+def _receiving(bench: ReleaseBench) -> Iterator[Callable[[], list[tuple[int, int]]]]:
+    """A subscriber of committed records; gives a function that returns (due time, time of receipt) of what has come."""
+    topic = bench.settings.topics.output
+    consumer = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    seen: list[tuple[int, int]] = []
+
+    def receive() -> list[tuple[int, int]]:
+        for message in consumer.consume(1_000, 0.05):
+            assert message.error() is None
+            seen.append((message.timestamp()[1], time.time_ns() // 1_000_000))
+        return seen
+
+    yield receive
+    consumer.close()
+
+
+def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it(bench: ReleaseBench) -> None:
+    assert bench.release(_due(bench, [1, 3, 5])) == 3
+    position = bench.position
+    assert position is not None
+    assert (position.taken_in, position.lowest, position.released, position.member) == (1, 1, 3, "test")
+    assert position.below == OrderKey(5, "delayline-in", 0, 3)
+    assert bench.release() == 0
+    later = now_ms() + _HOUR_MS
+    waiting, due = _due(bench, [7, later], first=10), _due(bench, [9], first=20)
+    bench.hand_over(waiting, due)
+    release = bench.start()
+    assert_eventually(lambda: bench.released == 5, 60)
+    assert not release.drained
+    bench.stop(release)
+    position = bench.position
+    assert position is not None
+    # Reading begins at the chunk that still has a message, and finds only that one.
+    assert (position.taken_in, position.lowest) == (3, 1)
+    bench.hand_over(_due(bench, [11], first=30))
+    release = bench.start()
+    assert_eventually(lambda: bench.released == 6, 60)
+    bench.stop(release)
+    assert _released(bench) == [0, 1, 2, 10, 20, 30]
+
+
+def test_messages_come_in_order_and_never_before_they_are_due(bench: ReleaseBench) -> None:
+    rng = np.random.default_rng(7)
+    soon = now_ms() + 4_000
+    chunks = [sorted(int(due) for due in soon + rng.integers(0, 1_000, 40)) for _ in range(8)]
+    for n, dues in enumerate(chunks[:4]):
+        bench.hand_over(_due(bench, dues, first=100 * n))
+    release = bench.start()
+    # A chunk that comes while others wait may have earlier messages.
+    for n, dues in enumerate(chunks[4:], 4):
+        bench.hand_over(_due(bench, dues, first=100 * n))
+    with _receiving(bench) as receive:
+        assert_eventually(lambda: len(receive()) >= 320, 60)
+        seen = receive()
+    assert [due for due, _ in seen] == sorted(due for dues in chunks for due in dues)
+    assert all(received_ms >= due_ms for due_ms, received_ms in seen)
+    bench.wait(release)
+
+
+def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_released_once_when_it_is_due_again(
+    bench: ReleaseBench, clock: HostClock, stop_at: StopAt, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.change("release.lead=10s")
+    clock.ahead_ms = 30 * 60_000
+    due_ms = clock.now_ms() + 5_000
+    stopped = stop_at("transaction-filled")
+    bench.hand_over(_due(bench, [due_ms, due_ms + 1]))
+    release = bench.start()
+    assert stopped.reached.wait(60)
+    clock.ahead_ms = 0
+    stopped.released.set()
+    assert_eventually(lambda: "clock was set back" in caplog.text, 60)
+    assert _released(bench) == []
+    # What comes meanwhile and is due now is released first.
+    bench.hand_over(_due(bench, [clock.now_ms()], first=5))
+    assert_eventually(lambda: bench.released == 1, 60)
+    assert _released(bench) == [5]
+    clock.ahead_ms = 30 * 60_000
+    bench.wait(release)
+    assert _released(bench) == [5, 0, 1]
+
+
+def test_a_clock_that_was_set_back_a_little_lets_a_transaction_wait(
+    bench: ReleaseBench, clock: HostClock, stop_at: StopAt
+) -> None:
+    bench.change("release.lead=10s")
+    clock.ahead_ms = 3_000
+    due_ms = clock.now_ms() + 4_000
+    stopped = stop_at("transaction-filled")
+    bench.hand_over(_due(bench, [due_ms]))
+    release = bench.start()
+    assert stopped.reached.wait(60)
+    clock.ahead_ms = 1_000
+    stopped.released.set()
+    with _receiving(bench) as receive:
+        ((_, received_ms),) = assert_eventually(receive, 60)
+    assert received_ms + clock.ahead_ms >= due_ms
+    bench.wait(release)
+
+
+def test_no_more_messages_are_released_in_a_second_than_the_limit(bench: ReleaseBench) -> None:
+    bench.change("release.messages_per_second=100")
+    begun_s = time.monotonic()
+    assert bench.release(_due(bench, [1] * 250)) == 250
+    # 100 at once, 100 a second later, and the rest after another second.
+    assert time.monotonic() - begun_s >= 2
+    assert _released(bench) == [*range(250)]
+
+
+@pytest.mark.parametrize("point", ["position-unread", "transaction-filled", "transaction-ended"])
+def test_another_process_takes_the_shard_and_the_first_one_ends_without_an_error(
+    bench: ReleaseBench, stop_at: StopAt, point: str
+) -> None:
+    bench.change("release.transaction_messages=5")
+    stopped = stop_at(point)
+    bench.hand_over(_due(bench, [1] * 20))
+    first = bench.start()
+    assert stopped.reached.wait(60)
+    second = bench.start()
+    bench.wait(second)
+    stopped.released.set()
+    if point == "position-unread":
+        # A process that has nothing to write does not notice.
+        assert_eventually(lambda: first.position is not None, 60)
+    bench.hand_over(_due(bench, [2] * 20, first=20))
+    bench.wait(second)
+    assert first.ended.wait(60)
+    assert first.error is None
+    assert bench.released == 40
+    assert _released(bench) == [*range(40)]
+
+
+def test_a_process_that_loses_the_shard_while_it_fills_a_transaction_ends_without_an_error(
+    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop()
+    fill_whole = TransactionWriter._fill_whole
+
+    def fill(writer: TransactionWriter, planned: Planned, check: RecordCheck) -> None:
+        is_first = not stop.reached.is_set()
+        stop.passed()
+        fill_whole(writer, planned, check)
+        # More, until the client has found out.
+        while is_first:
+            time.sleep(0.01)
+            fill_whole(writer, planned, check)
+
+    monkeypatch.setattr(TransactionWriter, "_fill_whole", fill)
+    bench.hand_over(_due(bench, [1] * 20))
+    first = bench.start()
+    assert stop.reached.wait(60)
+    second = bench.start()
+    bench.wait(second)
+    stop.released.set()
+    assert first.ended.wait(60)
+    assert first.error is None
+    assert _released(bench) == [*range(20)]
+
+
+def test_processes_that_take_the_shard_from_each_other_in_the_midst_of_it_release_each_message_once(
+    bench: ReleaseBench,
+) -> None:
+    bench.change("release.transaction_messages=5")
+    bench.hand_over(_due(bench, [1] * 1_000))
+    while (before := bench.released) < 1_000:
+        release = bench.start()
+        # Of two that open at the same time, both may end. In the end, one of them has the shard to itself.
+        most = min(before + 200, 1_000) if len(bench.prepared) < 5 else 1_000
+        _wait_for(release, bench, most)
+    assert [release.error for release in bench.prepared] == [None] * len(bench.prepared)
+    assert _released(bench) == [*range(1_000)]
+
+
+@pytest.mark.parametrize("most_bytes", [None, 0])
+def test_a_large_backlog_of_late_messages_is_released_once(bench: ReleaseBench, most_bytes: int | None) -> None:
+    bench.change("release.transaction_messages=500")
+    assert bench.release(_due(bench, [now_ms()])) == 1
+    late = [_due(bench, sorted(n % 997 for n in range(at, at + 1_000)), first=at) for at in range(1_000, 16_000, 1_000)]
+    bench.hand_over(*late, _due(bench, [now_ms() + 1_000], first=1))
+    release = _small(bench.prepare(), most_bytes)
+    release.start()
+    bench.wait(release)
+    assert bench.released == 15_002
+    released = _released(bench)
+    assert sorted(released) == [0, 1, *range(1_000, 16_000)]
+    places = {identity: place for place, identity in enumerate(released)}
+    for chunk in late:
+        of_chunk = [places[offset] for offset in chunk.column("offset").to_pylist()]
+        assert of_chunk == sorted(of_chunk)
+
+
+def test_what_is_pending_takes_no_more_memory_than_allowed_and_is_read_again_when_it_is_needed(
+    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = restored = 0
+
+    class Watched(Pending):
+        def add(self, *arguments: Any) -> None:
+            nonlocal most
+            super().add(*arguments)
+            most = max(most, self.nbytes)
+
+        def restore(self, *arguments: Any) -> None:
+            nonlocal most, restored
+            super().restore(*arguments)
+            most, restored = max(most, self.nbytes), restored + 1
+
+        def plan(self, *arguments: Any) -> Any:
+            nonlocal most
+            try:
+                return super().plan(*arguments)
+            finally:
+                most = max(most, self.nbytes)
+
+    monkeypatch.setattr(shard_module, "Pending", Watched)
+    bench.change("release.max_bytes=16777216")
+    rng = np.random.default_rng(7)
+    # 60 MB. What is needed last comes first.
+    for at in range(5_950, -50, -50):
+        rows = [{"offset": at + n, "deliver_at_ms": 1 + at + n, "output_topic": bench.settings.topics.output,
+                 "value": rng.bytes(10_000)} for n in range(50)]  # fmt: skip
+        bench.hand_over(messages(rows))
+    assert bench.release() == 6_000
+    assert _released(bench) == [*range(6_000)]
+    assert restored > 0
+    assert most <= 16 * 1024 * 1024
+
+
+def _wait_for(release: ShardRelease, bench: ReleaseBench, most: int) -> None:
+    assert_eventually(lambda: release.ended.is_set() or bench.released >= most, 60)
+
+
+def _small(release: ShardRelease, most_bytes: int | None) -> ShardRelease:
+    """Allow `release` only so many bytes of pending messages."""
+    if most_bytes is not None:
+        release._most_pending_bytes = most_bytes
+    return release
+
+
+def _anew(bench: ReleaseBench, topic: str) -> None:
+    """Delete `topic`, and create another one of the same name."""
+    client = AdminClient(dict(bench.options))
+    client.delete_topics([topic])[topic].result()
+    assert_eventually(lambda: topic not in client.list_topics(timeout=10).topics)
+    create_topics(bench.broker, NewTopic(topic, 1, 1))
+
+
+def _delete(bench: ReleaseBench, end: int) -> None:
+    """Delete the records of the ready log before offset `end`."""
+    client = AdminClient(dict(bench.options))
+    for answer in client.delete_records([TopicPartition(bench.settings.ready_topic, 0, end)]).values():
+        answer.result()
+
+
+def _produce(bench: ReleaseBench, topic: str, value: bytes) -> None:
+    producer = Producer(dict(bench.options))
+    producer.produce(topic, value, position_key(0), 0)
+    assert producer.flush(60) == 0
+
+
+def _another_topic(bench: ReleaseBench) -> None:
+    _anew(bench, bench.settings.ready_topic)
+
+
+def _gone_records(bench: ReleaseBench) -> None:
+    bench.hand_over(_due(bench, [1], first=10), _due(bench, [1], first=11))
+    _delete(bench, bench.end - 1)
+
+
+def _gone_end(bench: ReleaseBench) -> None:
+    position = bench.position
+    assert position is not None
+    _produce(bench, bench.settings.position_topic, Position(position.topic_id, taken_in=100, lowest=1).to_bytes())
+
+
+def _foreign_record(bench: ReleaseBench) -> None:
+    _produce(bench, bench.settings.ready_topic, b"{}")
+
+
+def _foreign_position(bench: ReleaseBench) -> None:
+    _produce(bench, bench.settings.position_topic, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "text"),
+    [
+        (_another_topic, ReadyLogLost, r"/0 is another topic \(\S+\) than the one that was released\."),
+        (_gone_records, ReadyLogLost, r"/0 begins at offset 2, and is released up to 1\."),
+        (_gone_end, ReadyLogLost, r"/0 ends at offset 1, and was read up to 100\."),
+        (_foreign_record, ReadyLogLost, r"/0 at offset 1 is not written by Delayline"),
+        (_foreign_position, CheckpointMismatch, r"which is not a position of this Delayline version"),
+    ],
+)
+def test_a_ready_log_that_does_not_fit_its_position_is_not_released(
+    bench: ReleaseBench, harm: Callable[[ReleaseBench], None], error: type[DelaylineError], text: str
+) -> None:
+    assert bench.release(_due(bench, [1])) == 1
+    harm(bench)
+    bench.end = 100
+    release = bench.start()
+    assert release.ended.wait(60)
+    assert isinstance(release.error, error)
+    release_error = str(release.error)
+    assert re.search(text, release_error)
+    assert _released(bench) == [0]
+
+
+def test_a_ready_log_whose_records_are_deleted_before_they_are_read_again_is_lost(
+    bench: ReleaseBench, clock: HostClock
+) -> None:
+    later = clock.now_ms() + _HOUR_MS
+    bench.hand_over(_due(bench, [later]), _due(bench, [later + 1], first=1), _due(bench, [1], first=2))
+    release = _small(bench.prepare(), 0)
+    release.start()
+    assert_eventually(lambda: bench.released == 1, 60)
+    _delete(bench, 3)
+    clock.ahead_ms = 2 * _HOUR_MS
+    assert release.ended.wait(60)
+    assert isinstance(release.error, ReadyLogLost)
+    assert _released(bench) == [2]

@@ -1,0 +1,160 @@
+"""Messages that are too large for their topic, against a real broker: which are redirected, and which wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+
+from conf.errors import DeadLetterRefused
+from sinks.release import transaction
+from sinks.release.records import bytes_at_most, record_bytes, records
+from sinks.release.wall_clock import now_ms
+from sinks.topics.limits import TopicLimits
+from sources.intake.partitioner import partitions_for
+from sources.subscriber import received
+from tests.conftest import Configure, MakeTopic
+from tests.messages import headers, messages
+from tests.sinks.release.conftest import ReleaseBench
+
+
+@pytest.fixture
+def limit(configure: Configure) -> Callable[[str, int], None]:
+    """A function that changes a topic's limit."""
+    return lambda topic, most: configure(topic, **{"max.message.bytes": str(most)})
+
+
+@pytest.fixture
+def bench(bench: ReleaseBench, limit: Callable[[str, int], None]) -> ReleaseBench:
+    """An application whose dead-letter topic accepts 20 kB."""
+    limit(bench.dead_letter, 20_000)
+    return bench
+
+
+@pytest.fixture
+def small(make_topic: MakeTopic) -> str:
+    """An output topic that accepts 5 kB."""
+    return make_topic(**{"max.message.bytes": "5000"})
+
+
+def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
+    rows = [
+        {
+            "offset": first + n,
+            "deliver_at_ms": 70,
+            "timestamp_ms": 30,
+            "output_topic": topic,
+            "value": value,
+            "key": b"k",
+        }
+        for n, value in enumerate(values)
+    ]
+    return messages(rows)
+
+
+def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(bench: ReleaseBench, small: str) -> None:
+    keys = [b"%d" % n for n in range(20)]
+    large = {"deliver_at_ms": 1, "output_topic": small, "value": b"x" * 6_000}
+    assert bench.release(messages({**large, "offset": n, "key": key} for n, key in enumerate(keys))) == 20
+    landed = {message.key(): message.partition() for message in bench.read(bench.dead_letter)}
+    expected = partitions_for(pa.array(keys, pa.binary()), np.zeros(20, np.int64), np.full(20, 2))
+    assert [landed[key] for key in keys] == expected.tolist()
+
+
+def _values(delivered: list[Message]) -> list[bytes]:
+    return [message.value() or b"" for message in delivered]
+
+
+def _ids(delivered: list[Message]) -> set[str | None]:
+    return {received(message, 0).id for message in delivered}
+
+
+def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order_while_the_limit_changes(
+    bench: ReleaseBench, topic: str, limit: Callable[[str, int], None]
+) -> None:
+    # The process knows the topic's limit from its start.
+    release = bench.start(topic)
+
+    def go(due: pa.Table) -> None:
+        bench.hand_over(due)
+        bench.wait(release)
+
+    large, many = b"x" * 6_000, [b"%d" % n for n in range(1_000)]
+    go(_batch(topic, b"a", large, b"b"))
+    limit(topic, 5_000)
+    # The client batches many small messages. That their batch is too large must not make them dead letters.
+    go(_batch(topic, b"c", large, *many, large, b"d", first=10))
+    go(_batch(topic, b"e", large, b"f", first=2_000))
+    limit(topic, 10_000)
+    go(_batch(topic, b"g", large, first=3_000))
+
+    assert _values(bench.read(topic)) == [b"a", large, b"b", b"c", *many, b"d", b"e", b"f", b"g", large]
+    letters = bench.read(bench.dead_letter)
+    assert _ids(letters) == {f"delayline-in/0/{offset}" for offset in (11, 1_012, 2_001)}
+    assert _values(letters) == [large] * 3
+    assert len({message.partition() for message in letters}) == 1, "dead letters of one key in two partitions"
+    letter_headers = dict(received(letters[0], 0).headers)
+    assert letter_headers["delayline-error"] == b"message-too-large"
+    assert b"max.message.bytes of " + topic.encode() + b" is 5000" in (letter_headers["delayline-error-text"] or b"")
+    assert "delayline-deliver-at" not in letter_headers
+    # If it is resent, its delay counts from then. The record itself is new, so that no topic deletes it for its age.
+    assert letter_headers["delayline-timestamp"] == b"30"
+    assert letters[0].timestamp()[1] > now_ms() - 600_000
+
+
+def test_with_compression_only_the_broker_decides_what_is_too_large(bench: ReleaseBench, small: str) -> None:
+    bench.change("kafka.compression.type=lz4")
+    fits, noise = b"0" * 15_000, os.urandom(6_000)
+    assert bench.release(_batch(small, b"a", fits, noise, b"b", fits, noise)) == 6
+    assert _values(bench.read(small)) == [b"a", fits, b"b", fits]
+    assert _values(bench.read(bench.dead_letter)) == [noise, noise]
+
+
+def test_a_message_too_large_for_the_dead_letter_topic_stops_the_release_and_is_not_lost(
+    bench: ReleaseBench, small: str, limit: Callable[[str, int], None]
+) -> None:
+    with pytest.raises(
+        DeadLetterRefused, match=rf"delayline-in/0/1 .* takes 30\d+ bytes.*of {bench.dead_letter} is 20000"
+    ):
+        bench.release(_batch(small, b"a", b"x" * 30_000, b"b"))
+    assert bench.read(small) == bench.read(bench.dead_letter) == []
+    limit(bench.dead_letter, 40_000)
+    assert bench.release() == 3
+    assert (_values(bench.read(small)), len(bench.read(bench.dead_letter))) == ([b"a", b"b"], 1)
+
+
+def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(
+    bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    # Together the small messages are too large as well, but none of them is the cause.
+    many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
+    assert bench.release(_batch(small, *many, large, b"z")) == 10
+    assert _values(bench.read(small)) == [*many, b"z"]
+    assert _values(bench.read(bench.dead_letter)) == [large]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_record_of_exactly_the_limit_is_released(bench: ReleaseBench, small: str, over: int) -> None:
+    def due(size: int) -> pa.Table:
+        pairs = [("a", None), ("ö" * 80, b"1"), ("", b"")]
+        rows = [{"deliver_at_ms": 1, "output_topic": small, "value": b"x" * size, "headers": headers(*pairs)}]
+        return messages(rows)
+
+    taken = record_bytes(next(records(due(4_500).to_batches()[0])))
+    assert bench.release(due(4_500 + 5_000 - taken + over)) == 1
+    assert (len(bench.read(small)), len(bench.read(bench.dead_letter))) == (1 - over, over)
+
+
+def test_an_upper_bound_of_a_records_bytes_is_never_too_low() -> None:
+    rows = [
+        {"value": b"x" * size, "key": b"k" * size, "headers": headers(*[("ö" * size, b"v" * size)] * size)}
+        for size in (0, 1, 63, 64, 200)
+    ] + [{"value": None, "headers": None, "error_code": "bad", "error_text": "e" * 2_000}]
+    (batch,) = messages(rows).slice(1).combine_chunks().to_batches()
+    exact = [record_bytes(record) for record in records(batch)]
+    assert all(most >= size for most, size in zip(bytes_at_most(batch).tolist(), exact, strict=True))

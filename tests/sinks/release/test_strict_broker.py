@@ -1,0 +1,232 @@
+"""A strict broker: it grants few permissions, and allows only transactions shorter than the default."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from conf.errors import TopicMismatch
+from conf.kafka.options import librdkafka_options
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.internal_topics.newest_record import _last_value, newest_value
+from sinks.internal_topics.progress import announce_origin, read_progress
+from sinks.ready_log.writer import fence_writers
+from sinks.release.ring import PRODUCERS, ring_id
+from sinks.topics.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
+from state.checkpoint.origin import CheckpointOrigin
+from streaming.local.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.sinks.release.conftest import ReleaseBench
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+_PROPERTIES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # The plain listener is for the node itself and for the tests' preparations.
+    "super.users": "User:ANONYMOUS",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} user_guest="guest";',
+    "transaction.max.timeout.ms": "20000",
+}
+_LOGIN = [
+    "kafka.security.protocol=SASL_PLAINTEXT",
+    "kafka.sasl.mechanism=PLAIN",
+    "kafka.sasl.username=guest",
+    "kafka.sasl.password=guest",
+]
+_SHORT = ["release.transaction_timeout=15s", "lease.period=5s"]
+_ANY_OF_GUEST = AclBindingFilter(
+    ResourceType.ANY,
+    cast(str, None),
+    ResourcePatternType.ANY,
+    "User:guest",
+    cast(str, None),
+    AclOperation.ANY,
+    AclPermissionType.ANY,
+)
+Allow = Callable[..., None]
+_SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+# All permissions on a topic except to see its configuration.
+_USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
+
+
+@pytest.fixture(scope="module")
+def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    folder = tmp_path_factory.mktemp("strict")
+    with EmbeddedBroker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
+        yield running
+
+
+@pytest.fixture
+def owner(strict: EmbeddedBroker) -> Settings:
+    """Settings of an application with its topics, for a user with all permissions."""
+    application_id = f"app-{uuid.uuid4().hex[:8]}"
+    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
+    servers = f"kafka.bootstrap_servers={strict.bootstrap}"
+    settings = load_settings(None, [f"application_id={application_id}", servers, *topics, *_SHORT], environ={})
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
+    """Settings of the same application, for a user without permissions."""
+    topics = [f"topics.{role}={owner.application_id}-{role}" for role in ("input", "output", "dead_letter")]
+    servers = f"kafka.bootstrap_servers={strict.secured('SASL_PLAINTEXT')}"
+    own = [f"application_id={owner.application_id}", servers, *topics, *_LOGIN, *_SHORT]
+    return load_settings(None, own, environ={})
+
+
+@pytest.fixture
+def allow(strict: EmbeddedBroker) -> Allow:
+    """A function that gives the guest permissions on topics or other resources: `allow([topic], AclOperation.READ)`."""
+    client = AdminClient({"bootstrap.servers": strict.bootstrap})
+
+    def permit(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
+        pattern = (ResourcePatternType.LITERAL, "User:guest", "*")
+        bindings = [
+            AclBinding(kind, name, *pattern, operation, AclPermissionType.ALLOW)
+            for name in names
+            for operation in operations
+        ]
+        for done in client.create_acls(bindings).values():
+            done.result()
+        # The node's controller has the permissions by now; its broker gets them in a moment.
+        assert_eventually(lambda: set(bindings) <= set(client.describe_acls(_ANY_OF_GUEST).result()))
+
+    return permit
+
+
+def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_reported_as_missing(
+    guest: Settings, allow: Allow
+) -> None:
+    lease = guest.lease_topic
+    others = [topic for topic in needed_topics(guest) if topic != lease]
+    allow(others, *_USE, AclOperation.DESCRIBE_CONFIGS)
+    for command in (show_topics, check_topics, ensure_topics):
+        with pytest.raises(TopicMismatch, match=rf"the existence of {lease}: .* Describe there"):
+            command(guest)
+    allow([lease], AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    assert {report.state for report in show_topics(guest)} == {"exists"}
+    check_topics(guest)
+
+
+def test_a_configuration_that_may_not_be_described_is_named_with_the_permission(guest: Settings, allow: Allow) -> None:
+    allow(list(needed_topics(guest)), *_USE)
+    for command in (check_topics, ensure_topics):
+        with pytest.raises(TopicMismatch, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
+            command(guest)
+    # The topics with a partition for each shard are checked first.
+    allow([guest.progress_topic, guest.ready_topic, guest.position_topic], AclOperation.DESCRIBE_CONFIGS)
+    with pytest.raises(TopicMismatch, match=rf"of {guest.lease_topic}: .* DescribeConfigs there"):
+        check_topics(guest)
+    with pytest.raises(TopicMismatch, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
+        input_retentions(guest)
+
+
+def test_the_newest_record_is_read_without_permission_on_a_group(
+    owner: Settings, guest: Settings, allow: Allow
+) -> None:
+    topic = owner.progress_topic
+    allow([topic], AclOperation.READ)
+    producer = Producer(librdkafka_options(owner.kafka))
+    for n in range(1_000):
+        producer.produce(topic, b"%d" % n, b"k", 0)
+    assert producer.flush(10) == 0
+    assert newest_value(librdkafka_options(guest.kafka), topic, 0) == b"999"
+
+
+class _Polled:
+    """What a consumer's `poll` returns: a record's value, or an error."""
+
+    def __init__(self, value: bytes | None, code: int | None) -> None:
+        self._value, self._error = value, None if code is None else KafkaError(code)
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+
+def test_a_refused_group_between_two_records_is_ignored() -> None:
+    # The broker may send this error at any time; mostly it follows the records.
+    polled = iter([_Polled(b"1", None), _Polled(None, KafkaError.GROUP_AUTHORIZATION_FAILED), _Polled(b"2", None),
+                 _Polled(None, KafkaError._PARTITION_EOF)])  # fmt: skip
+
+    class Reader:
+        def assign(self, partitions: list[TopicPartition]) -> None:
+            assert partitions == [TopicPartition("t", 0, 7)]
+
+        def poll(self, timeout_s: float) -> _Polled:
+            return next(polled)
+
+    assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+
+
+@pytest.mark.parametrize("barred", ["output", "dead_letter", "position"])
+def test_a_topic_without_write_permission_is_named_and_messages_are_released_once_it_is_granted(
+    strict: EmbeddedBroker, owner: Settings, guest: Settings, allow: Allow, barred: str
+) -> None:
+    topics = {role: getattr(owner.topics, role) for role in ("output", "dead_letter")}
+    topics["position"] = owner.position_topic
+    allow([*topics.values(), owner.ready_topic], *_SEE)
+    allow([topic for role, topic in topics.items() if role != barred], AclOperation.WRITE)
+    ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
+    allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
+    bench = ReleaseBench(strict, guest)
+    rows = [
+        {"output_topic": topics["output"]},
+        {"output_topic": topics["dead_letter"], "error_code": "bad", "offset": 1},
+    ]
+    bench.hand_over(messages({"error_text": "bad", **row} for row in rows))
+    for _ in range(2):
+        with pytest.raises(
+            TopicMismatch, match=rf"not let the job write to {topics[barred]}\b.* the right Write there"
+        ):
+            bench.release()
+    allow([topics[barred]], AclOperation.WRITE)
+    assert bench.release() == 2
+
+
+def test_a_dead_letter_topic_without_write_permission_is_named_when_a_message_is_redirected_to_it(
+    strict: EmbeddedBroker, owner: Settings, guest: Settings, allow: Allow
+) -> None:
+    topics = [owner.topics.output, owner.position_topic]
+    allow([*topics, owner.ready_topic, owner.topics.dead_letter], *_SEE)
+    allow(topics, AclOperation.WRITE)
+    ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
+    allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
+    large = messages([{"output_topic": owner.topics.output, "value": b"x" * 1_049_000}])
+    with pytest.raises(TopicMismatch, match=rf"not let the job write to {owner.topics.dead_letter}\b"):
+        ReleaseBench(strict, guest).release(large)
+
+
+def test_writers_are_fenced_and_an_origin_is_announced_where_only_short_transactions_are_allowed(
+    owner: Settings,
+) -> None:
+    origin = CheckpointOrigin("c", 1, owner.bucket.shards)
+    fence_writers(owner, origin.shards)
+    announce_origin(owner, origin)
+    options = librdkafka_options(owner.kafka)
+    for shard in range(origin.shards):
+        # A committed record can be read a moment later.
+        marker = assert_eventually(partial(read_progress, options, owner.progress_topic, shard))
+        assert marker is not None
+        assert marker.batch.origin == origin
