@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, idle, index, ingest, lateness, overload, sealed, spread
+from benchmarks import burst, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.provenance import service_code
@@ -46,6 +46,8 @@ def on_a_stand(measure: Callable[[Stand, float], Outcome]) -> Callable[[float], 
 RESULTS = Path("benchmarks/results")
 BENCHMARKS = {
     "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
+    "plain": Benchmark(on_a_stand(plain.measure), plain.draw),
+    "outage": Benchmark(on_a_stand(outage.measure), outage.draw),
     "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
     "sealed": Benchmark(on_a_stand(sealed.measure), sealed.draw),
     "spread": Benchmark(on_a_stand(spread.measure), spread.draw),
@@ -60,6 +62,8 @@ class Which(StrEnum):
     """The values of the argument."""
 
     lateness = "lateness"
+    plain = "plain"
+    outage = "outage"
     ingest = "ingest"
     sealed = "sealed"
     spread = "spread"

@@ -13,8 +13,10 @@ Figures = Mapping[str, Mapping[str, Any]]
 # The faults that `benchmarks.receiver.Received.faults` counts: everything that the contract forbids.
 FAULTS = ("early", "inversions", "out_of_order", "lost", "duplicates", "altered")
 
-# The lateness that a subscriber may expect at the default settings.
-P99_MS, P50_MS = 1000.0, 500.0
+# The lateness (ms) that a subscriber may expect at the default settings, by percentile.
+LATENESS_MS = {"p50": 15.0, "p99": 35.0, "p99.9": 60.0}
+# Of the messages. Those that were not handed over in time are held to no order.
+LEAST_HELD = 0.5
 
 
 def figure(figures: Figures, case: str, name: str) -> float | None:
@@ -34,10 +36,23 @@ def fault_aims(figures: Figures, case: str, prefix: str = "", names: Iterable[st
     return [Aim(f"{name}, {of}{case}", figure(figures, case, prefix + name), 0) for name in names]
 
 
-def delivery_aims(figures: Figures, case: str) -> list[Aim]:
-    """Return the aims for a delivered load: a low median and a low 99th percentile of lateness, and no fault."""
+def held_aim(figures: Figures, case: str, prefix: str = "") -> Aim:
+    """Return the aim for the share of messages that were held to their order: faults among few would prove little.
+
+    `prefix` is the prefix of the figure's name.
+    """
+    held = figure(figures, case, f"{prefix}held_to_order")
+    return Aim(f"share held to their order, {case}", held, LEAST_HELD, at_least=True)
+
+
+def lateness_aims(figures: Figures, case: str, limits_ms: Mapping[str, float]) -> list[Aim]:
+    """Return an aim for each percentile of lateness in `limits_ms`."""
     return [
-        Aim(f"p99, {case}", figure(figures, case, "p99_ms"), P99_MS, "ms"),
-        Aim(f"p50, {case}", figure(figures, case, "p50_ms"), P50_MS, "ms"),
-        *fault_aims(figures, case),
+        Aim(f"{percentile}, {case}", figure(figures, case, percentile_name(percentile)), limit_ms, "ms")
+        for percentile, limit_ms in limits_ms.items()
     ]
+
+
+def percentile_name(percentile: str) -> str:
+    """Return the name of the figure for a percentile such as `p99.9`."""
+    return f"{percentile.replace('.', '_')}_ms"

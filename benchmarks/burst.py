@@ -16,11 +16,12 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 
 MESSAGES = 1_000_000
-# Seconds from the start of publishing to the burst. Everything must be ingested by then.
-LEAD_S, SHORTEST_LEAD_S = 120.0, 40.0
+# Seconds from the start of publishing to the burst. More than `clock.horizon`, so that the messages wait in buckets
+# before they are handed over.
+LEAD_S, SHORTEST_LEAD_S = 120.0, 80.0
 TIMEOUT_S = 600.0
 JOB, BARE = "job", "bare producers"
-RATE = 150_000
+RATE, OF_BARE = 150_000, 0.5
 _SETTLED_S = 3.0
 # Shortly before the instant, end offsets are polled more often: the job is idle, and early messages would show.
 _CLOSE_S, _CLOSE_POLL_S, _POLL_S = 1.0, 0.002, 0.05
@@ -35,6 +36,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     ingested = _ingest(application, job, count, due_s, stand.bootstrap)
     points = _watch(stand, application, count, due_s, job)
     usage = job.usage.between(due_s, due_s + points[-1][0])
+    ingested |= _handed_over(job, due_s)
     job.stop()
     faults = _read_back(stand, application, count).faults(count)
     # Records are read after the run, so their arrival times do not show early ones; the end offsets do.
@@ -61,21 +63,17 @@ def measure(stand: Stand, scale: float) -> Outcome:
         f"{shards} bare producers": [[0.0, round(count / bare, 3)], [0.0, float(count)]],
     }
     about = f"{count:,} messages due at the same instant, {shards} shards"
-    return Outcome("burst", about, aims_of(figures), figures, series, alternatives_of(figures))
+    return Outcome("burst", about, aims_of(figures), figures, series)
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims that must all be met: no fault."""
-    return fault_aims(figures, JOB)
-
-
-def alternatives_of(figures: Figures) -> list[Aim]:
-    """Return the aims of which one must be met: a rate, or half the rate of as many bare producers on this broker."""
+    """Return the aims: a rate, half the rate of as many bare producers on this broker, and no fault."""
     rate = figure(figures, JOB, "messages_per_s")
     of_bare = ratio(rate, figure(figures, BARE, "messages_per_s"))
     return [
         Aim("messages/s delivered", rate, RATE, "/s", at_least=True),
-        Aim("messages/s delivered, of as many bare producers' as shards", of_bare, 0.5, at_least=True),
+        Aim("messages/s delivered, of as many bare producers' as shards", of_bare, OF_BARE, at_least=True),
+        *fault_aims(figures, JOB),
     ]
 
 
@@ -90,17 +88,26 @@ def draw(outcome: Outcome) -> Any:
 
 
 def _ingest(application: Application, job: Job, count: int, due_s: int, bootstrap: str) -> dict[str, float]:
-    """Publish, and wait until the job has accepted everything. Raises RuntimeError if that ended after the instant."""
+    """Publish, and wait until the job has accepted everything.
+
+    Raises RuntimeError if that ended after the release processes began with the burst, `release.lead` before it.
+    """
     say(f"publishing {count:,} messages due in {due_s - time.time():.0f} s, all at once")
     now_ms = time.time_ns() // 1_000_000
     loads = (Load(number, due_s * 1000, now_ms) for number in range(count))
     Publisher(bootstrap, application.input, PARTITIONS).preload(loads, instant)
     job.wait_for_messages(count, TIMEOUT_S)
-    spare_s = due_s - application.settings.clock.lookahead / 1000 - job.batches.batches[-1].committed_s
+    spare_s = due_s - application.settings.release.lead / 1000 - job.batches.batches[-1].committed_s
     say(f"ingested with {spare_s:.0f} s to spare, {job.sealed():,} sealed")
     if spare_s < 0:
         raise RuntimeError(f"the ingest ended {-spare_s:.1f} s after the burst began: raise burst.LEAD_S")
     return {"sealed": job.sealed(), "ingested_before_s": round(spare_s, 1)}
+
+
+def _handed_over(job: Job, due_s: int) -> dict[str, float]:
+    """Return how long before the instant all was handed over, by the job's log: negative if after it."""
+    done_s = [line.done_s for line in job.batch_lines().values() if line.cutoff_ms > due_s * 1000]
+    return {"handed_over_before_s": round(due_s - min(done_s), 1)} if done_s else {}
 
 
 def _watch(stand: Stand, application: Application, count: int, due_s: int, job: Job) -> list[tuple[float, float]]:

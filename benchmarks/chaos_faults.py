@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.cluster import Cluster
+from benchmarks.release_processes import release_children
 from streaming.local.broker import EmbeddedBroker
 
 # Seconds without a fault after each fault. A killed driver gets time to restart; otherwise it would hardly ever run.
 _QUIET_S = (8.0, 22.0)
 _QUIET_AFTER_DRIVER_S = (45.0, 60.0)
+_NO_RELEASE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Fault:
 def plan_faults(seed: int, seconds: float) -> list[Fault]:
     """Return the faults of a campaign of `seconds`; the same arguments give the same faults."""
     chance = random.Random(seed)
-    kinds = {"driver-kill": 0.0, "driver-pause": 25.0, "broker-kill": 6.0, "broker-pause": 15.0, "worker-kill": 5.0,
-             "worker-pause": 15.0}  # fmt: skip
+    kinds = {"driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "broker-kill": 6.0, "broker-pause": 15.0,
+             "worker-kill": 5.0, "worker-pause": 15.0}  # fmt: skip
     faults: list[Fault] = []
     at_s = chance.uniform(3.0, 15.0)
     rounds: list[str] = []
     while at_s < seconds:
-        # Each kind once in every six faults, in random order: a short campaign must not miss a kind.
+        # Each kind once in every seven faults, in random order: a short campaign must not miss a kind.
         rounds = rounds or chance.sample(sorted(kinds), len(kinds))
         kind = rounds.pop()
         lasts_s = chance.uniform(min(1.0, kinds[kind]), kinds[kind])
@@ -45,7 +47,10 @@ def plan_faults(seed: int, seconds: float) -> list[Fault]:
 
 
 class FaultInjector:
-    """Kills and pauses a broker, the workers of a cluster, and a driver that a supervisor restarts."""
+    """Kills and pauses a broker, the workers of a cluster, and a driver that a supervisor restarts.
+
+    It also kills the release process that the driver has started, which the driver starts again.
+    """
 
     def __init__(
         self, broker: EmbeddedBroker, cluster: Cluster, driver: Callable[[], psutil.Process | None], seed: int
@@ -60,14 +65,16 @@ class FaultInjector:
         worker = self._chance.choice(self._cluster.workers)
         if target == "driver":
             process = self._driver()
+        elif target == "release":
+            process = self._release()
         else:
             process = psutil.Process(self._broker.pid) if target == "broker" else self._cluster.process(worker)
         begun_s = time.time()
         if process is None:
-            raise RuntimeError("the driver does not run")
+            raise RuntimeError(f"there is no {target} process")
         if action == "pause":
             _pause(process, fault.lasts_s)
-        elif target == "driver":
+        elif target in ("driver", "release"):
             _kill(process)
         elif target == "broker":
             self._broker.kill()
@@ -78,6 +85,16 @@ class FaultInjector:
             time.sleep(fault.lasts_s)
             self._cluster.start_worker(worker)
         return begun_s
+
+    def _release(self) -> psutil.Process | None:
+        """Return a release process. A driver that has just been started may have none yet."""
+        deadline_s = time.monotonic() + _NO_RELEASE_S
+        while time.monotonic() < deadline_s:
+            driver = self._driver()
+            if driver is not None and (found := release_children(driver)):
+                return self._chance.choice(found)
+            time.sleep(0.1)
+        return None
 
 
 def _kill(process: psutil.Process) -> None:

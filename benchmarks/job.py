@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks.checkpoint_watch import CheckpointWatch
+from benchmarks.release_processes import kill_all_but_releases, release_children
 from benchmarks.usage import UsageWatch
 from benchmarks.waiting import say, wait_until
 from conf.load import load_settings
@@ -25,7 +28,11 @@ from conf.settings import Settings
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
 _ORPHAN_S = 10.0
-_BATCH_LINE = re.compile(r"batch (\d+): delivered below (\d+), sealed (\d+) messages in (\d+) segments, ([\d.]+) s")
+_BATCH_LINE = re.compile(
+    r"^(\d+-\d+-\d+ \d+:\d+:\d+,\d+) .*"
+    r"batch (\d+): handed over below (\d+), sealed (\d+) messages in (\d+) segments, ([\d.]+) s$",
+    re.MULTILINE,
+)
 _RECOVERED_LINE = re.compile(
     r"recovered (?P<segments>\d+) live segments of (?P<buckets>\d+) buckets, (?P<messages>\d+) messages, "
     r"(?P<metadata_bytes>\d+) bytes of metadata"
@@ -33,11 +40,38 @@ _RECOVERED_LINE = re.compile(
 
 
 class BatchLine(NamedTuple):
-    """One batch in the job's log: messages and segments sealed, and the seconds that its steps took."""
+    """One batch in the job's log: messages and segments sealed, and the seconds that its steps took.
 
+    All that is due below `cutoff_ms` (epoch ms) was handed over by `done_s` (epoch s). Spark commits the batch later:
+    it waits for arrivals first, up to 5 s.
+    """
+
+    done_s: float
+    cutoff_ms: int
     sealed: int
     segments: int
     steps_s: float
+
+
+class Intake(NamedTuple):
+    """A batch that accepted messages: planned at `planned_s`, handed over and sealed by `done_s`, both epoch s.
+
+    `end` is the number of messages of the input topic up to this batch.
+    """
+
+    batch_id: int
+    end: int
+    planned_s: float
+    done_s: float
+
+
+def batch_lines_in(log: str) -> dict[int, BatchLine]:
+    """Return the lines of a job's log about batches that handed over or sealed, by batch id."""
+    lines = {}
+    for line in _BATCH_LINE.finditer(log):
+        done_s = datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        lines[int(line[2])] = BatchLine(done_s, int(line[3]), int(line[4]), int(line[5]), float(line[6]))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -72,6 +106,8 @@ class Job:
     overrides: list[str]
     broker_pid: int
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    # Release processes that outlived their driver.
+    _orphans: list[psutil.Process] = field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Start the process, and return when its query runs. Sets `start_s`, the seconds that this took."""
@@ -116,8 +152,32 @@ class Job:
         kill_tree(process.pid)
         process.wait()
 
+    def kill_driver(self) -> None:
+        """Kill the driver, its JVM and their Python processes by SIGKILL, but not the release processes.
+
+        These go on, until a restarted job's take their place. Raises RuntimeError if the job had ended before.
+        """
+        self.check()
+        process = self._detach()
+        assert process is not None
+        self._orphans += kill_all_but_releases(psutil.Process(process.pid))
+        process.wait()
+
+    def kill_releases(self) -> None:
+        """Kill the job's release processes by SIGKILL. The job starts them again."""
+        self.check()
+        assert self._process is not None
+        found = release_children(psutil.Process(self._process.pid))
+        if not found:
+            raise RuntimeError("the job has no release process")
+        for each in found:
+            each.kill()
+
     def stop(self) -> None:
         """Stop the job by SIGTERM, or by SIGKILL to its tree if that takes too long. A second call does nothing."""
+        for orphan in self._orphans:
+            with suppress(psutil.NoSuchProcess):
+                orphan.kill()
         if (process := self._detach()) is None:
             return
         tree = _children(process.pid)
@@ -140,9 +200,23 @@ class Job:
         wait_until(lambda: self.batches.messages >= count, timeout_s, f"{count:,} messages ingested", self.check)
 
     def batch_lines(self) -> dict[int, BatchLine]:
-        """Return the lines of the log about batches that delivered or sealed, by batch id."""
-        matches = _BATCH_LINE.finditer(self.log)
-        return {int(line[1]): BatchLine(int(line[3]), int(line[4]), float(line[5])) for line in matches}
+        """Return the lines of the log about batches that handed over or sealed, by batch id."""
+        return batch_lines_in(self.log)
+
+    def intake(self, after: int = 0) -> list[Intake]:
+        """Return the batches that accepted messages, not counting the first `after` messages of the input topic.
+
+        Those that neither handed over nor sealed are left out: when they were done is not known, only when they were
+        committed. If that is all of them, their commits count.
+        """
+        lines, batches = self.batch_lines(), self.batches.taking_in(after)
+        done_s = {batch.batch_id: lines[batch.batch_id].done_s for batch in batches if batch.batch_id in lines}
+        done_s = done_s or {batch.batch_id: batch.committed_s for batch in batches}
+        return [
+            Intake(batch.batch_id, batch.end, batch.planned_s, done_s[batch.batch_id])
+            for batch in batches
+            if batch.batch_id in done_s
+        ]
 
     def sealed(self) -> int:
         """Return the number of messages that the job has sealed since its start, from its log."""
@@ -162,7 +236,6 @@ class Job:
         lines = self.batch_lines()
         spans_s: dict[str, Any] = {
             "between_commits": np.diff([batch.committed_s for batch in batches]),
-            "plan_to_commit": [batch.committed_s - batch.planned_s for batch in batches],
             "batch_steps": [lines[batch.batch_id].steps_s for batch in batches if batch.batch_id in lines],
         }
         return {

@@ -75,7 +75,7 @@ def aims_of(figures: Figures) -> list[Aim]:
     def of_calm(name: str) -> float | None:
         return ratio(figure(figures, FLOOD, name), figure(figures, CALM, name))
 
-    largest_ms, batch_s = figure(figures, FLOOD, "max_ms"), figure(figures, FLOOD, "plan_to_commit_p99_s")
+    largest_ms, batch_s = figure(figures, FLOOD, "max_ms"), figure(figures, FLOOD, "batch_steps_p99_s")
     published, lag = figure(figures, FLOOD, "published"), figure(figures, FLOOD, "lag")
     # At least one, so that a job that accepted nothing counts as flooded too.
     taken_in = None if published is None or lag is None else max(1.0, published - lag)

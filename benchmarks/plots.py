@@ -22,12 +22,15 @@ def figure_of(outcome: Outcome) -> tuple[Any, Any]:
     return figure, axes
 
 
-def lateness_figure(outcome: Outcome, aim_ms: float) -> Any:
-    """Draw the share of messages received within a lateness; each series is a `benchmarks.traffic.curve`."""
+def lateness_figure(outcome: Outcome, aim_ms: float, aim: str = "aim for p99") -> Any:
+    """Draw the share of messages received within a lateness; each series is a `benchmarks.traffic.curve`.
+
+    `aim` is the label of the line at `aim_ms`.
+    """
     figure, axes = figure_of(outcome)
     for case, (percents, values) in outcome.series.items():
         axes.plot(np.maximum(values, 0.1), percents, label=case)
-    axes.axvline(aim_ms, color="grey", linestyle=":", label="aim for p99")
+    axes.axvline(aim_ms, color="grey", linestyle=":", label=aim)
     axes.set(xscale="log", xlabel="received - deliver_at, ms", ylabel="% of messages within")
     axes.legend()
     return figure

@@ -113,16 +113,16 @@ def _ingest(stand: Stand, application: Application, job: Job, before: int, count
         wait_until(lambda: job.batches.messages >= before + count, limit_s, f"{count:,} messages ingested", check)
         published = source.result()
     progress.check_outputs()
-    batches = job.batches.taking_in(before)
-    start_s, end_s = batches[0].planned_s, batches[-1].committed_s
+    batches = job.intake(before)
+    start_s, end_s = batches[0].planned_s, batches[-1].done_s
     ends = [0, *(batch.end - before for batch in batches)]
-    tenth = count // 10
-    first_s, last_s = np.interp([tenth, count - tenth], ends, [start_s, *(batch.committed_s for batch in batches)])
+    tenth, measured = count // 10, ends[-1]
+    first_s, last_s = np.interp([tenth, measured - tenth], ends, [start_s, *(batch.done_s for batch in batches)])
     usage = job.usage.between(start_s, end_s)
     lines = job.batch_lines()
     return {
         "messages": count,
-        "messages_per_s": round(count / (end_s - start_s)),
+        "messages_per_s": round(measured / (end_s - start_s)),
         "first_tenth_per_s": round(tenth / (first_s - start_s)),
         "last_tenth_per_s": round(tenth / (end_s - last_s)),
         "ingest_s": round(end_s - start_s, 1),

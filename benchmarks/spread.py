@@ -66,15 +66,15 @@ def _case(stand: Stand, name: str, case: str, count: int, *overrides: str) -> di
     before, files_before = job.batches.messages, _live_files(application)
     say(f"{name}: {count:,} messages due {case}")
     _accept(stand, application, job, name, count, DUE_S[case])
-    batches = job.batches.taking_in(before)
-    start_s, end_s = batches[0].planned_s, batches[-1].committed_s
+    batches = job.intake(before)
+    start_s, end_s = batches[0].planned_s, batches[-1].done_s
     lines = [line for number, line in job.batch_lines().items() if number >= batches[0].batch_id]
     files = {path: size for path, size in _live_files(application).items() if path not in files_before}
     metadata_bytes = sum(size for path, size in files.items() if path.startswith(_METADATA))
     measured: dict[str, Any] = {
         "messages": count,
         "seconds": round(end_s - start_s, 2),
-        "messages_per_s": round(count / (end_s - start_s)),
+        "messages_per_s": round((batches[-1].end - before) / (end_s - start_s)),
         "batches": len(batches),
         "sealed": sum(line.sealed for line in lines),
         "segments": sum(line.segments for line in lines),

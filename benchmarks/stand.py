@@ -77,11 +77,12 @@ class Stand:
         ensure_topics(application.settings, PARTITIONS)
         return application
 
-    def job(self, application: Application, *overrides: str) -> Job:
-        """Start the application's job; the stand stops it at the latest."""
+    def job(self, application: Application, *overrides: str, start: bool = True) -> Job:
+        """Return the application's job, and start it unless told otherwise; the stand stops it at the latest."""
         job = Job(application, [*application.overrides, *overrides], self.broker.pid or 0)
         self._stack.callback(job.stop)
-        job.start()
+        if start:
+            job.start()
         return job
 
     def watch(self) -> UsageWatch:
@@ -96,7 +97,18 @@ class Stand:
     def end_offsets(self, topic: str, partitions: int = PARTITIONS) -> list[int]:
         """Return the end offset of each partition as a subscriber of committed records sees it now."""
         newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        request = {TopicPartition(topic, number): newest for number in range(partitions)}
+        return self._offsets(topic, partitions, newest)
+
+    def offsets_at(self, topic: str, at_s: float, partitions: int = PARTITIONS) -> list[int]:
+        """Return for each partition the offset of the first record with a timestamp of `at_s` (epoch s) or later."""
+        first = OffsetSpec.for_timestamp(int(at_s * 1000))
+        found = self._offsets(topic, partitions, first)
+        ends = self.end_offsets(topic, partitions)
+        # -1: there is none.
+        return [end if offset < 0 else offset for offset, end in zip(found, ends, strict=True)]
+
+    def _offsets(self, topic: str, partitions: int, which: OffsetSpec) -> list[int]:
+        request = {TopicPartition(topic, number): which for number in range(partitions)}
         level = IsolationLevel.READ_COMMITTED
         answers = self.admin.list_offsets(request, isolation_level=level, request_timeout=10)
         offsets = {asked.partition: answer.result(10).offset for asked, answer in answers.items()}

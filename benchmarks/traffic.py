@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.aims import percentile_name
+from benchmarks.held_order import faults_of
 from benchmarks.job import Application, Job
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.receiver import Received, Receiver
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.storage.paths import checkpoint_path
 
 DRAIN_S = 90.0
-_PERCENTILES = (50, 90, 99)
+_PERCENTILES = (50, 90, 99, 99.9)
 _CURVE = [*range(99), *np.linspace(99, 100, 21).tolist()]
 
 
@@ -25,7 +31,8 @@ _CURVE = [*range(99), *np.linspace(99, 100, 21).tolist()]
 class Traffic:
     """`rate` messages/s, numbered from `first`, each due after a delay between `shortest_s` and `longest_s`.
 
-    Messages that fall due in the `load_s` after `warm_up_s` count for lateness.
+    With a longest delay of 0 the messages are plain ones, without a header for a due time. Messages that fall due in
+    the `load_s` after `warm_up_s` count for lateness; without a warm-up, all do.
     """
 
     rate: int
@@ -45,29 +52,50 @@ class Traffic:
         """The number of messages to publish."""
         return int(self.rate * self.seconds)
 
+    @property
+    def counts_s(self) -> tuple[float, float]:
+        """The window of due times that count, in seconds from the start of publishing."""
+        return self.warm_up_s, self.seconds + (0.0 if self.warm_up_s else self.longest_s + 1.0)
+
+    def message(self, number: int, now_s: float, chance: random.Random) -> tuple[int, list[Header]]:
+        """Return the due time (epoch microseconds) and the headers of a message that is published at `now_s`."""
+        stamp_ms = int(now_s * 1000)
+        trace = ("trace", b"%d" % number)
+        if not self.longest_s:
+            return stamp_ms * 1000, [trace]
+        due_ms = stamp_ms + int(chance.uniform(self.shortest_s, self.longest_s) * 1000)
+        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), trace]
+
     def __str__(self) -> str:
+        if not self.longest_s:
+            return f"{self.rate:,} plain messages/s for {self.seconds:.0f} s"
         delays = f"due after {self.shortest_s:.0f}-{self.longest_s:.0f} s"
         return f"{self.rate:,} messages/s for {self.seconds:.0f} s, {delays}"
 
 
 def run_through(
-    stand: Stand, application: Application, job: Job, traffic: Traffic
+    stand: Stand, application: Application, job: Job, traffic: Traffic, cold: bool = False
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
     """Send `traffic` through the job; return the lateness (ms) of the messages that count, and all figures.
 
-    The faults include those of the warm-up: a cold job may be late, but must not break the contract.
+    With `cold`, the job is started first, and the traffic begins as soon as it runs. The faults include those of the
+    warm-up: a cold job may be late, but must not break the contract. Order counts for what it accepted in time.
     """
     say(f"{application.name}: {traffic}")
-    received, begun_s = _received(stand, application, traffic)
-    start_s, end_s = begun_s + traffic.warm_up_s, begun_s + traffic.seconds
+    with CheckpointWatch(Path(checkpoint_path(application.settings))) as watch:
+        received, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
+        acceptance = watch.acceptance()
+    start_s, end_s = (begun_s + at_s for at_s in traffic.counts_s)
     lateness_ms = due_between(received, start_s, end_s).lateness_ms
+    published_until_s = begun_s + traffic.seconds
     return lateness_ms, {
         "published": traffic.count,
         "messages": len(lateness_ms),
         **percentiles(lateness_ms),
-        **received.faults(traffic.count, traffic.first),
-        **job.triggers(start_s, end_s),
-        **job.usage.between(start_s, end_s),
+        **faults_of(received, traffic.count, traffic.first, application.input, acceptance),
+        **_backlog(stand, application, job, start_s, published_until_s, traffic.rate),
+        **job.triggers(start_s, published_until_s),
+        **job.usage.between(start_s, published_until_s),
     }
 
 
@@ -81,7 +109,9 @@ def percentiles(values_ms: npt.NDArray[np.float64]) -> dict[str, float]:
     """Return percentiles and the maximum. Returns nothing for no values, so that an aim for them is not met."""
     if not len(values_ms):
         return {}
-    figures = {f"p{percent}_ms": round(float(np.percentile(values_ms, percent)), 1) for percent in _PERCENTILES}
+    figures = {
+        percentile_name(f"p{percent:g}"): round(float(np.percentile(values_ms, percent)), 1) for percent in _PERCENTILES
+    }
     return figures | {"max_ms": round(float(values_ms.max()), 1)}
 
 
@@ -90,22 +120,43 @@ def curve(values_ms: npt.NDArray[np.float64]) -> list[list[float]]:
     return [_CURVE, np.percentile(values_ms, _CURVE).round(1).tolist()] if len(values_ms) else [[], []]
 
 
-def _received(stand: Stand, application: Application, traffic: Traffic) -> tuple[Received, float]:
-    """Publish the traffic; return all received records, and when the publishing began (epoch s)."""
+def grown(values: Sequence[float]) -> float | None:
+    """Return by how much the mean of the last quarter exceeds that of the first; None for fewer than four values."""
+    quarter = len(values) // 4
+    return float(np.mean(values[-quarter:]) - np.mean(values[:quarter])) if quarter else None
+
+
+def _backlog(
+    stand: Stand, application: Application, job: Job, start_s: float, end_s: float, rate: int
+) -> dict[str, float]:
+    """Return what batches in [start_s, end_s) epoch s had left unread when they were committed, in s of the traffic."""
+    left_s = [
+        (sum(stand.offsets_at(application.input, batch.committed_s)) - batch.end) / rate
+        for batch in job.batches.between(start_s, end_s)
+    ]
+    if (growth_s := grown(left_s)) is None:
+        return {}
+    return {"backlog_s": round(float(np.mean(left_s)), 2), "backlog_grown_s": round(growth_s, 2)}
+
+
+def _received(
+    stand: Stand, application: Application, traffic: Traffic, begin: Callable[[], None]
+) -> tuple[Received, float]:
+    """Call `begin`, and publish the traffic; return all received records, and the start of publishing (epoch s)."""
     chance = random.Random(2)
-
-    def delayed(number: int, now_s: float) -> tuple[int, list[Header]]:
-        stamp_ms = int(now_s * 1000)
-        due_ms = stamp_ms + int(chance.uniform(traffic.shortest_s, traffic.longest_s) * 1000)
-        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), ("trace", b"%d" % number)]
-
     publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
     out = stand.folder / f"{application.name}-{traffic.first}.npz"
     limit_s, starts = traffic.seconds + traffic.longest_s + DRAIN_S, stand.end_offsets(application.output)
     topic, count = application.output, traffic.count
     with Receiver(stand.bootstrap, topic, PARTITIONS, count, limit_s, out, starts) as receiver:
+        begin()
         begun_s = time.time()
-        publisher.pace(traffic.rate, traffic.seconds, delayed, traffic.first)
+        publisher.pace(
+            traffic.rate,
+            traffic.seconds,
+            lambda number, now_s: traffic.message(number, now_s, chance),
+            traffic.first,
+        )
         received = receiver.result()
     publisher.close()
     return received, begun_s

@@ -12,12 +12,15 @@ from typing import Self
 
 import psutil
 
+from benchmarks.release_processes import is_release
+
 _SAMPLE_S = 0.5
 # Memory is read in every fourth sample only: reading a JVM's memory map stops it for milliseconds.
 _MEMORY_EVERY = 4
 BROKER = "broker"
 # The benchmark itself: its publishers, subscribers and reference producers.
 LOAD = "load"
+_RELEASE = "release"
 # All other processes of the machine, which disturb a measurement.
 _ELSE = "elsewhere"
 NOT_THE_JOB = (BROKER, LOAD)
@@ -42,10 +45,11 @@ class Sample:
 
 
 class UsageWatch(threading.Thread):
-    """Samples the process tree of the job by role: `driver` (Python), `jvm`, `workers` (Python).
+    """Samples the processes of the job by role: `driver` (Python), `jvm`, `workers` (Python), `release`.
 
-    `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`, this process's
-    own tree the role `load`. A thread, and a context manager that starts and stops it.
+    `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`. This process's
+    own tree is the role `load`, but for release processes that it has started. A thread, and a context manager that
+    starts and stops it.
     """
 
     def __init__(self, pid: int | None, broker_pid: int) -> None:
@@ -135,7 +139,12 @@ class UsageWatch(threading.Thread):
         everything = [self._own, *self._own.children(recursive=True)]
         job = [] if self._root is None else [("driver", self._root), *_job_children(self._root)]
         known = {process for _, process in job} | {self._broker}
-        return [*job, (BROKER, self._broker), *((LOAD, process) for process in everything if process not in known)]
+        rest = [process for process in everything if process not in known]
+        return [
+            *job,
+            (BROKER, self._broker),
+            *((_RELEASE if is_release(process) else LOAD, process) for process in rest),
+        ]
 
 
 def usage_of(samples: list[Sample]) -> dict[str, float]:
@@ -167,6 +176,12 @@ def usage_of(samples: list[Sample]) -> dict[str, float]:
 
 def _job_children(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
     try:
-        return [("jvm" if child.name() == "java" else "workers", child) for child in root.children(recursive=True)]
+        return [(_role_of(child), child) for child in root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _role_of(child: psutil.Process) -> str:
+    if child.name() == "java":
+        return "jvm"
+    return _RELEASE if is_release(child) else "workers"

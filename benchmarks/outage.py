@@ -1,0 +1,291 @@
+"""Outage: what is due while a part of the service is killed, and how long its deliveries stop.
+
+One job goes through three deaths: of its release process, of its driver, and of all of it. Another has two release
+processes of their own, of which one dies for good. Messages wait for 20-50 s, so that what is due during an outage was
+handed over before it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from benchmarks.aims import LATENESS_MS, Figures, fault_aims, figure, held_aim, ratio
+from benchmarks.held_order import faults_of
+from benchmarks.job import Application, Job
+from benchmarks.load import Publisher
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.plots import figure_of
+from benchmarks.receiver import Received, Receiver
+from benchmarks.release_processes import ReleaseCommand
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.traffic import DRAIN_S, Traffic, due_between, percentiles
+from benchmarks.waiting import say, wait_until
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.storage.paths import checkpoint_path
+
+RATE, SHORTEST_S, LONGEST_S = 1000, 20.0, 50.0
+CALM, DRIVER, TREE, RELEASE = "calm", "driver killed", "all killed", "release process killed"
+CALM_OF_TWO, ONE_OF_TWO = "calm, two release processes", "one of two release processes killed"
+ALL, ALL_OF_TWO = "all messages", "all messages, two release processes"
+P99_MS, OF_CALM = LATENESS_MS["p99"], 1.5
+# Seconds until every output partition has deliveries again.
+TREE_S, RELEASE_S, ONE_OF_TWO_S = 3.0, 2.0, 10.0
+# Until a killed driver's successor runs, and has caught up.
+_RESTART_S = 90.0
+_JOIN_TIMEOUT_S = 60.0
+# What was due so shortly before a kill may have been kept up by it.
+_BEFORE_KILL_S = 1.0
+_SETTINGS = ("release.processes=0",)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The seconds of the phases. Deliveries begin when the shortest delay is over, in the warm-up."""
+
+    warm_up_s: float
+    calm_s: float
+    settle_s: float
+
+    @classmethod
+    def at(cls, scale: float) -> Schedule:
+        """Return the schedule; `scale` shortens it."""
+        return cls(max(30.0, 60 * scale), max(15.0, 60 * scale), max(15.0, 30 * scale))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill that was done at `done_s`; the time until deliveries go on counts from `from_s`. Both are epoch s."""
+
+    done_s: float
+    from_s: float
+
+
+def measure(stand: Stand, scale: float) -> Outcome:
+    """Kill parts of the one job, then one of two release processes."""
+    schedule = Schedule.at(scale)
+    figures, series = _one_job(stand, schedule)
+    of_two, series_of_two = _two_releases(stand, schedule)
+    figures |= of_two
+    about = f"{RATE:,} messages/s, due after {SHORTEST_S:.0f}-{LONGEST_S:.0f} s, while parts of the service are killed"
+    return Outcome("outage", about, aims_of(figures), figures, series | series_of_two, alternatives_of(figures))
+
+
+def aims_of(figures: Figures) -> list[Aim]:
+    """Return the aims that must all be met: deliveries go on soon, and there is no fault."""
+    return [
+        *(
+            Aim(f"{what}: every partition delivers again", figure(figures, what, "all_partitions_s"), limit_s, "s")
+            for what, limit_s in ((TREE, TREE_S), (RELEASE, RELEASE_S), (ONE_OF_TWO, ONE_OF_TWO_S))
+        ),
+        *(aim for case in (ALL, ALL_OF_TWO) for aim in fault_aims(figures, case)),
+        *(held_aim(figures, case) for case in (ALL, ALL_OF_TWO)),
+    ]
+
+
+def alternatives_of(figures: Figures) -> list[Aim]:
+    """Return the aims of which one must be met: lateness without a driver is low, or as in the calm."""
+    p99_ms = figure(figures, DRIVER, "p99_ms")
+    of_calm = ratio(p99_ms, figure(figures, CALM, "p99_ms"))
+    return [
+        Aim(f"p99 of what was handed over, {DRIVER}", p99_ms, P99_MS, "ms"),
+        Aim(f"p99 of what was handed over, {DRIVER}, of that in the calm", of_calm, OF_CALM),
+    ]
+
+
+def draw(outcome: Outcome) -> Any:
+    """Draw the largest lateness of each second, over the due time."""
+    drawn, axes = figure_of(outcome)
+    for case, (seconds, values) in outcome.series.items():
+        axes.plot(seconds, np.maximum(values, 0.1), label=case)
+    axes.set(yscale="log", xlabel="due, s from the start of publishing", ylabel="largest lateness in a second, ms")
+    axes.legend()
+    return drawn
+
+
+def _one_job(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[float]]]]:
+    application = stand.application("outage")
+    job = stand.job(application)
+    release_at_s = schedule.warm_up_s + schedule.calm_s
+    driver_at_s = release_at_s + schedule.settle_s
+    tree_at_s = driver_at_s + _RESTART_S
+    seconds = tree_at_s + schedule.settle_s
+    with _Traffic(stand, application, seconds) as traffic:
+        traffic.wait_until(release_at_s)
+        usage = job.usage.between(traffic.begun_s + schedule.warm_up_s, time.time())
+        release = _kill(RELEASE, job.kill_releases)
+        traffic.wait_until(driver_at_s)
+        job.check()
+        accepted = job.batches.newest
+        driver = _kill(DRIVER, job.kill_driver)
+        _, back_s = _start_again(job)
+        traffic.wait_until(tree_at_s)
+        tree = _kill(TREE, job.kill)
+        started_s, _ = _start_again(job)
+        received = traffic.result()
+    job.stop()
+    # A message of a batch that was committed before the kill was handed over: no delay is longer than the horizon.
+    ends = {} if accepted is None else accepted.ends
+    limits = np.array([ends.get(partition, 0) for partition in range(PARTITIONS)])
+    handed_over = received.where(received["in_offset"] < limits[received["in_partition"]])
+    figures = {
+        CALM: _calm(received, traffic.begun_s, schedule) | usage,
+        RELEASE: stopped(received, release),
+        DRIVER: _late(due_between(handed_over, driver.done_s, back_s)) | {"away_s": round(back_s - driver.done_s, 1)},
+        TREE: stopped(received, replace(tree, from_s=started_s)),
+        ALL: traffic.faults(received),
+    }
+    return figures, {"one job": _largest(received, traffic.begun_s)}
+
+
+def _two_releases(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[float]]]]:
+    application = stand.application("outage-two", *_SETTINGS)
+    kill_at_s = schedule.warm_up_s + schedule.calm_s
+    with ExitStack() as stack:
+        names = ("a", "b")
+        releases = [
+            stack.enter_context(ReleaseCommand(name, application.overrides, application.folder)) for name in names
+        ]
+
+        def shared() -> bool:
+            return all(len(release.shards) == application.settings.bucket.shards // len(names) for release in releases)
+
+        wait_until(shared, _JOIN_TIMEOUT_S, "half of the shards for each release process", releases[0].check)
+        job = stand.job(application)
+        with _Traffic(stand, application, kill_at_s + max(schedule.settle_s, 3 * ONE_OF_TWO_S)) as traffic:
+            traffic.wait_until(kill_at_s)
+            shards = releases[0].shards
+            usage = job.usage.between(traffic.begun_s + schedule.warm_up_s, time.time())
+            killed = _kill(ONE_OF_TWO, releases[0].kill)
+            received = traffic.result()
+        releases[1].check()
+        job.stop()
+    partitions = partitions_of(application, shards)
+    others = received.where(~np.isin(received["partition"], partitions))
+    end_s = traffic.begun_s + traffic.traffic.seconds
+    figures = {
+        CALM_OF_TWO: _calm(received, traffic.begun_s, schedule) | usage,
+        ONE_OF_TWO: stopped(received, killed, partitions)
+        | {"shards": len(shards)}
+        | {f"others_{name}": value for name, value in _late(due_between(others, killed.done_s, end_s)).items()},
+        ALL_OF_TWO: traffic.faults(received),
+    }
+    return figures, {"two release processes": _largest(received, traffic.begun_s)}
+
+
+def stopped(received: Received, kill: Kill, partitions: Collection[int] = range(PARTITIONS)) -> dict[str, float]:
+    """Return the seconds from `kill.from_s` until some, and until all of `partitions` delivered again.
+
+    A message that was due after the kill was done cannot have been delivered before it. Returns nothing if a partition
+    delivered no such message.
+    """
+    after = received.where(received["due_us"] >= kill.done_s * 1e6)
+    first_s = [
+        float(after["received_us"][after["partition"] == partition].min()) / 1e6 - kill.from_s
+        for partition in partitions
+        if (after["partition"] == partition).any()
+    ]
+    if not first_s or len(first_s) < len(partitions):
+        return {}
+    return {"next_delivery_s": round(min(first_s), 3), "all_partitions_s": round(max(first_s), 3)}
+
+
+def _kill(what: str, kill: Callable[[], None]) -> Kill:
+    """Kill, and return when. Deliveries may go on from the kill's beginning."""
+    say(what)
+    at_s = time.time()
+    kill()
+    return Kill(done_s=time.time(), from_s=at_s)
+
+
+def _start_again(job: Job) -> tuple[float, float]:
+    """Start the killed job, and wait until it runs; return the start and the end of that (epoch s)."""
+    at_s = time.time()
+    job.start()
+    say(f"the job runs again, {job.start_s:.1f} s after the start of its process")
+    return at_s, time.time()
+
+
+def _calm(received: Received, begun_s: float, schedule: Schedule) -> dict[str, float]:
+    start_s = begun_s + schedule.warm_up_s
+    return _late(due_between(received, start_s, start_s + schedule.calm_s - _BEFORE_KILL_S))
+
+
+def _late(received: Received) -> dict[str, float]:
+    return {"messages": len(received["number"])} | percentiles(received.lateness_ms)
+
+
+def partitions_of(application: Application, shards: Collection[int]) -> list[int]:
+    """Return the partitions of the output topic that `shards` write to (`state.shards`)."""
+    base, count = zlib.crc32(application.output.encode()), application.settings.bucket.shards
+    return [partition for partition in range(PARTITIONS) if (base + partition) % count in shards]
+
+
+def _largest(received: Received, begun_s: float) -> list[list[float]]:
+    """Return the seconds from `begun_s`, and the largest lateness (ms) of what was due in each."""
+    due_s = np.floor(received["due_us"] / 1e6 - begun_s).astype(int)
+    largest_ms = np.full(due_s.max(initial=-1) + 1, np.nan)
+    np.fmax.at(largest_ms, due_s, received.lateness_ms)
+    seconds = np.flatnonzero(~np.isnan(largest_ms))
+    return [seconds.astype(float).tolist(), largest_ms[seconds].round(1).tolist()]
+
+
+class _Traffic:
+    """Publishes for `seconds` in a thread, while a subscriber reads. A context manager, which ends both."""
+
+    def __init__(self, stand: Stand, application: Application, seconds: float) -> None:
+        self.traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, 0.0, seconds)
+        self._application = application
+        self._publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
+        out = stand.folder / f"{application.name}.npz"
+        limit_s = seconds + LONGEST_S + DRAIN_S
+        self._receiver = Receiver(stand.bootstrap, application.output, PARTITIONS, self.traffic.count, limit_s, out)
+        self._watch = CheckpointWatch(Path(checkpoint_path(application.settings)))
+        self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
+
+    def __enter__(self) -> Self:
+        self._receiver.__enter__()
+        say(f"{self._application.name}: {self.traffic}")
+        self.begun_s = time.time()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receiver.__exit__(kind, error, trace)
+        self._watch.close()
+
+    def wait_until(self, at_s: float) -> None:
+        """Wait until `at_s` seconds from the start of publishing. Raises RuntimeError if that is over already."""
+        left_s = self.begun_s + at_s - time.time()
+        if left_s < 0:
+            raise RuntimeError(f"the service was not back {-left_s:.0f} s ago, for the next outage")
+        time.sleep(left_s)
+
+    def result(self) -> Received:
+        """Wait until all is published and received, or until the time for that is over."""
+        self._thread.join()
+        self._publisher.close()
+        return self._receiver.result()
+
+    def faults(self, received: Received) -> dict[str, float]:
+        """Count the faults (`benchmarks.held_order`)."""
+        count = self.traffic.count
+        return {"published": count} | faults_of(received, count, 0, self._application.input, self._watch.acceptance())
+
+    def _publish(self) -> None:
+        chance = random.Random(2)
+        self._publisher.pace(
+            RATE, self.traffic.seconds, lambda number, now_s: self.traffic.message(number, now_s, chance)
+        )

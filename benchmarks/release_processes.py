@@ -1,0 +1,113 @@
+"""Finds release processes, kills all of a job but these, and starts `delayline release` beside a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from benchmarks.waiting import wait_until
+
+_SUPERVISED = "streaming.release.supervised"
+_START_TIMEOUT_S = 60.0
+_SHARDS = re.compile(r"shards \[([\d, ]*)\] are (given to|taken from) ")
+
+
+def is_release(process: psutil.Process) -> bool:
+    """Return whether this is a release process: one that a job started, or `delayline release`."""
+    try:
+        line = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return _SUPERVISED in line or ("streaming.cli", "release") in pairwise(line)
+
+
+def release_children(root: psutil.Process) -> list[psutil.Process]:
+    """Return the release processes that `root`, a driver, has started."""
+    try:
+        return [child for child in root.children(recursive=True) if is_release(child)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_all_but_releases(root: psutil.Process) -> list[psutil.Process]:
+    """Send SIGKILL to `root` and its descendants, except its release processes. Returns these: they are orphans now."""
+    killed: set[psutil.Process] = set()
+    # A process may start another before it is stopped, so that one look is not enough.
+    while new := {root, *(child for child in root.children(recursive=True) if not is_release(child))} - killed:
+        _signal(new, psutil.Process.suspend)
+        killed |= new
+    spared = release_children(root)
+    _signal(killed, psutil.Process.kill)
+    return spared
+
+
+def _signal(processes: Iterable[psutil.Process], signal: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            signal(process)
+
+
+def shards_in(log: str) -> set[int]:
+    """Return the shards that a release process has, by its log."""
+    shards: set[int] = set()
+    for match in _SHARDS.finditer(log):
+        named = {int(number) for number in match[1].split(",") if number.strip()}
+        # The lines name all that it has now, or those that it no longer has.
+        shards = named if match[2] == "given to" else shards - named
+    return shards
+
+
+class ReleaseCommand:
+    """`delayline release --name NAME` as a process. A context manager, which kills it."""
+
+    def __init__(self, name: str, overrides: list[str], folder: Path) -> None:
+        """Start it with `overrides` as its `--set` options; its log is in `folder`."""
+        self.name = name
+        self._log_file = folder / f"release-{name}-{time.time_ns()}.log"
+        command = [sys.executable, "-m", "streaming.cli", "release", "--name", name]
+        for override in overrides:
+            command += ["--set", override]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
+        folder.mkdir(exist_ok=True)
+        with self._log_file.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+    def __enter__(self) -> Self:
+        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, f"the start of {self.name}", self.check)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def log(self) -> str:
+        """Everything that the process has printed."""
+        return self._log_file.read_text(errors="replace")
+
+    @property
+    def shards(self) -> set[int]:
+        """The shards that it has."""
+        return shards_in(self.log)
+
+    def check(self) -> None:
+        """Raise RuntimeError with the end of the log if the process has ended."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(f"release process {self.name} ended with {code}:\n{self.log[-3000:]}")
+
+    def kill(self) -> None:
+        """Send SIGKILL, and return when it has ended."""
+        self._process.kill()
+        self._process.wait()
