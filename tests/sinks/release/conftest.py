@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -107,14 +108,14 @@ class ReleaseBench:
 
         Raises the error of the release.
         """
-        before = self.released
+        before = self.settled()
         self.hand_over(*chunks)
         running = self.start()
         try:
             self.wait(running)
         finally:
             self.stop(running)
-        return self.released - before
+        return self.settled() - before
 
     def stop(self, release: ShardRelease) -> None:
         """Stop `release`, and wait for its end."""
@@ -128,9 +129,16 @@ class ReleaseBench:
 
     @property
     def released(self) -> int:
-        """How many messages are released, as the committed position says."""
+        """How many messages are released, as the committed position says that can be read now."""
         position = self.position
         return 0 if position is None else position.released
+
+    def settled(self) -> int:
+        """Return how many messages are released, once no transaction is open: a broker ends it after it says so."""
+        topic = self.settings.position_topic
+        with _reader(self.broker, "read_committed") as one, _reader(self.broker, "read_uncommitted") as other:
+            assert_eventually(lambda: _bounds(one, topic, [0]) == _bounds(other, topic, [0]), _TIMEOUT_S)
+        return self.released
 
     def read(self, topic: str) -> list[Message]:
         """Return the committed records of `topic`, once no transaction is open in it."""
@@ -194,24 +202,29 @@ def create_topics(broker: EmbeddedBroker, *topics: NewTopic) -> None:
 
 @dataclass
 class Stop:
-    """Stops a release when it first passes a point, until the test releases it."""
+    """Stops a release when it passes a point for the n-th time, until the test releases it."""
 
+    passing: int = 1
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
     def passed(self) -> None:
-        """Stop here, if this is the first time."""
-        if not self.reached.is_set():
+        """Stop here, if this is the time."""
+        self.passing -= 1
+        if self.passing == 0:
             self.reached.set()
             assert self.released.wait(_TIMEOUT_S)
 
 
-StopAt = Callable[[str], Stop]
+StopAt = Callable[..., Stop]
 
 
 @pytest.fixture
 def stop_at(monkeypatch: pytest.MonkeyPatch) -> StopAt:
-    """A function that stops releases at a failpoint, or at "position-unread": a ring is fenced, and nothing is read."""
+    """A function that stops a release at the n-th passing of a failpoint: `stop_at("transaction-filled", 3)`.
+
+    One more is "position-unread": a ring is fenced, and nothing is read.
+    """
     stops: dict[str, Stop] = {}
     read, pass_point = ring.read_position, ring.failpoint
 
@@ -230,9 +243,9 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> StopAt:
     monkeypatch.setattr(ring, "read_position", reading)
     monkeypatch.setattr(ring, "failpoint", passing)
 
-    def make(name: str) -> Stop:
+    def make(name: str, passing: int = 1) -> Stop:
         stops.clear()
-        stops[name] = Stop()
+        stops[name] = Stop(passing)
         return stops[name]
 
     return make
@@ -280,33 +293,34 @@ def ids(delivered: Iterable[Message]) -> list[int]:
 def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
     """Return the committed records of a topic of `broker`, once no transaction is open in it."""
 
-    def reader(isolation: str) -> Consumer:
-        return Consumer(
-            {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
-             "enable.partition.eof": True}
-        )  # fmt: skip
-
-    consumer, other = reader("read_committed"), reader("read_uncommitted")
-    numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
-    partitions = [TopicPartition(topic, number, 0) for number in numbers]
-
-    def bounds(client: Consumer) -> list[tuple[int, int]]:
-        return [client.get_watermark_offsets(partition, 10) for partition in partitions]
-
-    assert_eventually(lambda: bounds(consumer) == bounds(other))
-    consumer.assign(partitions)
-    records: list[Message] = []
-    ends = 0
-    while ends < len(numbers):
-        message = consumer.poll(20)
-        assert message is not None
-        if message.error() is None:
-            records.append(message)
-        else:
-            error = message.error()
-            assert error is not None
-            assert error.name() == "_PARTITION_EOF"
-            ends += 1
-    consumer.close()
-    other.close()
+    with _reader(broker, "read_committed") as consumer, _reader(broker, "read_uncommitted") as other:
+        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+        assert_eventually(lambda: _bounds(consumer, topic, numbers) == _bounds(other, topic, numbers))
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        records: list[Message] = []
+        ends = 0
+        while ends < len(numbers):
+            message = consumer.poll(20)
+            assert message is not None
+            if message.error() is None:
+                records.append(message)
+            else:
+                error = message.error()
+                assert error is not None
+                assert error.name() == "_PARTITION_EOF"
+                ends += 1
     return records
+
+
+@contextmanager
+def _reader(broker: EmbeddedBroker, isolation: str) -> Iterator[Consumer]:
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
+         "enable.partition.eof": True, "log_level": 0}
+    )  # fmt: skip
+    yield consumer
+    consumer.close()
+
+
+def _bounds(client: Consumer, topic: str, numbers: list[int]) -> list[tuple[int, int]]:
+    return [client.get_watermark_offsets(TopicPartition(topic, number), 10) for number in numbers]

@@ -202,7 +202,7 @@ def test_a_crash_among_refusals_does_not_change_the_output(
         with pytest.raises(InjectedFailure):
             bench.release(due)
     done = len(bench.read(compacted)) + len(bench.read(bench.dead_letter))
-    assert bench.released == done
+    assert bench.settled() == done
     assert (done > 0) == (point == "transaction-ended")
     assert bench.release() == 12 - done
     assert bench.release() == 0
