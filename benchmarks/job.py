@@ -106,7 +106,7 @@ class Job:
     overrides: list[str]
     broker_pid: int
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    # Release processes that outlived their driver.
+    # Release processes that outlived their driver. The next one goes on with them.
     _orphans: list[psutil.Process] = field(default_factory=list, init=False)
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Job:
         with self.log_file.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         self.batches = CheckpointWatch(folder / "checkpoint", self.application.input)
-        self.usage = UsageWatch(self._process.pid, self.broker_pid)
+        self.usage = UsageWatch(self._process.pid, self.broker_pid, self._orphans)
         self.batches.start()
         self.usage.start()
 
@@ -145,17 +145,18 @@ class Job:
             raise RuntimeError(f"the job ended with {code}:\n{self.log[-3000:]}")
 
     def kill(self) -> None:
-        """Kill the whole process tree by SIGKILL, like a crash. Raises RuntimeError if the job had ended before."""
+        """Kill all processes of the job by SIGKILL, like a crash. Raises RuntimeError if the job had ended before."""
         self.check()
         process = self._detach()
         assert process is not None
         kill_tree(process.pid)
+        self._kill_orphans()
         process.wait()
 
     def kill_driver(self) -> None:
         """Kill the driver, its JVM and their Python processes by SIGKILL, but not the release processes.
 
-        These go on, until a restarted job's take their place. Raises RuntimeError if the job had ended before.
+        These go on, and a restarted job with them. Raises RuntimeError if the job had ended before.
         """
         self.check()
         process = self._detach()
@@ -168,6 +169,7 @@ class Job:
         self.check()
         assert self._process is not None
         found = release_children(psutil.Process(self._process.pid))
+        found += [orphan for orphan in self._orphans if orphan.is_running()]
         if not found:
             raise RuntimeError("the job has no release process")
         for each in found:
@@ -175,10 +177,8 @@ class Job:
 
     def stop(self) -> None:
         """Stop the job by SIGTERM, or by SIGKILL to its tree if that takes too long. A second call does nothing."""
-        for orphan in self._orphans:
-            with suppress(psutil.NoSuchProcess):
-                orphan.kill()
         if (process := self._detach()) is None:
+            self._kill_orphans()
             return
         tree = _children(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -194,6 +194,13 @@ class Job:
             # If the driver was stopped during its start, its JVM may still run until it notices.
             for child in psutil.wait_procs(tree, _ORPHAN_S)[1]:
                 child.kill()
+            self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        for orphan in self._orphans:
+            with suppress(psutil.NoSuchProcess):
+                orphan.kill()
+        self._orphans.clear()
 
     def wait_for_messages(self, count: int, timeout_s: float) -> None:
         """Wait until batches with `count` input messages are committed."""

@@ -6,6 +6,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -52,10 +53,12 @@ class UsageWatch(threading.Thread):
     starts and stops it.
     """
 
-    def __init__(self, pid: int | None, broker_pid: int) -> None:
+    def __init__(self, pid: int | None, broker_pid: int, releases: Iterable[psutil.Process] = ()) -> None:
+        """`releases` are release processes of the job that an earlier driver has started."""
         super().__init__(daemon=True, name="usage-watch")
         self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
         self._root = None if pid is None else psutil.Process(pid)
+        self._releases = releases
         # CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
         self._cpu_s: dict[tuple[str, psutil.Process], float] = {}
         self._samples: list[Sample] = []
@@ -138,6 +141,7 @@ class UsageWatch(threading.Thread):
         # List the job's processes last: one that it starts between the two lists must not count as the load.
         everything = [self._own, *self._own.children(recursive=True)]
         job = [] if self._root is None else [("driver", self._root), *_job_children(self._root)]
+        job += [(_RELEASE, process) for process in self._releases]
         known = {process for _, process in job} | {self._broker}
         rest = [process for process in everything if process not in known]
         return [

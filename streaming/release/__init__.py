@@ -5,5 +5,6 @@ handed over is released).
 
 The two sides share a socket. The command sends the settings through it, since a command line would show secrets. The
 process sends its error back. When the command is gone, the socket ends: the process, an orphan now, goes on until
-nothing is left that was handed over.
+nothing is left that was handed over. A command that is restarted meanwhile finds it at its `meeting_place`, and goes on
+with it if it does the same work: then no shard changes hands, and no message is late.
 """

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from pathlib import Path
 
 from conf.errors import DelaylineError
+from conf.failpoints import ROOT_VARIABLE
 from conf.logs import configure_logging
-from conf.settings import Settings
+from streaming.release.meeting_place import listen, meeting_place
+from streaming.release.orders import Orders
 
 log = logging.getLogger(__name__)
 
@@ -22,66 +26,120 @@ _ORPHAN_S = 300.0
 _DRAINED_S = 5.0
 
 
-@dataclass(frozen=True)
-class Orders:
-    """What the supervisor sends: the settings, the name of the process, and the log level."""
+class _Supervision:
+    """The connection to the supervisor, and when the process ends. Instants are monotonic.
 
-    settings: Settings
-    member: str
-    log_level: str
+    An orphan, whose supervisor is gone, ends when nothing has been left to release for a while. Until then it waits at
+    its meeting place for another supervisor: a job that is restarted goes on with the processes that it finds.
+    """
 
+    def __init__(self, supervisor: socket.socket, orders: Orders) -> None:
+        self.stop = threading.Event()
+        self._supervisor = supervisor
+        self._orders = orders
+        self._orphan_s: float | None = None
+        self._busy_s = 0.0
+        self._place: Path | None = None
+        threading.Thread(target=self._watch, name="supervisor", daemon=True).start()
 
-@dataclass
-class _End:
-    """When the process ends: on a signal, or as an orphan that has nothing left to do. Instants are monotonic."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    orphan_s: float | None = None
-    busy_s: float = 0.0
-
-    def is_now(self, drained: bool) -> bool:
+    def is_over(self, drained: bool) -> bool:
         """Return whether to end; `drained` says whether nothing is left to release."""
         now_s = time.monotonic()
         if not drained:
-            self.busy_s = now_s
+            self._busy_s = now_s
         if self.stop.is_set():
             return True
-        if self.orphan_s is None:
+        orphan_s = self._orphan_s
+        if orphan_s is None:
             return False
-        return now_s - max(self.orphan_s, self.busy_s) > _DRAINED_S or now_s - self.orphan_s > _ORPHAN_S
+        return now_s - max(orphan_s, self._busy_s) > _DRAINED_S or now_s - orphan_s > _ORPHAN_S
+
+    def close(self) -> None:
+        """Leave the meeting place."""
+        if self._place is not None:
+            self._place.unlink(missing_ok=True)
+
+    def report(self, error: DelaylineError) -> None:
+        """Send the error that ends this process to the supervisor, if there is one."""
+        if self._orphan_s is None:
+            with suppress(BrokenPipeError):
+                self._supervisor.sendall(pickle.dumps((type(error).__name__, error.args)))
+        else:
+            log.warning("ended as an orphan: %s", error)
+
+    def _watch(self) -> None:
+        """Wait for the end of each supervisor, and then for the next one."""
+        while True:
+            with suppress(ConnectionError):
+                self._supervisor.recv(1)
+            self._orphan_s = time.monotonic()
+            if self.stop.is_set():
+                return
+            log.warning("the job has ended without a word; releasing what is handed over")
+            try:
+                supervisor = self._next_supervisor()
+            except OSError as problem:
+                log.warning("the next job will not find this process: %s", problem)
+                return
+            if supervisor is None:
+                return
+            self._supervisor, self._orphan_s = supervisor, None
+            log.info("the job runs again, and this process is its own now")
+
+    def _next_supervisor(self) -> socket.socket | None:
+        """Wait until a supervisor comes whose orders are the same work. Raises OSError."""
+        settings = self._orders.settings
+        place = meeting_place(settings.application_id, settings.kafka.bootstrap_servers, self._orders.member)
+        if place is None:
+            return None
+        with listen(place) as listener:
+            self._place = place
+            while True:
+                supervisor, _ = listener.accept()
+                # From a process of this user, who alone can reach the socket.
+                orders = _orders_from(supervisor)
+                if orders is not None and orders.same_work(self._orders):
+                    break
+                # It will start a process of its own, which takes this one's place.
+                supervisor.close()
+        self.close()
+        os.environ[ROOT_VARIABLE] = str(orders.root)
+        supervisor.sendall(b"%d\n" % os.getpid())
+        return supervisor
 
 
 def main() -> int:
     """Release until the supervisor says so, and return the exit code."""
-    end = _End()
-    signal.signal(signal.SIGTERM, lambda number, _: end.stop.set())
     # Ctrl-C goes to the whole group, and the supervisor ends this process in its time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Until the orders are there, there is nothing to end.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(0))
     supervisor = socket.socket(fileno=int(sys.argv[1]))
-    with supervisor.makefile("rb") as received:
-        # From the supervisor's own process, which is no stranger.
-        orders: Orders = pickle.load(received)  # noqa: S301
+    orders = _orders_from(supervisor)
+    if orders is None:
+        return 1
+    supervision = _Supervision(supervisor, orders)
+    signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level)
-    threading.Thread(target=_watch, args=(supervisor, end), name="supervisor", daemon=True).start()
     from sinks.release.process import ReleaseProcess
 
     try:
-        ReleaseProcess(orders.settings, orders.member).run(lambda process: end.is_now(process.drained))
+        ReleaseProcess(orders.settings, orders.member).run(lambda process: supervision.is_over(process.drained))
     except DelaylineError as error:
-        if end.orphan_s is None:
-            supervisor.sendall(pickle.dumps((type(error).__name__, error.args)))
-        else:
-            log.warning("ended as an orphan: %s", error)
+        supervision.report(error)
         return 1
+    finally:
+        supervision.close()
     return 0
 
 
-def _watch(supervisor: socket.socket, end: _End) -> None:
-    """Note when the supervisor is gone."""
-    supervisor.recv(1)
-    end.orphan_s = time.monotonic()
-    if not end.stop.is_set():
-        log.warning("the job has ended without a word; releasing what is handed over")
+def _orders_from(supervisor: socket.socket) -> Orders | None:
+    """Read the orders; return None if the supervisor is gone, or is of another version."""
+    with supervisor.makefile("rb") as received, suppress(EOFError, OSError, AttributeError, pickle.UnpicklingError):
+        # From a process of the same user, which is no stranger.
+        orders = pickle.load(received)  # noqa: S301
+        return orders if isinstance(orders, Orders) else None
+    return None
 
 
 if __name__ == "__main__":

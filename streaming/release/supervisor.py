@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +21,8 @@ from conf.errors import DelaylineError, ReleaseFailed, ReleaseTaken
 from conf.failpoints import ROOT_VARIABLE
 from conf.logs import level_now
 from conf.settings import Settings
-from streaming.release.supervised import Orders
+from streaming.release.meeting_place import connect, meeting_place
+from streaming.release.orders import Orders, code_now
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,48 @@ _MOST_ERRORS = 4
 # A process that has run for so long begins to count anew.
 _HEALTHY_S = 60.0
 _END_S = 20.0
+# How long an orphan takes to answer at the most. One that is stopped does not answer.
+_ADOPT_S = 1.0
+
+
+class _Orphan:
+    """A release process that an earlier command has started, with the methods of `subprocess.Popen` that are needed."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._connection = connection
+
+    def poll(self) -> int | None:
+        """Return None while it runs. Its exit code is not known: -9 stands for an end without a word, 1 for others."""
+        try:
+            said = self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return -signal.SIGKILL
+        return 1 if said else -signal.SIGKILL
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended. Raises TimeoutExpired."""
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired("release process", timeout or 0)
+            time.sleep(_POLL_S)
+        return code
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 @dataclass
@@ -40,7 +85,7 @@ class _Process:
     """
 
     member: str
-    popen: subprocess.Popen[bytes] | None = None
+    popen: subprocess.Popen[bytes] | _Orphan | None = None
     socket: socket.socket | None = None
     started_s: float = 0.0
     ends: int = 0
@@ -107,6 +152,36 @@ class ReleaseProcesses:
         self.close()
 
     def _start(self, process: _Process) -> None:
+        orders = Orders(self._settings, process.member, code_now(), level_now(), os.getpid())
+        process.started_s = time.monotonic()
+        if not self._adopt(process, orders):
+            self._launch(process, orders)
+
+    def _adopt(self, process: _Process, orders: Orders) -> bool:
+        """Go on with the process of this name that a killed command has left, if it is there and does the same.
+
+        So its shards are not handed over, and no message is late.
+        """
+        place = meeting_place(self._settings.application_id, self._settings.kafka.bootstrap_servers, process.member)
+        connection = None if place is None else connect(place, _ADOPT_S)
+        if connection is None:
+            return False
+        try:
+            connection.sendall(pickle.dumps(orders))
+            answer = b""
+            while part := connection.recv(32):
+                answer += part
+                if answer.endswith(b"\n"):
+                    connection.settimeout(None)
+                    process.popen, process.socket = _Orphan(int(answer), connection), connection
+                    log.info("release process %s is %d, which an earlier command started", process.member, int(answer))
+                    return True
+        except OSError as problem:
+            log.warning("release process %s of an earlier command does not answer: %s", process.member, problem)
+        connection.close()
+        return False
+
+    def _launch(self, process: _Process, orders: Orders) -> None:
         ours, theirs = socket.socketpair()
         with theirs, deferred():
             process.popen = subprocess.Popen(
@@ -115,9 +190,9 @@ class ReleaseProcesses:
                 stdin=subprocess.DEVNULL,
             )
         log.info("release process %s is %d", process.member, process.popen.pid)
-        process.socket, process.started_s = ours, time.monotonic()
+        process.socket = ours
         with suppress(BrokenPipeError):
-            ours.sendall(pickle.dumps(Orders(self._settings, process.member, level_now())))
+            ours.sendall(pickle.dumps(orders))
 
     def _supervise(self) -> None:
         while not self._stopping.wait(_POLL_S):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,6 +136,26 @@ def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_
     publish_mixed(ledger, application, 50, seed=2, longest_ms=3_000)
     ledger.verify_after_outage(60)
     assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.takes(45)
+def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_killed_one(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service(_HORIZON)
+    service.start()
+    driver = psutil.Process(service.pid)
+    (release,) = (child for child in driver.children() if "streaming.release.supervised" in " ".join(child.cmdline()))
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=20_000)
+    driver.kill()
+    driver.wait()
+    service.start()
+    publish_mixed(ledger, application, 100, seed=2, longest_ms=8_000)
+    ledger.verify_after_outage(60)
+    assert release.is_running()
+    assert f"release process {socket.gethostname()}-job-0 is {release.pid}, which" in service.log
+    assert service.stop() == 0, service.log[-3000:]
+    assert not release.is_running(), "the release process outlives the job"
 
 
 def _handed_over(application: Application) -> int:

@@ -7,9 +7,13 @@ import os
 import pickle
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +23,7 @@ from conf.errors import DelaylineError, InjectedFailure, ReleaseFailed, TopicMis
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
 from streaming.release import supervisor
+from streaming.release.meeting_place import meeting_place
 from streaming.release.supervisor import ReleaseProcesses
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -30,13 +35,43 @@ _START_S = 60.0
 
 # A command that dies: it starts a release process, and says which.
 _COMMAND = """
-import pickle, sys, time
+import pickle, signal, sys, time
 from streaming.release.supervisor import ReleaseProcesses
-processes = ReleaseProcesses(pickle.load(sys.stdin.buffer), 1)
-processes.start()
-print(*processes.pids, flush=True)
-time.sleep(600)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+with ReleaseProcesses(pickle.load(sys.stdin.buffer), 1) as processes:
+    processes.start()
+    print(*processes.pids, flush=True)
+    time.sleep(600)
 """
+_MEMBER = f"{socket.gethostname()}-job-0"
+
+StartCommand = Callable[[Settings], tuple["subprocess.Popen[bytes]", psutil.Process]]
+
+
+@pytest.fixture
+def start_command(tmp_path: Path) -> Iterator[StartCommand]:
+    """A function that starts a command, and returns it and its release process. All are killed after the test."""
+    commands, releases = [], []
+
+    def start(settings: Settings) -> tuple[subprocess.Popen[bytes], psutil.Process]:
+        with open(tmp_path / "log", "ab") as log:
+            command = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+        commands.append(command)
+        assert command.stdin is not None
+        assert command.stdout is not None
+        pickle.dump(settings, command.stdin)
+        command.stdin.close()
+        releases.append(psutil.Process(int(command.stdout.readline())))
+        return command, releases[-1]
+
+    yield start
+    for command in commands:
+        command.kill()
+        command.wait()
+    for release in filter(runs, releases):
+        release.kill()
 
 
 def _now_ms() -> int:
@@ -162,29 +197,106 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
 
 @pytest.mark.takes(20)
 def test_an_orphan_releases_what_is_handed_over_and_ends(
-    application: Settings, handed_over: HandOver, released: Released, tmp_path: Path
+    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
 ) -> None:
-    with open(tmp_path / "log", "wb") as log:
-        command = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-        )
-    assert command.stdin is not None
-    assert command.stdout is not None
-    pickle.dump(application, command.stdin)
-    command.stdin.close()
-    orphan = psutil.Process(int(command.stdout.readline()))
-    try:
-        handed_over(1)
-        assert_eventually(lambda: released() == [1], _START_S)
-        due_ms = _now_ms() + 4_000
-        handed_over(due_ms)
+    command, orphan = start_command(application)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    due_ms = _now_ms() + 4_000
+    handed_over(due_ms)
+    command.kill()
+    command.wait()
+    assert_eventually(lambda: released() == [1, due_ms], _START_S)
+    assert _now_ms() >= due_ms
+    assert_eventually(lambda: not runs(orphan), _START_S)
+    assert "the job has ended without a word" in (tmp_path / "log").read_text()
+    place = meeting_place(application.application_id, application.kafka.bootstrap_servers, _MEMBER)
+    assert place is not None
+    assert not place.exists()
+
+
+@pytest.mark.takes(20)
+def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
+    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+) -> None:
+    command, orphan = start_command(application)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    for due in (2, 3):
         command.kill()
         command.wait()
-        assert_eventually(lambda: released() == [1, due_ms], _START_S)
-        assert _now_ms() >= due_ms
+        command, same = start_command(application)
+        assert same == orphan
+        handed_over(due)
+        assert_eventually(lambda: released()[-1] == due, _START_S)  # noqa: B023
+    command.terminate()
+    assert command.wait(_START_S) == 0
+    assert not runs(orphan)
+    assert released() == [1, 2, 3]
+
+
+@pytest.mark.takes(20)
+def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_is_killed(
+    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+) -> None:
+    command, orphan = start_command(application)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    command.kill()
+    command.wait()
+    with ReleaseProcesses(application, 1) as processes:
+        processes.start()
+        assert processes.pids == [orphan.pid]
+        orphan.kill()
+        assert_eventually(lambda: processes.pids not in ([], [orphan.pid]), _START_S)
+        handed_over(2)
+        assert_eventually(lambda: released() == [1, 2], _START_S)
+        processes.check()
+
+
+@pytest.mark.takes(20)
+@pytest.mark.parametrize("difference", ["settings", "code", "it is stopped"])
+def test_an_orphan_that_does_other_work_or_none_is_replaced(
+    application: Settings,
+    handed_over: HandOver,
+    released: Released,
+    start_command: StartCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    difference: str,
+) -> None:
+    command, orphan = start_command(application)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    command.kill()
+    command.wait()
+    settings = application
+    if difference == "settings":
+        settings = application.model_copy(update={"release": application.release.model_copy(update={"lead": 50})})
+    elif difference == "code":
+        monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
+    else:
+        orphan.suspend()
+    with ReleaseProcesses(settings, 1) as processes:
+        processes.start()
+        assert len(processes.pids) == 1
+        assert processes.pids != [orphan.pid]
+        orphan.resume()
         assert_eventually(lambda: not runs(orphan), _START_S)
-        assert "the job has ended without a word" in (tmp_path / "log").read_text()
-    finally:
-        command.kill()
-        if runs(orphan):
-            orphan.kill()
+        handed_over(2)
+        assert_eventually(lambda: released() == [1, 2], _START_S)
+        processes.check()
+
+
+def test_a_meeting_place_in_a_folder_that_others_can_enter_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = meeting_place("a", "b", "c")
+    assert place is not None
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert len({place, meeting_place("a", "b", "d"), meeting_place("a", "x", "c"), meeting_place("x", "b", "c")}) == 4
+    place.parent.chmod(0o750)
+    assert meeting_place("a", "b", "c") is None
+    place.parent.rmdir()
+    place.parent.symlink_to(tmp_path)
+    assert meeting_place("a", "b", "c") is None

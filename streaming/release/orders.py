@@ -1,0 +1,44 @@
+"""What a supervisor tells a release process to do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.failpoints import VARIABLE
+from conf.settings import Settings
+
+_ROOT = Path(__file__).parents[2]
+# The packages that a release process runs.
+_PACKAGES = ("conf", "state", "sinks", "streaming/release")
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the supervisor sends to a release process.
+
+    - `member`: the name of the process
+    - `code`: names the code that the supervisor would start (`code_now`)
+    - `log_level`: how much the process logs
+    - `root`: the process id of the supervisor
+    """
+
+    settings: Settings
+    member: str
+    code: str
+    log_level: str
+    root: int
+
+    def same_work(self, other: Orders) -> bool:
+        """Return whether a process with these orders does what one with the `other` orders would do."""
+        # The code first: the orders of another version may have other fields.
+        return self.code == other.code and (self.settings, self.member) == (other.settings, other.member)
+
+
+def code_now() -> str:
+    """Return a text that is different after each change of the code that a release process runs."""
+    files = sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py"))
+    changed = [(str(path), path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr((changed, os.environ.get(VARIABLE))).encode()).hexdigest()
