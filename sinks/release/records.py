@@ -55,16 +55,16 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
         dues.cast(pa.string()).cast(pa.binary()),
         *(batch.column(name) for name in ("error_code", "error_text", "timestamp_ms")),
     ]
+    new = tuple.__new__
     for start, end, due, topic, partition, key, value, identity, due_text, code, text, published_ms in zip(
         ends, ends[1:], *map(_list, columns), strict=False
     ):
-        own = inputs[start:end]
-        own.append((ID_HEADER, identity))
         if code is None:
-            own.append((DELIVER_AT_HEADER, due_text))
-            yield Record(due, topic, partition, key, value, own)
+            own = [*inputs[start:end], (ID_HEADER, identity), (DELIVER_AT_HEADER, due_text)]
+            # Not `Record(...)`, which takes twice as long.
+            yield new(Record, (due, topic, partition, key, value, own))
         else:
-            own += error_headers(code, text, published_ms)
+            own = [*inputs[start:end], (ID_HEADER, identity), *error_headers(code, text, published_ms)]
             yield Record(now_ms(), topic, partition, key, value, own)
 
 

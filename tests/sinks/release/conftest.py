@@ -11,7 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conf.load import load_settings
@@ -323,4 +323,17 @@ def _reader(broker: EmbeddedBroker, isolation: str) -> Iterator[Consumer]:
 
 
 def _bounds(client: Consumer, topic: str, numbers: list[int]) -> list[tuple[int, int]]:
-    return [client.get_watermark_offsets(TopicPartition(topic, number), 10) for number in numbers]
+    bounds: list[tuple[int, int]] = []
+
+    def known() -> bool:
+        try:
+            bounds[:] = [client.get_watermark_offsets(TopicPartition(topic, number), 10) for number in numbers]
+        except KafkaException as problem:
+            # The partitions of a new topic get their leader a moment after it is there.
+            if problem.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            return False
+        return True
+
+    assert_eventually(known, _TIMEOUT_S)
+    return bounds
