@@ -1,7 +1,7 @@
 """Release processes that a command starts and supervises. They know Kafka and no Spark (`sinks.release`).
 
-Read `supervisor` (the command's side), `supervised` (what such a process runs), `drain` (waiting until all that is
-handed over is released).
+Read `supervisor` (the command's side), `orders` (what it sends), `supervised` (what such a process runs),
+`meeting_place` (where a later command finds it), `drain` (waiting until all that is handed over is released).
 
 The two sides share a socket. The command sends the settings through it, since a command line would show secrets. The
 process sends its error back. When the command is gone, the socket ends: the process, an orphan now, goes on until
