@@ -24,6 +24,7 @@ from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import ensure_topics
 from streaming.release.drain import left_to_release
 from tests.eventually import assert_eventually
+from tests.processes import runs
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
@@ -152,10 +153,10 @@ def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_kille
     service.start()
     publish_mixed(ledger, application, 100, seed=2, longest_ms=8_000)
     ledger.verify_after_outage(60)
-    assert release.is_running()
+    assert runs(release)
     assert f"release process {socket.gethostname()}-job-0 is {release.pid}, which" in service.log
     assert service.stop() == 0, service.log[-3000:]
-    assert not release.is_running(), "the release process outlives the job"
+    assert not runs(release), "the release process outlives the job"
 
 
 def _handed_over(application: Application) -> int:
