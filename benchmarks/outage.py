@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import zlib
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from benchmarks.load import Publisher
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.receiver import Received, Receiver
-from benchmarks.release_processes import ReleaseCommand
+from benchmarks.release_processes import ReleaseCommand, shard_of
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import DRAIN_S, Traffic, due_between, percentiles
 from benchmarks.waiting import say, wait_until
@@ -226,9 +225,9 @@ def _late(received: Received) -> dict[str, float]:
 
 
 def partitions_of(application: Application, shards: Collection[int]) -> list[int]:
-    """Return the partitions of the output topic that `shards` write to (`state.shards`)."""
-    base, count = zlib.crc32(application.output.encode()), application.settings.bucket.shards
-    return [partition for partition in range(PARTITIONS) if (base + partition) % count in shards]
+    """Return the partitions of the output topic that `shards` write to."""
+    count = application.settings.bucket.shards
+    return [partition for partition in range(PARTITIONS) if shard_of(application.output, partition, count) in shards]
 
 
 def _largest(received: Received, begun_s: float) -> list[list[float]]:

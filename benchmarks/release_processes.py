@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
@@ -20,6 +21,7 @@ from benchmarks.waiting import wait_until
 
 _SUPERVISED = "streaming.release.supervised"
 _START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 60.0
 _SHARDS = re.compile(r"shards \[([\d, ]*)\] are (given to|taken from) ")
 
 
@@ -68,6 +70,11 @@ def shards_in(log: str) -> set[int]:
     return shards
 
 
+def shard_of(topic: str, partition: int, shards: int) -> int:
+    """Return the shard that writes to an output partition (`state.shards`)."""
+    return (zlib.crc32(topic.encode()) + partition) % shards
+
+
 class ReleaseCommand:
     """`delayline release --name NAME` as a process. A context manager, which kills it."""
 
@@ -84,13 +91,22 @@ class ReleaseCommand:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def __enter__(self) -> Self:
-        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, f"the start of {self.name}", self.check)
+        self.wait_until_it_runs()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+    @property
+    def process(self) -> psutil.Process:
+        """The process."""
+        return psutil.Process(self._process.pid)
+
+    def wait_until_it_runs(self) -> None:
+        """Wait until it has joined the release processes. Raises TimeoutError, and the error that `check` raises."""
+        wait_until(lambda: "\nrunning\n" in f"\n{self.log}", _START_TIMEOUT_S, f"the start of {self.name}", self.check)
 
     @property
     def log(self) -> str:
@@ -111,3 +127,8 @@ class ReleaseCommand:
         """Send SIGKILL, and return when it has ended."""
         self._process.kill()
         self._process.wait()
+
+    def stop(self) -> int:
+        """Send SIGTERM, and return its exit code. Raises subprocess.TimeoutExpired if it does not end."""
+        self._process.terminate()
+        return self._process.wait(_STOP_TIMEOUT_S)

@@ -74,7 +74,11 @@ class Acceptance:
         self._ends: dict[tuple[str, int], list[int]] = {}
         self._from_ms: dict[tuple[str, int], list[int]] = {}
         self._committed_ms: dict[tuple[str, int], list[int]] = {}
+        # By batch: cutoff and commit (epoch ms). Cutoffs never go back.
+        self._cutoffs: list[tuple[int, int]] = []
         for checkpoint in checkpoints:
+            for _, batch in sorted(checkpoint.batches.items()):
+                self._cutoffs.append((batch.cutoff_ms, batch.committed_ms))
             for offsets, from_ms, committed_ms in checkpoint.steps():
                 for source, end in offsets.items():
                     ends = self._ends.setdefault(source, [])
@@ -93,6 +97,17 @@ class Acceptance:
     def committed_ms(self, message: Published) -> int | None:
         """Return when the batch that accepted the message was committed (epoch ms); None as above."""
         return self._of_batch(message, self._committed_ms)
+
+    def handed_over_ms(self, message: Published) -> int | None:
+        """Return the time by which the message was handed over (epoch ms); None if no known committed batch has.
+
+        That is the commit of the batch that accepted it, or of a later one, whose cutoff is behind its due time.
+        """
+        accepted_ms = self.committed_ms(message)
+        index = bisect_right(self._cutoffs, message.due_ms, key=lambda handed_over: handed_over[0])
+        if accepted_ms is None or index == len(self._cutoffs):
+            return None
+        return max(accepted_ms, self._cutoffs[index][1])
 
     def _of_batch(self, message: Published, values: Mapping[tuple[str, int], list[int]]) -> int | None:
         topic, partition, offset = message.source

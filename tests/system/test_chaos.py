@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos import campaign
+from benchmarks.chaos import contention
+from benchmarks.chaos.campaign import campaign
 from benchmarks.stand import Stand
 from tests.quick_java import QUICK_JAVA
 
@@ -34,6 +35,17 @@ def test_no_kind_of_fault_breaks_the_contract(stand: Stand) -> None:
 @pytest.mark.takes(700)
 def test_ten_minutes_of_random_faults_do_not_break_the_contract(stand: Stand) -> None:
     assert _faults_in_a_campaign(stand, random.SystemRandom().randrange(10**6), 10) == _KINDS
+
+
+@pytest.mark.soak
+@pytest.mark.takes(2200)
+def test_half_an_hour_of_drivers_and_release_processes_that_contend_does_not_break_the_contract(stand: Stand) -> None:
+    seed, minutes = random.SystemRandom().randrange(10**6), 30
+    verdict, outcome = contention.campaign(stand, seed, minutes)
+    again = f"again: python -m benchmarks.chaos contention --minutes {minutes} --seed {seed}"
+    assert not verdict.problems(), "\n".join([*verdict.problems(), again])
+    # Two are started at once after each kill, and one of them gives up.
+    assert outcome.figures["campaign"]["drivers that gave up"] > 0
 
 
 def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:

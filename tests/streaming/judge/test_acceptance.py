@@ -67,3 +67,14 @@ def test_records_that_are_read_again_were_accepted_when_they_were_first_read() -
     first = _log((0, 100, 90_000, 5), (1, 200, 90_000, 8))
     acceptance = Acceptance([first, _log((0, 350, 90_000, 20), cutoff_ms=250, start=5)])
     assert _from_ms(acceptance, 7, 8) == [100, 250]
+
+
+def test_a_message_is_handed_over_by_a_batch_that_has_accepted_it_with_a_cutoff_behind_its_due_time() -> None:
+    first = _log((0, 60_000, 100, 5), (1, 60_100, 200, 9))
+    second = _log((0, 60_200, 300, 20), cutoff_ms=60_100, start=9)
+    acceptance = Acceptance([first, second])
+    expected = {(0, 1_000): 100, (8, 1_000): 200, (0, 59_999): 100, (0, 60_000): 200, (0, 60_100): 300, (12, 0): 300}
+    assert {at: acceptance.handed_over_ms(_message(*at)) for at in expected} == expected
+    # No batch has handed it over, or accepted it.
+    assert acceptance.handed_over_ms(_message(0, 60_200)) is None
+    assert acceptance.handed_over_ms(_message(20, 1_000)) is None

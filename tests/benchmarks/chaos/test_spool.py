@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.spool import Spool
+from benchmarks.chaos.spool import Spool
 from streaming.judge.record import Received
 
 _BYTES = st.none() | st.binary(max_size=20)

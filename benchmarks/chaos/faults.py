@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -28,21 +28,34 @@ class Fault:
     lasts_s: float
 
 
-def plan_faults(seed: int, seconds: float) -> list[Fault]:
-    """Return the faults of a campaign of `seconds`; the same arguments give the same faults."""
+# The kinds of faults on a cluster, each with its longest duration in seconds.
+ON_A_CLUSTER = {
+    "driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "broker-kill": 6.0, "broker-pause": 15.0,
+    "worker-kill": 5.0, "worker-pause": 15.0,
+}  # fmt: skip
+
+
+def plan_faults(
+    seed: int,
+    seconds: float,
+    kinds: Mapping[str, float] = ON_A_CLUSTER,
+    restarting: Collection[str] = ("driver-kill",),
+) -> list[Fault]:
+    """Return the faults of a campaign of `seconds`; the same arguments give the same faults.
+
+    After each of the kinds `restarting`, a driver gets the time to start.
+    """
     chance = random.Random(seed)
-    kinds = {"driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "broker-kill": 6.0, "broker-pause": 15.0,
-             "worker-kill": 5.0, "worker-pause": 15.0}  # fmt: skip
     faults: list[Fault] = []
     at_s = chance.uniform(3.0, 15.0)
     rounds: list[str] = []
     while at_s < seconds:
-        # Each kind once in every seven faults, in random order: a short campaign must not miss a kind.
+        # Each kind once in every round, in random order: a short campaign must not miss a kind.
         rounds = rounds or chance.sample(sorted(kinds), len(kinds))
         kind = rounds.pop()
         lasts_s = chance.uniform(min(1.0, kinds[kind]), kinds[kind])
         faults.append(Fault(round(at_s, 1), kind, round(lasts_s, 1)))
-        at_s += lasts_s + chance.uniform(*(_QUIET_AFTER_DRIVER_S if kind == "driver-kill" else _QUIET_S))
+        at_s += lasts_s + chance.uniform(*(_QUIET_AFTER_DRIVER_S if kind in restarting else _QUIET_S))
     return faults
 
 
@@ -73,9 +86,11 @@ class FaultInjector:
         if process is None:
             raise RuntimeError(f"there is no {target} process")
         if action == "pause":
-            _pause(process, fault.lasts_s)
+            pause(process)
+            time.sleep(fault.lasts_s)
+            resume(process)
         elif target in ("driver", "release"):
-            _kill(process)
+            kill(process)
         elif target == "broker":
             self._broker.kill()
             time.sleep(fault.lasts_s)
@@ -97,21 +112,25 @@ class FaultInjector:
         return None
 
 
-def _kill(process: psutil.Process) -> None:
+def kill(process: psutil.Process) -> None:
+    """Send SIGKILL to the process and its descendants; its parent waits for it."""
     # Not the service's `kill_tree`: the supervisor waits for the process, and may reap it at any moment.
-    family = [process, *process.children(recursive=True)]
-    for each in family:
-        _quietly(each.suspend)
+    family = pause(process)
     for each in family:
         _quietly(each.kill)
 
 
-def _pause(process: psutil.Process, seconds: float) -> None:
+def pause(process: psutil.Process) -> list[psutil.Process]:
+    """Stop the process and its descendants, and return them."""
     family = [process, *process.children(recursive=True)]
     for each in family:
         _quietly(each.suspend)
-    time.sleep(seconds)
-    for each in reversed(family):
+    return family
+
+
+def resume(process: psutil.Process) -> None:
+    """Let the process and its descendants go on: these first."""
+    for each in reversed([process, *process.children(recursive=True)]):
         _quietly(each.resume)
 
 

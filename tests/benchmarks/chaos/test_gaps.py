@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.chaos_gaps import Gap, gaps_s
+from benchmarks.chaos.gaps import Gap, gaps_s
 
 
 def test_one_fault_alone_causes_a_gap_if_messages_flowed_before_it_and_no_other_fault_struck_in_the_gap() -> None:

@@ -1,0 +1,138 @@
+"""The campaign on a cluster: random faults of driver, workers, broker and release process.
+
+`python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
+a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, while driver, workers and broker
+are killed and paused, and the release process is killed, at random moments. The exit code is 0 only if no message is
+lost, doubled, early, altered, misplaced or out of order, and at least half of the messages could be checked for order.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.chaos.drivers import Drivers
+from benchmarks.chaos.faults import Fault, FaultInjector, plan_faults, tally
+from benchmarks.chaos.gaps import gaps_s
+from benchmarks.chaos.judged_load import JudgedLoad
+from benchmarks.chaos.load import RATE
+from benchmarks.cluster import Cluster
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.stand import Stand
+from benchmarks.waiting import say
+from streaming.judge.verdict import LEAST_CHECKED, Verdict
+
+NAME = "chaos"
+# A record that was committed before a kill is received within this time after it.
+_IN_FLIGHT_S = 1.0
+# Seconds from a fault that no other fault struck into to the next delivery. What was handed over needs no driver and no
+# worker, but processes of all of them share the machine.
+_LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "worker-kill": 5.0}
+# Low limits, so that the job seals, loads, merges and deletes.
+LOW_LIMITS = (
+    "bucket.max_messages=3000",
+    "bucket.limit=20",
+    "segment.max_seconds=10",
+    "window.ahead=20s",
+    "storage.time_partition=1m",
+)
+_SETTINGS = (
+    *LOW_LIMITS,
+    "spark.spark.driver.host=127.0.0.1",
+    "spark.spark.executor.cores=1",
+    "spark.spark.cores.max=2",
+    "spark.spark.executor.memory=700m",
+    f"spark.spark.pyspark.python={sys.executable}",
+)
+
+
+class Campaign(NamedTuple):
+    """The judge's verdict on a campaign, and the outcome: the verdict and the timings in the form of a benchmark."""
+
+    verdict: Verdict
+    outcome: Outcome
+
+
+def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...] = ()) -> Campaign:
+    """Run a campaign of `minutes` with the faults of `seed`. `overrides` are additional settings of the job."""
+    seconds = minutes * 60
+    plan = plan_faults(seed, seconds)
+    say(f"seed {seed}: {len(plan)} faults in {minutes:g} minutes: {tally(plan)}")
+    with ExitStack() as stack:
+        cluster = Cluster(stand.folder)
+        stack.callback(cluster.stop)
+        cluster.start()
+        settings = (*_SETTINGS, f"spark.spark.master={cluster.url}", *overrides)
+        judged = stack.enter_context(JudgedLoad(stand, NAME, seed, seconds, *settings))
+        drivers = Drivers(stand.folder / NAME, judged.application.overrides)
+        stack.callback(drivers.stop)
+        drivers.start()
+        drivers.wait_until_one_runs()
+        injected = judged.strike(plan, FaultInjector(stand.broker, cluster, drivers.process, seed).inject)
+        drivers.stop()
+        judged.finish()
+        received_s = np.array([record.received_ms / 1000 for record in judged.received])
+        return Campaign(judged.verdict, _outcome(seed, minutes, judged.verdict, injected, received_s, drivers.starts))
+
+
+def counts_of(verdict: Verdict) -> dict[str, int]:
+    """Return the messages, the faults of each kind, and how many messages were held to their order."""
+    faults = {str(fault): count for fault, count in verdict.faults.items()}
+    return {"messages": verdict.published} | faults | {"held to order": verdict.order_checked}
+
+
+def contract_aims(verdict: Verdict) -> list[Aim]:
+    """Return an aim of 0 for each kind of fault, and that enough messages were held to their order."""
+    checked = verdict.order_checked / verdict.deliverable
+    held = Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True)
+    return [*(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()), held]
+
+
+def _outcome(
+    seed: int,
+    minutes: float,
+    verdict: Verdict,
+    injected: list[tuple[Fault, float]],
+    received_s: npt.NDArray[np.float64],
+    starts: int,
+) -> Outcome:
+    gaps = {kind: _gaps_of(kind, injected, received_s) for kind in _LIMITS_S}
+    figures: dict[str, dict[str, Any]] = {
+        "campaign": {"seed": seed, "minutes": minutes, "faults": len(injected), "starts of the job": starts}
+        | counts_of(verdict),
+        "faults": tally(fault for fault, _ in injected),
+        "seconds to the next delivery": {
+            f"{kind}, {name} of {len(seconds)}": round(float(value), 1)
+            for kind, (every, alone) in gaps.items()
+            for which, seconds in (("", every), ("alone, ", alone))
+            if seconds
+            for name, value in ((f"{which}median", np.median(seconds)), (f"{which}longest", max(seconds)))
+        },
+    }
+    aims = [
+        *contract_aims(verdict),
+        *(
+            Aim(
+                f"next delivery after a {kind} that no other fault struck into, longest",
+                max(alone, default=None),
+                _LIMITS_S[kind],
+                "s",
+            )
+            for kind, (_, alone) in gaps.items()
+        ),
+    ]
+    about = f"{len(injected)} faults in {minutes:g} minutes of {RATE} messages/s; seed {seed}"
+    return Outcome(NAME, about, aims, figures)
+
+
+def _gaps_of(
+    kind: str, injected: list[tuple[Fault, float]], received_s: npt.NDArray[np.float64]
+) -> tuple[list[float], list[float]]:
+    """Return the seconds from each fault of `kind` to the next delivery: for all of them, and for isolated ones."""
+    gaps = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in injected], _IN_FLIGHT_S)
+    own = [gap for (fault, _), gap in zip(injected, gaps, strict=True) if fault.kind == kind and gap is not None]
+    return [gap.seconds for gap in own], [gap.seconds for gap in own if gap.alone]

@@ -1,0 +1,90 @@
+"""A campaign's application with its load, its subscriber, and the judge's verdict on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.chaos.faults import Fault
+from benchmarks.chaos.load import RandomLoad
+from benchmarks.chaos.published import published_in
+from benchmarks.chaos.spool import Spool
+from benchmarks.stand import Stand
+from benchmarks.waiting import say
+from streaming.judge.acceptance import Acceptance
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.contract import Environment
+from streaming.judge.outputs import Outputs
+from streaming.judge.record import Published
+from streaming.judge.verdict import Verdict, judge
+from streaming.storage.paths import checkpoint_path
+
+
+class JudgedLoad:
+    """An application on `stand`, to which `load` publishes to two topics. A context manager: it ends the subscriber.
+
+    After `finish`:
+
+    - `published`: the messages, by id.
+    - `received`: all records of output and dead-letter topics.
+    - `acceptance`: which batch accepted which message.
+    - `verdict`: the judge's.
+    """
+
+    published: dict[str, Published]
+    acceptance: Acceptance
+    verdict: Verdict
+
+    def __init__(self, stand: Stand, name: str, seed: int, seconds: float, *settings: str) -> None:
+        other = stand.topic(f"{name}-other")
+        self.application = stand.application(name, f"topics.allowed_outputs={other}", *settings)
+        self.received = Spool(stand.folder / f"{name}-received")
+        self.load = RandomLoad(stand, self.application.input, (self.application.output, other), seed, seconds)
+        self._stand, self._topics = (
+            stand,
+            [self.application.output, other, self.application.settings.topics.dead_letter],
+        )
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(self.application.settings))))
+            self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
+            stack.callback(self._outputs.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def strike(self, plan: Sequence[Fault], inject: Callable[[Fault], float]) -> list[tuple[Fault, float]]:
+        """Publish, inject the faults meanwhile, and return each with the time at which it began (epoch s)."""
+        self.load.warm_up()
+        begun_s = time.time()
+        self.load.start()
+        injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
+        self.load.join()
+        self.load.wait_for_all(self._outputs)
+        return injected
+
+    def finish(self) -> None:
+        """Read to the end, and judge. Duplicates may arrive last: stop what delivers before."""
+        self._outputs.drain()
+        self.published = published_in(self._stand, self.application.input, self.load.topic_of)
+        if len(self.published) != self.load.published:
+            raise RuntimeError(f"{len(self.published)} messages were published instead of {self.load.published}")
+        self.acceptance = self._watch.acceptance()
+        environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
+        self.verdict = judge(self.published, self.received, self.acceptance, environment)
+
+
+def _strike(fault: Fault, begun_s: float, inject: Callable[[Fault], float]) -> float:
+    while (ahead_s := begun_s + fault.at_s - time.time()) > 0:
+        time.sleep(min(ahead_s, 0.5))
+    say(f"{fault.kind}, {fault.lasts_s:g} s")
+    return inject(fault)

@@ -1,0 +1,75 @@
+"""The load of a campaign: mixed delays to two topics, at a rate that leaves room for faults."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from benchmarks.load import Header, Load, Publisher, any_delay
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.waiting import wait_until
+from streaming.judge.outputs import Outputs
+
+RATE = 500
+# Time after the last due time: for a start of the job, overdue messages, and a busy machine.
+_DRAIN_S = 180.0
+_LONGEST_S = 300.0
+_WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
+
+
+class RandomLoad(threading.Thread):
+    """Publishes `RATE` messages/s for `seconds`, each with a random delay; its number determines its output topic."""
+
+    def __init__(self, stand: Stand, topic: str, outputs: tuple[str, str], seed: int, seconds: float) -> None:
+        """`topic` is the input. Most messages go to the first of `outputs`, the job's own, and some to the second."""
+        super().__init__(daemon=True, name="load")
+        # Idempotent, because a killed broker may have stored a record without acknowledging it.
+        options = {"enable.idempotence": True, "log_level": 0}
+        self._publisher = Publisher(stand.bootstrap, topic, PARTITIONS, options)
+        self._stand, self._outputs = stand, outputs
+        self._chance = random.Random(seed)
+        self._seconds = seconds
+        # A short campaign should not wait long at its end.
+        self._longest_s = min(_LONGEST_S, seconds / 3)
+        self.published = _WARM_UP + int(RATE * seconds)
+
+    def warm_up(self) -> None:
+        """Let the job deliver before the first fault, so that its transactional writers are open."""
+        now_ms = time.time_ns() // 1_000_000
+        for number in range(_WARM_UP):
+            self._publisher.publish(Load(number, now_ms, now_ms), self._route(number))
+        self._publisher.flush()
+        wait_until(
+            lambda: all(sum(self._stand.end_offsets(topic)) for topic in self._outputs),
+            _WARM_UP_TIMEOUT_S,
+            "a delivery",
+            lambda: None,
+        )
+
+    def run(self) -> None:
+        """Publish the other messages."""
+        self._publisher.pace(RATE, self._seconds, self._message, first=_WARM_UP)
+        self._publisher.close()
+
+    def topic_of(self, number: int) -> str:
+        """Return the output topic of the message with this number."""
+        return self._outputs[number % 5 == 0]
+
+    def wait_for_all(self, outputs: Outputs) -> None:
+        """Wait until all is delivered, or until the time for that is over; the judge reports what is missing."""
+        deadline_s = time.monotonic() + self._longest_s + _DRAIN_S
+        while len(outputs.ids) < self.published and time.monotonic() < deadline_s:
+            outputs.check()
+            time.sleep(0.1)
+
+    def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
+        stamp_ms = int(now_s * 1000)
+        # Half of the delays are up to ten seconds; some messages wait through several faults.
+        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._longest_s)
+        due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
+        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *self._route(number)]
+
+    def _route(self, number: int) -> list[Header]:
+        topic = self.topic_of(number)
+        return [] if topic == self._outputs[0] else [("deliver-to", topic.encode())]
