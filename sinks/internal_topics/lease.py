@@ -63,7 +63,9 @@ class HeldLease:
         self.after_a_crash = last is not None and not last.released
         self._lease = claim_after(last, command, settings.lease.period)
         self._confirmed_s = -math.inf
-        self._confirm()
+        # Again and again: another process that claims the lease at the same time fences this one before it has written
+        # its claim, and says with that claim who it is.
+        self._require_confirmed(_clock_s(), self._period_s)
         self._closing = threading.Event()
         # Whether the thread's last heartbeat failed.
         self.failing = False
@@ -114,9 +116,16 @@ class HeldLease:
             return
         try:
             if self._taken is None:
-                self._confirm(released=True)
+                self._release()
         except (ApplicationHeld, BrokerUnreachable) as problem:
             log.warning("the lease was not released: %s", problem)
+
+    def _release(self) -> None:
+        try:
+            self._confirm(released=True)
+        except BrokerUnreachable:
+            # Once more with a new producer: a process that claimed the lease in vain may have fenced the last one.
+            self._confirm(released=True)
 
     def _send_heartbeats(self) -> None:
         while not self._closing.wait(self._period_s / _HEARTBEATS_PER_PERIOD):

@@ -24,6 +24,7 @@ from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 
 _PERIOD_S = 4
+_ROUNDS = 5
 
 
 @pytest.fixture
@@ -44,6 +45,22 @@ def _hold_lease(settings: Settings, pipe: multiprocessing.connection.Connection)
             pipe.send("held")
         except ApplicationHeld as error:
             pipe.send(str(error))
+
+
+def _claim_together(settings: Settings, barrier: Any, answers: Any) -> None:
+    """Claim the lease in each round at the same time as other processes; answer with this process and the outcome."""
+    for _ in range(_ROUNDS):
+        barrier.wait(60)
+        lease: HeldLease | None = None
+        try:
+            lease = HeldLease(settings, "run")
+            lease.check_now()
+            answers.put((os.getpid(), "held"))
+        except ApplicationHeld as error:
+            answers.put((os.getpid(), str(error)))
+        barrier.wait(60)
+        if lease is not None:
+            lease.close()
 
 
 class Holder:
@@ -117,6 +134,30 @@ def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_it
         assert third.fencing_token == second.fencing_token + 1
         assert third.after_a_crash
         assert "delayline rescale" in _newest(settings).holder
+
+
+def test_of_processes_that_claim_the_lease_at_the_same_time_one_has_it_and_the_others_learn_that_it_is_held(
+    settings: Settings,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(3), context.Queue()
+    rivals = [context.Process(target=_claim_together, args=(settings, barrier, answers)) for _ in range(3)]
+    for rival in rivals:
+        rival.start()
+    rounds = [[answers.get(timeout=60) for _ in rivals] for _ in range(_ROUNDS)]
+    for rival in rivals:
+        rival.join(60)
+        assert rival.exitcode == 0
+    for answered in rounds:
+        (holder,) = (pid for pid, said in answered if said == "held")
+        others = [said for pid, said in answered if pid != holder]
+        assert [said.startswith(f"application-held: process {holder} on host") for said in others] == [True, True], (
+            answered
+        )
+    last = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    assert last is not None
+    # Also where a rival has fenced the holder's producer: the next process would wait for it.
+    assert last.released
 
 
 def test_a_process_paused_past_a_takeover_notices_it_before_it_does_anything(
