@@ -20,7 +20,7 @@ DUE_S = {CLOSE: (48 * 3600.0, 600.0), YEAR: (48 * 3600.0, 363 * 86_400.0)}
 # Messages of the warm-up, due close together in both cases: they warm the job's code, and few of them are sealed.
 WARM_UP = 100_000
 TIMEOUT_S = 1800.0
-_METADATA = "part=metadata/"
+_METADATA = "part=metadata-"
 
 
 def measure(stand: Stand, scale: float) -> Outcome:

@@ -30,9 +30,10 @@ POINTS = {
     "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the rows of a bucket are being written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
-    "merging": "buckets are merged beside the batches; no commit has replaced them",
+    "merging": "a slice of buckets is merged beside the batches; no commit has stored it",
+    "slice-merged": "a slice of a merge is stored; the merged buckets are not replaced",
     "merged": "the Delta commit that replaces merged buckets is done; the driver does not know it yet",
-    "cleaning": "delivered time partitions are deleted beside the batches; their metadata is still there",
+    "cleaning": "delivered parts of the table are about to be deleted beside the batches",
     "batch-done": "all of the batch is done; Spark has not written its commit log",
 }
 

@@ -73,7 +73,6 @@ class StorageSettings(Section):
     """Where the checkpoint and the tables live: a local path or any Hadoop URI."""
 
     path: StoragePath = "./data"
-    time_partition: Annotated[int, duration(MINUTE, LONGEST)] = HOUR
 
 
 class LimitSettings(Section):
@@ -99,16 +98,15 @@ class BucketSettings(Section):
     """
 
     shards: Annotated[int, Bounded(1, 1024)] = 2
-    limit: Annotated[int, Bounded(1, MOST)] = 500
     max_messages: Count = 20_000
+    fan_in: Annotated[int, Bounded(2, 100)] = 16
     max_bytes: Annotated[int, Bounded(1024, MOST)] = 8 * 1024 * 1024
 
 
 class SegmentSettings(Section):
     """How a sealed bucket is cut into segments."""
 
-    max_seconds: Count = 300
-    max_messages: Count = 50_000
+    max_messages: Count = 20_000
 
 
 class IndexSettings(Section):

@@ -1,11 +1,12 @@
-"""The Delta table of sealed buckets: chunks of messages by time partition, and segment metadata."""
+"""The Delta table of sealed buckets: chunks of messages, and the metadata of their segments, by part."""
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
@@ -13,7 +14,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from conf.errors import BucketUnreadable
+from conf.errors import ApplicationHeld, BucketUnreadable
+from state.buckets.parts import (
+    IS_MARKER,
+    IS_METADATA,
+    MergeName,
+    chunks_of,
+    is_live,
+    marker_of,
+    metadata_of,
+)
 from state.order import ORDER
 
 _PROPERTIES = {
@@ -27,20 +37,27 @@ _PROPERTIES = {
 }
 
 METADATA_COLUMNS = (
-    "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
+    "part", "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
 # Parquet's compression: the chunks are compressed already.
 _COMPRESSION = "none"
-# Another batch was sealed meanwhile.
-_CONCURRENT_APPEND = "io.delta.exceptions.ConcurrentAppendException"
 # The same batch was sealed meanwhile.
 _CONCURRENT_TRANSACTION = "io.delta.exceptions.ConcurrentTransactionException"
-_MAX_TRIES = 3
-_METADATA = "part = 'metadata'"
+# The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
+_MERGES = "merges"
+_NO_PARTITION = "none"
+# Merges that one process may finish.
+_MERGE_NUMBERS = 1 << 24
+# The folder of a Delta partition in a file's path.
+_FOLDER = re.compile(r"/part=([^/]+)/")
 
 
 class BucketTable:
-    """The table of sealed buckets at `path`. Each bucket is one Delta commit."""
+    """The table of sealed buckets at `path`. A batch seals a bucket in one Delta commit.
+
+    A merge commits the parts of its bucket one by one. They count from the commit on that also removes the buckets that
+    it replaces (`finish_merge`): until then, and if the merge was abandoned, no method returns anything of them.
+    """
 
     def __init__(
         self,
@@ -58,7 +75,6 @@ class BucketTable:
         self.path = path
         self._before_append = before_append
         self._before_change = before_change
-        self._sealing = threading.Lock()
 
     def exists(self) -> bool:
         """Return whether the table exists."""
@@ -114,45 +130,72 @@ class BucketTable:
         ordered = rows.sortWithinPartitions("part", *ORDER)
         writer = ordered.write.format("delta").mode("append").option("compression", _COMPRESSION)
         writer = writer.option("txnAppId", writer_id).option("txnVersion", batch_id)
-        with self._sealing:
-            try:
-                writer.save(self.path)
-            except Py4JJavaError as problem:
-                if _class_of(problem) != _CONCURRENT_TRANSACTION:
-                    raise
-                # An earlier holder of the lease, paused during a takeover between its check and its commit, has sealed
-                # the batch. A batch seals the same rows in every process, and Delta now skips this append.
-                writer.save(self.path)
+        try:
+            writer.save(self.path)
+        except Py4JJavaError as problem:
+            if _class_of(problem) != _CONCURRENT_TRANSACTION:
+                raise
+            # An earlier holder of the lease, paused during a takeover between its check and its commit, has sealed
+            # the batch. A batch seals the same rows in every process, and Delta now skips this append.
+            writer.save(self.path)
 
     def newest_of(self, writer_id: str) -> int | None:
         """Return the newest `batch_id` that `writer_id` has appended, or None if it appended none."""
         newest = self._log.unsafeVolatileSnapshot().transactions().get(writer_id)
         return int(newest.get()) if newest.isDefined() else None
 
-    def replace(self, buckets: Iterable[int], rows: DataFrame) -> None:
-        """Replace all rows of `buckets` by `rows`, in one commit."""
-        condition = f"bucket IN ({', '.join(map(str, sorted(buckets)))})"
-        self._overwrite(rows.sortWithinPartitions("part", *ORDER), condition)
+    def merge_token(self, fencing_token: int) -> int:
+        """Return the token for the merges of a process whose lease has `fencing_token`.
 
-    def compact_metadata(
-        self, first_bucket: int, last_bucket: int, files: int = 1, deleted: Iterable[str] = ()
-    ) -> None:
-        """Rewrite the metadata of a range of buckets into `files` files, without that of `deleted` time partitions.
-
-        All other metadata is kept: a time partition is found by its metadata, and deleted once it is delivered whole.
-        Each file has a range of buckets, so that a merge rewrites only the files of its buckets.
+        It is the same, unless the lease topic was made anew, which begins to count again: then it is the next one.
         """
-        chosen = f"{_METADATA} AND bucket BETWEEN {first_bucket} AND {last_bucket}"
-        rows = self._table().where(chosen).where(~F.col("time_partition").isin(sorted(set(deleted))))
-        self._overwrite(rows.coalesce(1) if files == 1 else rows.repartitionByRange(files, "bucket"), chosen)
+        newest = self.newest_of(_MERGES)
+        return fencing_token if newest is None else max(fencing_token, newest // _MERGE_NUMBERS + 1)
+
+    def fence_merges(self, token: int) -> None:
+        """Let no merge with a lower token than `token` finish any more.
+
+        Call it before the metadata is read: the process that held the lease before may be paused, and would replace
+        buckets that this process has read the metadata of.
+        """
+        nothing = self.spark.sql("SELECT '' AS part, 0L AS bucket WHERE false")
+        self._overwrite([_NO_PARTITION], nothing, _merge_version(token, 0))
+
+    def append_part(self, rows: DataFrame) -> None:
+        """Store a part of a merged bucket, in one commit. It is not live before `finish_merge`."""
+        self._before_change()
+        rows.write.format("delta").mode("append").option("compression", _COMPRESSION).save(self.path)
+
+    def finish_merge(self, name: MergeName, replaced: Iterable[str], number: int) -> None:
+        """Make the parts of the merged bucket `name` live, and remove the parts `replaced`, in one commit.
+
+        Reads no row. `number` counts the finished merges of this process from 1. Old parts must be replaced all at
+        once, since they share their metadata. Raises ApplicationHeld if another process has taken over.
+        """
+        parts = set(replaced)
+        partitions = {name.live, *map(chunks_of, parts), *map(metadata_of, parts), *filter(None, map(marker_of, parts))}
+        marker = self.spark.sql(f"SELECT '{name.live}' AS part, {name.last}L AS bucket")
+        self._overwrite(partitions, marker, _merge_version(name.token, number))
+        if name.live not in self._markers():
+            raise ApplicationHeld(
+                f"another process has taken over while buckets {name.first} to {name.last} of {self.path} were merged"
+            )
+
+    def delta_partitions(self) -> set[str]:
+        """Return all Delta partitions of the table, those of abandoned merges too. Reads no file."""
+        return _delta_partitions(self._all())
 
     def metadata(self, version: int | None = None) -> list[Row]:
         """Return the metadata rows of all segments, now or at `version`, without reading a message."""
-        return self._table(version).where(_METADATA).select(*METADATA_COLUMNS).collect()
+        return self._metadata(version).select(*METADATA_COLUMNS).collect()
+
+    def metadata_of_part(self, part: str) -> list[Row]:
+        """Return the metadata rows of a part, which need not be live."""
+        return self._all().where(F.col("part") == metadata_of(part)).select(*METADATA_COLUMNS).collect()
 
     def precisions(self, version: int | None = None) -> set[int]:
         """Return the precisions, in bits, of all index entries, now or at `version`."""
-        rows = self._table(version).where(_METADATA).select("precision_bits").distinct().collect()
+        rows = self._metadata(version).select("precision_bits").distinct().collect()
         return {row["precision_bits"] for row in rows}
 
     def index_entries(self, version: int | None = None) -> Iterator[Row]:
@@ -161,7 +204,7 @@ class BucketTable:
         The files are read task by task, and the entries are never all in memory: their size grows with the number of
         waiting messages.
         """
-        rows = self._table(version).where(_METADATA).select("precision_bits", "index_entries")
+        rows = self._metadata(version).select("precision_bits", "index_entries")
         entries: Iterator[Row] = rows.toLocalIterator()
         return entries
 
@@ -175,14 +218,14 @@ class BucketTable:
         cut = " OR ".join(f"(deliver_at_ms < {at_ms} AND max_deliver_at_ms >= {at_ms})" for at_ms in instants_ms)
         # Only these fields of the entries: the offsets, which are most of the bytes, are not read.
         entries = ("index_entries.tick_ms AS ticks_ms", "index_entries.count AS counts")
-        rows = self._table(version).where(_METADATA).where(cut)
+        rows = self._metadata(version).where(cut)
         return rows.selectExpr("bucket", "shard", "segment", "precision_bits", *entries)
 
     def chunks(
         self,
         start_ms: int,
         end_ms: int,
-        partitions: Iterable[str],
+        parts: Iterable[str],
         buckets: Iterable[int] | None = None,
         version: int | None = None,
     ) -> DataFrame:
@@ -193,12 +236,16 @@ class BucketTable:
         Args:
             start_ms: the first due time, epoch ms
             end_ms: the end of the due times, epoch ms, exclusive
-            partitions: the labels of the time partitions to read
+            parts: the parts to read, as far as they are live
             buckets: the buckets to read; None: all
             version: the version of the table to read; None: the newest
         """
-        rows = self._table(version).where(
-            F.col("part").isin(sorted(set(partitions)))
+        chosen = set(parts)
+        if any(map(marker_of, chosen)):
+            markers = self._markers(version)
+            chosen = {part for part in chosen if marker_of(part) in (None, *markers)}
+        rows = self._all(version).where(
+            F.col("part").isin(sorted(set(map(chunks_of, chosen))))
             & (F.col("deliver_at_ms") < end_ms)
             & (F.col("max_deliver_at_ms") >= start_ms)
         )
@@ -207,27 +254,29 @@ class BucketTable:
         return rows.select(*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 
     def files(self) -> list[Row]:
-        """Return the files of the table as this process saw it last: path (below `self.path`), part, and stats.
+        """Return the files with rows of live parts, as this process saw the table last: path, part, and stats.
 
-        The stats are those of Delta's log: JSON with numRecords, and minValues and maxValues by column.
+        The path is below `self.path`, and `part` is the Delta partition. The stats are those of Delta's log: JSON with
+        numRecords, and minValues and maxValues by column.
         """
         files = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
-        return files.selectExpr("path", "partitionValues['part'] AS part", "stats").collect()
+        files = files.selectExpr("path", "partitionValues['part'] AS part", "stats")
+        return files.where(f"NOT {IS_MARKER}").where(is_live(self._markers())).collect()
 
     def rows(self) -> DataFrame:
         """Return all rows of the table, with the name of the row's file in the additional column `file`."""
-        return self._table().select("*", F.col("_metadata.file_name").alias("file"))
+        live = self._all().where(f"NOT {IS_MARKER}").where(is_live(self._markers()))
+        return live.select("*", F.col("_metadata.file_name").alias("file"))
 
-    def replace_parts(self, parts: Iterable[str], rows: DataFrame) -> None:
-        """Replace all rows of `parts` by `rows`, in one commit and without reading the old rows.
+    def replace_partitions(self, partitions: Iterable[str], rows: DataFrame) -> None:
+        """Replace all rows of Delta partitions by `rows`, in one commit and without reading the old rows.
 
-        So it works where files of `parts` are damaged or missing. Nothing else may write to the table meanwhile.
+        So it works where files are damaged or missing. Nothing else may write to the table meanwhile.
         """
-        condition = f"part IN ({', '.join(repr(part) for part in sorted(set(parts)))})"
-        self._overwrite_once(rows.sortWithinPartitions("part", *ORDER), condition)
+        self._overwrite(partitions, rows.sortWithinPartitions("part", *ORDER))
 
     def delete(self, partitions: Iterable[str]) -> None:
-        """Delete the messages of whole time partitions. The next `vacuum` removes their files."""
+        """Delete all rows of Delta partitions. The next `vacuum` removes their files."""
         self._before_change()
         DeltaTable.forPath(self.spark, self.path).delete(F.col("part").isin(sorted(set(partitions))))
 
@@ -236,29 +285,42 @@ class BucketTable:
         self._before_change()
         DeltaTable.forPath(self.spark, self.path).vacuum()
 
-    def _overwrite(self, rows: DataFrame, condition: str) -> None:
-        """Replace the rows that match `condition` by `rows`, which must have none of a bucket that is not sealed yet.
+    def _overwrite(self, partitions: Iterable[str], rows: DataFrame, merge_version: int | None = None) -> None:
+        """Replace all rows of Delta partitions by `rows`, which must be in these.
 
-        Delta refuses the commit if a bucket was sealed since it began, since it cannot know that `condition` matches
-        none of its rows. After a few tries, sealing has to wait for this commit.
+        Delta decides by partition alone what is replaced, so that this does not conflict with a batch that seals.
+        `merge_version`: nothing is written if a merge of this version or a higher one was finished.
         """
-        for _ in range(_MAX_TRIES):
-            try:
-                return self._overwrite_once(rows, condition)
-            except Py4JJavaError as problem:
-                if _class_of(problem) != _CONCURRENT_APPEND:
-                    raise
-        with self._sealing:
-            return self._overwrite_once(rows, condition)
-
-    def _overwrite_once(self, rows: DataFrame, condition: str) -> None:
         self._before_change()
+        condition = f"part IN ({', '.join(repr(partition) for partition in sorted(set(partitions)))})"
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
-        writer.option("compression", _COMPRESSION).save(self.path)
+        if merge_version is not None:
+            writer = writer.option("txnAppId", _MERGES).option("txnVersion", merge_version)
+        try:
+            writer.option("compression", _COMPRESSION).save(self.path)
+        except Py4JJavaError as problem:
+            # Delta refuses, and does not skip, a write that began before the later merge was committed.
+            if merge_version is None or _class_of(problem) != _CONCURRENT_TRANSACTION:
+                raise
 
-    def _table(self, version: int | None = None) -> DataFrame:
+    def _metadata(self, version: int | None) -> DataFrame:
+        return self._all(version).where(IS_METADATA).where(is_live(self._markers(version)))
+
+    def _markers(self, version: int | None = None) -> set[str]:
+        """Return the markers of merged buckets, now or at `version`. Reads no file."""
+        return _delta_partitions(self._all(version).where(IS_MARKER))
+
+    def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+
+def _delta_partitions(rows: DataFrame) -> set[str]:
+    return {unquote(folder.group(1)) for path in rows.inputFiles() if (folder := _FOLDER.search(path))}
+
+
+def _merge_version(token: int, number: int) -> int:
+    return token * _MERGE_NUMBERS + number
 
 
 def _class_of(problem: Py4JJavaError) -> str:

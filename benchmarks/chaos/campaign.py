@@ -35,10 +35,8 @@ _LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "worker-kill": 5.0}
 # Low limits, so that the job seals, loads, merges and deletes.
 LOW_LIMITS = (
     "bucket.max_messages=3000",
-    "bucket.limit=20",
-    "segment.max_seconds=10",
+    "bucket.fan_in=4",
     "window.ahead=20s",
-    "storage.time_partition=1m",
 )
 _SETTINGS = (
     *LOW_LIMITS,

@@ -5,16 +5,18 @@ Modelled on Pulsar's `BucketDelayedDeliveryTracker`. This package does not read 
 
 Read in this order:
 1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark
-2. `segments`: cuts a sealed bucket
-3. `table_rows`: stores the segments as rows
-4. `catalog`: lists the live segments on the driver
-5. `window`: selects the messages that are due next
-6. `merge`: makes one bucket of several small ones
-7. `reseal`: seals the messages that a replaced checkpoint leaves behind
-8. `salvage`: rebuilds segments after a file was damaged
+2. `parts`: names the units of storage
+3. `segments`: cuts a sealed bucket
+4. `table_rows`: stores the segments as rows
+5. `catalog`: lists the live segments on the driver
+6. `window`: selects the messages that are due next
+7. `merge`: makes one bucket of several
+8. `reseal`: seals the messages that a replaced checkpoint leaves behind
+9. `salvage`: rebuilds segments after a file was damaged
 
-A stored chunk holds up to 2,000 messages or 1 MB, the order key of its first message, and the due time of its last.
-The partition column `part` holds the chunk's time partition: the range of due time that is deleted as a whole. Near
-ranges are short (`storage.time_partition`) and far ones longer; otherwise a year of delays would make thousands of
-files for each bucket. All metadata rows share a separate partition.
+The storage is log-structured: what a seal costs depends on how many messages it has, and not on how far apart these
+are due. A stored chunk holds up to 2,000 messages or 1 MB in delivery order, the order key of its first message, and
+the due time of its last. A seal writes two files for each shard, of chunks and of metadata, which form one part. A
+merge writes larger buckets, a part for each slice of due time. So a window reads about one chunk more than it needs of
+each bucket, and a part is deleted whole once its last message is delivered.
 """

@@ -16,6 +16,8 @@ class SegmentCatalog:
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
         self._buckets: dict[int, dict[tuple[int, int], Segment]] = {}
         self._by_start: SortedKeyList[Segment, int] = SortedKeyList(key=lambda segment: segment.min_deliver_at_ms)
+        # By part of a merge that is about to be finished: the parts that replace it.
+        self._successors: dict[str, frozenset[str]] = {}
         self.add(segments)
 
     def __len__(self) -> int:
@@ -33,27 +35,45 @@ class SegmentCatalog:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the segments' values, without their containers; each time partition's label counts once."""
-        labels = {segment.time_partition for segment in self._by_start}
-        return sum(map(sys.getsizeof, labels)) + sum(map(_size, self._by_start))
+        """Bytes of the segments' values, without their containers; each part's name counts once."""
+        parts = {segment.part for segment in self._by_start}
+        return sum(map(sys.getsizeof, parts)) + sum(map(_size, self._by_start))
 
     def add(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Add segments, and return the new ones. The others are known: a replayed batch seals the same segments."""
-        added = []
-        for segment in segments:
-            bucket = self._buckets.setdefault(segment.bucket, {})
-            if (segment.shard, segment.segment) not in bucket:
-                bucket[segment.shard, segment.segment] = segment
-                self._by_start.add(segment)
-                added.append(segment)
-        return added
+        """Add the segments of whole buckets, and return the new ones.
 
-    def replace(self, buckets: Iterable[int], segments: Iterable[Segment]) -> None:
-        """Replace all segments of `buckets` by `segments`."""
+        A bucket that is known already keeps its segments: a batch was replayed that had sealed it. An earlier version
+        of the service may have cut it in another way.
+        """
+        known = set(self._buckets)
+        new = {(each.bucket, each.shard, each.segment): each for each in segments if each.bucket not in known}
+        for segment in new.values():
+            self._buckets.setdefault(segment.bucket, {})[segment.shard, segment.segment] = segment
+        self._by_start.update(new.values())
+        return list(new.values())
+
+    def announce(self, replaced: Iterable[Segment], merged: Iterable[Segment]) -> None:
+        """Record that a merge is about to be finished: the table may soon have `merged` in place of `replaced`.
+
+        It has either, whatever its version. So a reader asks for both (`parts_of`) until `replace` is called.
+        """
+        successors = frozenset(segment.part for segment in merged)
+        self._successors |= {segment.part: successors for segment in replaced}
+
+    def replace(self, buckets: Iterable[int], merged: Iterable[Segment]) -> None:
+        """Replace all segments of `buckets` by `merged`."""
+        merged = list(merged)
         for bucket in buckets:
             for segment in self._buckets.pop(bucket, {}).values():
                 self._by_start.remove(segment)
-        self.add(segments)
+        done = frozenset(segment.part for segment in merged)
+        self._successors = {part: after for part, after in self._successors.items() if after != done}
+        self.add(merged)
+
+    def parts_of(self, segments: Iterable[Segment]) -> set[str]:
+        """Return the parts that have the messages of `segments`, in any version of the table that may be read now."""
+        parts = {segment.part for segment in segments}
+        return parts.union(*(self._successors.get(part, ()) for part in parts))
 
     def starting_before(self, end_ms: int) -> Iterator[Segment]:
         """Return the segments whose earliest message is due before `end_ms`, in order of that message."""

@@ -1,106 +1,132 @@
-"""Merging sealed buckets: choosing them, and turning the chunks of several buckets into the segments of one.
+"""Merging sealed buckets: choosing them, dividing the work into slices, and making segments of a slice.
 
-As in Pulsar's `BucketDelayedDeliveryTracker`, a few adjacent buckets with the fewest messages are chosen.
+The storage is log-structured: a bucket is sealed as it comes, whatever its due times, and adjacent buckets of about
+the same size are merged into one that is as many times as large as there are (the *fan-in*). So a message is rewritten
+once for each power of the fan-in that its bucket grows by, and there are fewer buckets of each size than the fan-in.
+(Pulsar's `BucketDelayedDeliveryTracker` merges the adjacent buckets with the fewest messages once there are more than a
+limit. Tried with 10,000 buckets, a limit of 64 and 8 to a merge, each message was rewritten 17 times; here 3 times.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, count, groupby, pairwise
-from operator import itemgetter
+from itertools import accumulate, count, pairwise
+from math import ceil
 
 import pyarrow as pa
 
-from state.buckets.segments import Segment, SegmentCutter
+from state.buckets.segments import ANY_SHARD, Segment, SegmentCutter
 from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import keyed_chunks
 from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
-from state.order import OrderKey
-from state.shards import by_shard
 
-MAX_MERGED_BUCKETS = 4
-# The messages of a slice. One task merges them in about a second; then other tasks get their turn. Slices are larger if
-# there would be more than _MAX_SLICES.
-_SLICE_MESSAGES = 100_000
-_MAX_SLICES = 16
-# Slice n numbers its segments from n times this. A segment number has 4 bytes: over a hundred slices of 16 million.
-_SEGMENTS_PER_SLICE = 1 << 24
+# What a slice holds. One task merges it in about two seconds; then other tasks get their turn.
+_SLICE_MESSAGES = 200_000
+_SLICE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class MergeSlice:
-    """A range of due time, [start_ms, end_ms) in epoch ms, that one task merges. `number` counts slices from 0."""
+    """A range of due time, [start_ms, end_ms) in epoch ms, that one task merges into the part `part`.
 
-    number: int
+    `first_segment` is the number of its first segment.
+    """
+
+    part: str
     start_ms: int
     end_ms: int
+    first_segment: int
 
 
-def choose(buckets: Mapping[int, Collection[Segment]], limit: int) -> list[int]:
-    """Return the numbers of the buckets to merge, ascending; none if there are no more than `limit`.
+def choose(sizes: Mapping[int, int], fan_in: int) -> list[int]:
+    """Return the numbers of the buckets to merge, ascending and adjacent; none if there are few of each size.
 
-    Chooses the run of up to four adjacent buckets that has the fewest messages; of equal runs, the one with the
-    earliest message.
+    A bucket's level is the power of `fan_in` in its size, and at least the level of every newer bucket: so levels
+    descend from the oldest to the newest. In the lowest level that has `fan_in` buckets, the run of two to `fan_in`
+    adjacent ones is merged that rewrites the fewest bytes for each bucket less: if one of them is far larger than all
+    others, it is left alone until there are others of its size.
+
+    Args:
+        sizes: the bytes of each bucket, by its number
+        fan_in: the number of buckets in a merge at the most, 2 or more
     """
-    numbers = sorted(buckets)
-    width = min(MAX_MERGED_BUCKETS, len(numbers))
-    if len(numbers) <= limit or width < 2:
-        return []
-    sums = [0, *accumulate(sum(segment.count for segment in buckets[number]) for number in numbers)]
-    firsts = [min(segment.min_deliver_at_ms for segment in buckets[number]) for number in numbers]
-    starts = range(len(numbers) - width + 1)
-    at = min(starts, key=lambda start: (sums[start + width] - sums[start], min(firsts[start : start + width])))
+    numbers = sorted(sizes)
+    end = len(numbers)
+    while end:
+        level = _level(sizes[numbers[end - 1]], fan_in)
+        start = end - 1
+        while start and _level(sizes[numbers[start - 1]], fan_in) <= level:
+            start -= 1
+        if end - start >= fan_in:
+            return _cheapest(numbers[start:end], sizes, fan_in)
+        end = start
+    return []
+
+
+def _cheapest(numbers: list[int], sizes: Mapping[int, int], fan_in: int) -> list[int]:
+    sums = [0, *accumulate(sizes[number] for number in numbers)]
+    # The widest first, and the oldest of these: the first one wins if several are as cheap.
+    runs = ((at, width) for width in range(fan_in, 1, -1) for at in range(len(numbers) - width + 1))
+    at, width = min(runs, key=lambda run: (sums[run[0] + run[1]] - sums[run[0]]) / (run[1] - 1))
     return numbers[at : at + width]
 
 
-def slices(segments: Collection[Segment], start_ms: int) -> list[MergeSlice]:
-    """Divide the messages of `segments` that are due from `start_ms` on into ranges of about equal count."""
-    size = max(_SLICE_MESSAGES, -(-sum(segment.count for segment in segments) // _MAX_SLICES))
-    bounds, messages = [start_ms], 0
-    for segment in sorted(segments, key=lambda segment: segment.min_deliver_at_ms):
-        # Segments overlap, so the counts are approximate.
-        if messages >= size and segment.min_deliver_at_ms > bounds[-1]:
-            bounds.append(segment.min_deliver_at_ms)
-            messages = 0
-        messages += segment.count
-    bounds.append(1 + max(segment.max_deliver_at_ms for segment in segments))
-    return [MergeSlice(number, *ends) for number, ends in enumerate(pairwise(bounds))]
+def most_buckets(total_bytes: int, fan_in: int) -> int:
+    """Return how many buckets may wait at most when `total_bytes` are sealed and no merge is behind."""
+    return (fan_in - 1) * (1 + _level(total_bytes, fan_in))
+
+
+def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
+    """Return where the slice of `segments` from `start_ms` on ends, epoch ms exclusive; None if nothing is left.
+
+    It ends once it has about `_SLICE_MESSAGES` messages or `_SLICE_BYTES` bytes. The messages of a segment are taken
+    for evenly spread. So a slice may have more where they are not: at most those of the segments that reach into it.
+    """
+    # How fast a slice fills, in slices for each ms, changes where a segment begins or ends.
+    changes: defaultdict[int, float] = defaultdict(float)
+    for segment in segments:
+        end_ms = segment.max_deliver_at_ms + 1
+        if end_ms > start_ms:
+            share = max(segment.count / _SLICE_MESSAGES, segment.bytes / _SLICE_BYTES)
+            rate = share / (end_ms - segment.min_deliver_at_ms)
+            changes[max(start_ms, segment.min_deliver_at_ms)] += rate
+            changes[end_ms] -= rate
+    if not changes:
+        return None
+    filled = rate = 0.0
+    instants = sorted(changes)
+    for at_ms, next_ms in pairwise(instants):
+        rate += changes[at_ms]
+        if filled + rate * (next_ms - at_ms) >= 1:
+            return max(start_ms + 1, min(next_ms, at_ms + ceil((1 - filled) / rate)))
+        filled += rate * (next_ms - at_ms)
+    return instants[-1]
 
 
 def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) -> ArrowFunction:
     """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
 
-    The input is sorted by `part`, then by the chunks' order keys (deliver_at_ms, topic, partition, offset). Messages
-    stay in their time partition; `batch_settings` decide shards and segments.
+    The input is sorted by the chunks' order keys (deliver_at_ms, topic, partition, offset). The messages of all shards
+    stay together, so that a window reads one chunk too much of a bucket, and not one for each shard.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = count(within.number * _SEGMENTS_PER_SLICE)
-        for label, chunks in groupby(_labelled(batches, within), key=itemgetter(0)):
-            ordered = merge((key, messages) for _, key, messages in chunks)
-            for segment, messages in _cut(ordered, bucket, label, numbers, batch_settings):
-                yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
+        cutter = SegmentCutter(bucket, ANY_SHARD, within.part, count(within.first_segment), batch_settings)
+        for messages in merge(keyed_chunks(batches, within.start_ms, within.end_ms)):
+            for segment, rows in cutter.add(messages):
+                yield from segment_rows(segment, rows, batch_settings.index_precision_bits)
+        for segment, rows in cutter.finish():
+            yield from segment_rows(segment, rows, batch_settings.index_precision_bits)
 
     return run
 
 
-def _labelled(batches: Iterable[pa.RecordBatch], within: MergeSlice) -> Iterator[tuple[str, OrderKey, pa.Table]]:
-    for batch in batches:
-        chunks = keyed_chunks(iter([batch]), within.start_ms, within.end_ms)
-        for label, (key, messages) in zip(batch.column("part").to_pylist(), chunks, strict=True):
-            yield label, key, messages
-
-
-def _cut(
-    ordered: Iterable[pa.Table], bucket: int, label: str, numbers: Iterator[int], batch_settings: BatchSettings
-) -> Iterator[tuple[Segment, pa.Table]]:
-    cutters: dict[int, SegmentCutter] = {}
-    for messages in ordered:
-        for shard, own in by_shard(messages, batch_settings.shards):
-            if shard not in cutters:
-                cutters[shard] = SegmentCutter(bucket, shard, label, numbers, batch_settings)
-            yield from cutters[shard].add(own)
-    for cutter in cutters.values():
-        yield from cutter.finish()
+def _level(size: int, fan_in: int) -> int:
+    """Return the exponent of the largest power of `fan_in` that is not above `size`; 0 for an empty bucket."""
+    level = 0
+    while size >= fan_in ** (level + 1):
+        level += 1
+    return level

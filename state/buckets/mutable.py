@@ -53,14 +53,19 @@ def advance(
 
 
 def _rows_to_keep(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
-    """Return how many rows stay: those due soon, up to half of each threshold.
+    """Return how many rows stay: those due first, up to a quarter of each threshold.
 
-    With half of it free, the next batches need not seal again.
+    With the rest of it free, the next batches need not seal again. The nearest messages stay even if they are far away:
+    so what is sealed is due after the kept ones, and thus seldom within what the prefetch window has loaded already.
+    (Batches of earlier versions kept up to half, and only messages that were due within `near_ms`.)
     """
-    near: int = pc.sum(pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)).as_py() or 0
-    by_count = batch_settings.bucket_max_messages // 2
-    by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 2) // max(1, rest.nbytes)
-    keep: int = min(near, by_count, by_bytes)
+    share = 4 if batch_settings.near_ms is None else 2
+    by_count = batch_settings.bucket_max_messages // share
+    by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // share) // max(1, rest.nbytes)
+    keep: int = min(by_count, by_bytes)
+    if batch_settings.near_ms is not None:
+        near = pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)
+        keep = min(keep, pc.sum(near).as_py() or 0)
     # `by_bytes` assumes messages of equal size, but the near ones can be the large ones.
     while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2

@@ -22,7 +22,7 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("cutoff_ms", pa.int64()),
         pa.field("bucket", pa.int64()),
         pa.field("segment", pa.int32()),
-        pa.field("time_partition", pa.string()),
+        pa.field("part", pa.string()),
         pa.field("min_deliver_at_ms", pa.int64()),
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
@@ -66,11 +66,11 @@ def _rows(
     result: BucketAdvance, bucket: int, shard: int, cutoff_ms: int, batch_settings: BatchSettings
 ) -> Iterable[dict[str, Any]]:
     """Yield the rows of `SHARD_OUTPUT_SCHEMA` for one advance."""
-    base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket, "segment": 0, "time_partition": ""}
+    base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket, "segment": 0, "part": ""}
     if result.due.num_rows:
         for piece in split_by_bytes(result.due, _DUE_CHUNK_BYTES):
             yield {**base, "kind": DUE, **_bounds(piece), "chunk": encode_chunk(piece)}
-    for segment, messages in cut(result.sealed, bucket, shard, cutoff_ms, batch_settings):
+    for segment, messages in cut(result.sealed, bucket, shard, batch_settings):
         yield {**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)}
     yield {**base, "kind": KEPT, **_bounds(result.kept), "chunk": b""}
 

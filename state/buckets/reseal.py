@@ -35,7 +35,7 @@ def left_in_state(shards: int) -> ArrowFunction:
     return run
 
 
-def resealed(bucket: int, cutoff_ms: int, batch_settings: BatchSettings) -> ArrowFunction:
+def resealed(bucket: int, batch_settings: BatchSettings) -> ArrowFunction:
     """Return the `mapInArrow` function that seals rows of `LEFT_SCHEMA` into rows of `table_rows.STORED_SCHEMA`.
 
     All rows of a shard must go to one task, which holds them in memory.
@@ -48,7 +48,7 @@ def resealed(bucket: int, cutoff_ms: int, batch_settings: BatchSettings) -> Arro
                 left.setdefault(shard, []).append(decode_chunk(chunk.as_py()))
         for shard in sorted(left):
             sealed = in_order(pa.concat_tables(left[shard]).combine_chunks())
-            for segment, messages in cut(sealed, bucket, shard, cutoff_ms, batch_settings):
+            for segment, messages in cut(sealed, bucket, shard, batch_settings):
                 yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run

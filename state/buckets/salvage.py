@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from state.buckets.parts import part_of
 from state.buckets.segments import segment_of
 from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.message import decode_chunk
@@ -65,7 +66,8 @@ def salvaged(precision_bits: int) -> ArrowFunction:
             chunks = list(own)
             messages = _messages(chunks)
             if messages is not None:
-                segment = segment_of(messages, bucket, shard, number, chunks[0]["part"])
+                part = chunks[0]["part"]
+                segment = segment_of(messages, bucket, shard, number, part_of(part) or part)
                 yield from segment_rows(segment, messages, precision_bits)
 
     return run

@@ -2,7 +2,7 @@
 
 With one table, a single commit stores a bucket: it exists whole, with its metadata, or not at all. Messages are stored
 in chunks, as they travel, so that sealing and loading cost the JVM a few rows instead of thousands. Metadata rows are
-in a separate partition, and are read without touching a message.
+in separate partitions (`state.buckets.parts`), and are read without touching a message.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from state.buckets.parts import chunks_of, is_old, metadata_of, part_of
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
 from state.message import decode_chunk, encode_chunk
 from state.order import key_of
-
-METADATA_PART = "metadata"
 
 # The unit of reading: small enough that a prefetch window of seconds does not load minutes, large enough that many
 # messages share the cost of a chunk (0.1 ms).
 CHUNK_MESSAGES = 2_000
 # Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
 CHUNK_BYTES = 1024 * 1024
+
+# With more entries in a segment's index, the metadata would be larger than the messages' ids.
+_SLOTS = 16
+_MESSAGES_PER_ENTRY = 64
 
 # The entries that `state.index.message_index.index_entries` returns.
 _ENTRIES = pa.list_(
@@ -43,7 +46,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 # Delta keeps bounds for the leading columns, so the columns that prune files and row groups come first.
 STORED_SCHEMA = pa.schema(
     [
-        # The Delta partition: a chunk's time partition, or `METADATA_PART` for all metadata.
+        # The Delta partition (`state.buckets.parts`).
         pa.field("part", pa.string()),
         pa.field("bucket", pa.int64()),
         pa.field("shard", pa.int32()),
@@ -54,8 +57,9 @@ STORED_SCHEMA = pa.schema(
         pa.field("count", pa.int64()),
         # Metadata rows only.
         pa.field("bytes", pa.int64()),
+        # Old metadata only: the Delta partition of the segment's chunks.
         pa.field("time_partition", pa.string()),
-        # Stored with the entries, since the setting may have changed since.
+        # Stored with the entries, since each segment has its own.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
         # Chunks only: the id of the first message; with `deliver_at_ms` it is the message's order key.
@@ -70,7 +74,7 @@ STORED_SCHEMA = pa.schema(
 def stored_rows(precision_bits: int) -> ArrowFunction:
     """Return the `mapInArrow` function that turns sealed segments into rows of `STORED_SCHEMA`.
 
-    The input is rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. An index time slot is 2^`precision_bits` ms long.
+    The input is rows of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`. `precision_bits`: see `segment_rows`.
     """
 
     def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,16 +87,20 @@ def stored_rows(precision_bits: int) -> ArrowFunction:
 
 
 def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one segment: its metadata, then `messages`, which are in delivery order, as chunks."""
+    """Yield the rows of one segment: its metadata, then `messages`, which are in delivery order, as chunks.
+
+    An index time slot is 2^`precision_bits` ms long, or longer if the segment has few messages for its span.
+    """
+    precision_bits = _precision(segment, messages, precision_bits)
     identity = {"bucket": segment.bucket, "shard": segment.shard, "segment": segment.segment}
     metadata = {
         **identity,
-        "part": METADATA_PART,
+        "part": metadata_of(segment.part),
         "deliver_at_ms": segment.min_deliver_at_ms,
         "max_deliver_at_ms": segment.max_deliver_at_ms,
         "count": segment.count,
         "bytes": segment.bytes,
-        "time_partition": segment.time_partition,
+        "time_partition": segment.part if is_old(segment.part) else None,
         "precision_bits": precision_bits,
         "index_entries": index_entries(messages, precision_bits),
     }
@@ -101,7 +109,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
         row = {
             **identity,
             **key_of(piece)._asdict(),
-            "part": segment.time_partition,
+            "part": chunks_of(segment.part),
             "max_deliver_at_ms": piece.column("deliver_at_ms")[-1].as_py(),
             "count": piece.num_rows,
             "chunk": encode_chunk(piece),
@@ -112,9 +120,29 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
 def described_segment(metadata: Mapping[str, Any]) -> Segment:
     """Return the segment that a metadata row describes."""
     return Segment(
-        **{name: metadata[name] for name in Segment.__dataclass_fields__ if name != "min_deliver_at_ms"},
+        bucket=metadata["bucket"],
+        shard=metadata["shard"],
+        segment=metadata["segment"],
+        part=part_of(metadata["part"]) or metadata["time_partition"],
         min_deliver_at_ms=metadata["deliver_at_ms"],
+        max_deliver_at_ms=metadata["max_deliver_at_ms"],
+        count=metadata["count"],
+        bytes=metadata["bytes"],
     )
+
+
+def _precision(segment: Segment, messages: pa.Table, least_bits: int) -> int:
+    """Return the precision of a segment's index entries: at least `least_bits`.
+
+    An entry, for each time slot and input partition, takes about 30 bytes beside its offsets. With
+    `_MESSAGES_PER_ENTRY` messages to an entry on average, that is half a byte for each message, however far apart they
+    are due. A small segment may have a few slots in any case.
+    """
+    sources = messages.select(["topic", "partition"]).group_by(["topic", "partition"]).aggregate([]).num_rows
+    slots = _SLOTS + segment.count // (_MESSAGES_PER_ENTRY * sources)
+    span_ms = segment.max_deliver_at_ms - segment.min_deliver_at_ms
+    bits: int = (span_ms // slots).bit_length()
+    return max(least_bits, bits)
 
 
 def split(messages: pa.Table) -> Iterable[pa.Table]:

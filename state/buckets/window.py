@@ -6,6 +6,7 @@ A batch then reads few chunks, which were sorted long before they are due.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,10 @@ from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
+
+# How long a chunk of the window spans at most. A batch reads a chunk if it may hold a message that is due, and where
+# few messages are due, a chunk of stored ones can span days.
+_SPAN_MS = 60_000
 
 WINDOW_SCHEMA = pa.schema(
     [
@@ -40,13 +45,20 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
             for shard, own in by_shard(messages, shards):
-                for piece in split(own):
+                for piece in chain.from_iterable(map(split, _by_span(own))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
                     row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
                     row |= {**key_of(piece)._asdict(), "chunk": encode_chunk(piece)}
                     yield pa.RecordBatch.from_pylist([row], schema=WINDOW_SCHEMA)
 
     return run
+
+
+def _by_span(messages: pa.Table) -> Iterator[pa.Table]:
+    """Cut `messages`, which are in delivery order, where a new span of due time begins."""
+    spans = messages.column("deliver_at_ms").to_numpy() // _SPAN_MS
+    bounds = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(spans)]
+    return (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
 def keyed_chunks(batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:

@@ -44,13 +44,12 @@ class BatchSettings:
     shard_keys: tuple[int, ...]
     bucket_max_messages: int
     bucket_max_bytes: int
-    near_ms: int
-    segment_max_ms: int
     segment_max_messages: int
     index_precision_bits: int
-    time_partition_ms: int
     first_bucket: int
     first_cutoff_ms: int
+    # Recorded by earlier versions alone, whose mutable buckets kept only what was due within it: a replay must, too.
+    near_ms: int | None = None
     # Settings recorded before this limit existed have none, and a replay with them applies none.
     max_message_bytes: int = 2**63 - 1
 
@@ -85,11 +84,8 @@ def batch_settings_from(
         shard_keys=tuple(shard_keys),
         bucket_max_messages=settings.bucket.max_messages,
         bucket_max_bytes=settings.bucket.max_bytes,
-        near_ms=settings.window.ahead,
-        segment_max_ms=settings.segment.max_seconds * 1000,
         segment_max_messages=settings.segment.max_messages,
         index_precision_bits=settings.index.precision_bits,
-        time_partition_ms=settings.storage.time_partition,
         first_bucket=origin.first_bucket,
         first_cutoff_ms=origin.cutoff_ms,
         max_message_bytes=settings.limits.max_message_bytes,
@@ -135,8 +131,14 @@ class SettingsHistory:
         entries = []
         for entry in map(dict, json.loads(text)["rules"]):
             first = int(entry.pop("from_batch"))
+            for name in _NO_LONGER_USED:
+                entry.pop(name, None)
             entries.append((first, read_stored(_SETTINGS, json.dumps(entry))))
         return SettingsHistory(tuple(entries))
 
+
+# Recorded by earlier versions, which cut segments by due time. How a batch is cut does not matter to its replay: a
+# bucket that is sealed stays as it is.
+_NO_LONGER_USED = ("segment_max_ms", "time_partition_ms")
 
 _SETTINGS = TypeAdapter(BatchSettings)

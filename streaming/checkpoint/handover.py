@@ -14,8 +14,9 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
+from state.buckets.parts import IS_METADATA
 from state.buckets.reseal import resealed
-from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA
+from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -26,7 +27,6 @@ def seal_rest(
     rest: DataFrame,
     origin: CheckpointOrigin,
     checkpoint: str,
-    cutoff_ms: int,
     batch_settings: BatchSettings,
 ) -> int:
     """Seal the waiting messages that a checkpoint leaves, in the bucket before the first of `origin`.
@@ -36,7 +36,6 @@ def seal_rest(
         rest: the messages (`reseal.LEFT_SCHEMA`).
         origin: the origin of the new checkpoint.
         checkpoint: the id of the checkpoint that leaves them. Its rest is sealed once (`rest_bucket`).
-        cutoff_ms: epoch ms. Time partitions are cut as in a batch with this cutoff.
         batch_settings: how segments are cut.
 
     Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled.
@@ -46,11 +45,11 @@ def seal_rest(
         count = int(rest.selectExpr("coalesce(sum(count), 0)").collect()[0][0])
         if count:
             rows = rest.repartition(origin.shards, "shard").mapInArrow(
-                resealed(origin.overdue_bucket, cutoff_ms, batch_settings), from_arrow_schema(STORED_SCHEMA)
+                resealed(origin.overdue_bucket, batch_settings), from_arrow_schema(STORED_SCHEMA)
             )
             rows = rows.persist()
             try:
-                sealed = rows.where(f"part = '{METADATA_PART}'").selectExpr("sum(count)").collect()[0][0]
+                sealed = rows.where(IS_METADATA).selectExpr("sum(count)").collect()[0][0]
                 if sealed != count:
                     raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
                 store.append(rows, _writer_of_rest(checkpoint), origin.overdue_bucket)

@@ -19,6 +19,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.topics import partition_counts
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.parts import abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
@@ -42,7 +43,9 @@ class Recovered:
     """What a start of the job goes on from.
 
     - `planned`: the newest batch in the offset log, or None before the first.
-    - `partitions`: the labels of the time partitions that the table has.
+    - `parts`: the parts that the table has, and the last due time in each (epoch ms).
+    - `abandoned`: the Delta partitions of merges that were not finished.
+    - `merge_token`: for the merges of this process.
     - `delivered_before_ms`: the last committed cutoff, epoch ms.
     - `overdue`: the segments with messages below that cutoff that the checkpoint's first batch must deliver.
     """
@@ -52,7 +55,9 @@ class Recovered:
     settings_history: SettingsHistory
     store: BucketTable
     catalog: SegmentCatalog
-    partitions: set[str]
+    parts: dict[str, int]
+    abandoned: set[str]
+    merge_token: int
     delivered_before_ms: int
     overdue: list[Segment]
 
@@ -63,7 +68,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     1. Read Spark's logs.
     2. Read the markers in the progress topic. If no batch was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come.
-    4. Create the table if there is none, and check its log.
+    4. Create the table if there is none, and check its log. After a crash, fence the merges of the process before.
     5. Refuse a checkpoint that is older than the table or the markers.
     6. Read the metadata of the live segments.
 
@@ -90,6 +95,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
+    merge_token = store.merge_token(lease.fencing_token)
+    if lease.after_a_crash:
+        store.fence_merges(merge_token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint.
     _refuse_lost_plan(checkpoint, store, planned)
@@ -107,9 +115,12 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
         len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
     )  # fmt: skip
-    partitions = {segment.time_partition for segment in segments}
+    parts: dict[str, int] = {}
+    for segment in segments:
+        parts[segment.part] = max(parts.get(segment.part, 0), segment.max_deliver_at_ms)
     newest = None if planned is None else checkpoint.planned(planned)
-    return Recovered(checkpoint, newest, history, store, catalog, partitions, cutoff_ms, overdue)
+    left = abandoned(store.delta_partitions())
+    return Recovered(checkpoint, newest, history, store, catalog, parts, left, merge_token, cutoff_ms, overdue)
 
 
 def _begin(

@@ -60,7 +60,7 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         f"clock.horizon={_HORIZON_MS}ms",
         "bucket.max_messages=60",
         "segment.max_messages=60",
-        "segment.max_seconds=5",
+        "bucket.fan_in=3",
         "window.ahead=8s",
         # A killed JVM leaves unpacked libraries in its folder for temporary files.
         f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",

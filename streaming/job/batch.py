@@ -55,7 +55,15 @@ class BatchRunner:
             settings.bucket.shards,
         )
         self._maintenance = Maintenance(
-            state.store, state.catalog, state.partitions, settings.bucket.limit, state.settings_history.newest
+            state.store,
+            state.catalog,
+            state.parts,
+            state.abandoned,
+            state.settings_history.newest,
+            state.merge_token,
+            settings.bucket.fan_in,
+            # A merge is one task at a time, and leaves most cores to the batches.
+            threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
         )
         self._settings = settings
         self._origin = state.checkpoint.origin
@@ -116,8 +124,9 @@ class BatchRunner:
             for step in running:
                 step.result()
             # 7. Pass on what was sealed.
-            self._window.add(_segments(sealed))
-            self._maintenance.sealed_into({row["time_partition"] for row in sealed})
+            segments = _segments(sealed)
+            self._window.add(segments)
+            self._maintenance.sealed(segments)
         finally:
             shard_output.unpersist()
         # 8. Move the window on.

@@ -1,23 +1,25 @@
-"""Maintenance of sealed buckets, beside the batches: it deletes delivered parts and merges small buckets.
+"""Maintenance of sealed buckets, beside the batches: it deletes delivered parts and merges buckets.
 
-It changes only what committed batches have left. No batch waits for it, except a seal for the last try of a merge.
+It changes only what committed batches have left. No batch waits for it, and it waits for no batch.
 
 Read `maintenance` (what is done when), then `merge`.
 
-A time partition that is delivered whole is deleted, with its metadata rows. Its files are vacuumed an hour later.
-Metadata is compacted into one file for every 50 buckets.
+A part whose messages are all delivered is deleted, chunks and metadata. Its files are vacuumed an hour later.
 
-Past `bucket.limit`, up to four adjacent buckets with the fewest messages become one (`state.buckets.merge`; Pulsar's
-tracker chooses in the same way). A merge
+As soon as enough adjacent buckets have about the same size (`bucket.fan_in`), they become one (`state.buckets.merge`).
+A merge
 
-1. reads the buckets at one table version, one slice of due time after the other,
-2. cuts the messages into new segments,
-3. checks the counts,
-4. replaces the old buckets with the new one, in one commit.
+1. takes one slice of due time after the other: reads it from the buckets, cuts it into new segments, and commits these
+   as a part of the new bucket, which nobody reads yet,
+2. checks the counts,
+3. in one commit, which reads and writes no message, makes the new bucket live and removes the old ones.
+
+Between two slices other merges may have their turn: the one with the least to do goes first, so that a large merge does
+not keep small buckets waiting. A merge that is cut off leaves its parts behind; the next start deletes them.
 
 A merge takes only buckets of committed batches, and leaves out only messages below the last committed cutoff. So the
-running batch, and its replay, find in the new bucket all that they would find in the old ones. Messages stay in their
-time partition. So a load of the prefetch window that starts after the commit, and before the driver's catalog has the
-new segments, reads the same messages. If a seal comes between, Delta refuses the merge's commit, and the merge tries
-again. During its last try, seals wait.
+running batch, and its replay, find in the new bucket all that they would find in the old ones. A load of the prefetch
+window may start after step 3, and before the driver's catalog has the new segments: so from before step 3 on it asks
+for the parts of both, of which each version of the table has either. Delta decides all of this by partition. So a seal
+and a merge do not conflict. A process that has lost its lease cannot finish a merge (`BucketTable.fence_merges`).
 """

@@ -1,20 +1,21 @@
-"""The schedule of maintenance: which step runs beside the batches, and when."""
+"""The schedule of maintenance: which steps run beside the batches, and when."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from itertools import groupby
 
 from conf.failpoints import failpoint
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.merge import choose
-from state.buckets.segments import partition_end_ms
+from state.buckets.merge import MergeSlice, choose
+from state.buckets.parts import OLD_METADATA, MergeName, chunks_of, is_old, marker_of, metadata_of
+from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
-from streaming.maintenance.merge import Merged, merge_buckets
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 
 log = logging.getLogger(__name__)
 
@@ -23,133 +24,197 @@ _DELETE_EVERY_S = 60.0
 _KEPT_S = 3660.0
 # An earlier run may have left files. Not at once, since a start has other things to do.
 _FIRST_VACUUM_S = 300.0
-# Each bucket adds a metadata file for each shard, and a start reads them all.
-_COMPACT_EVERY_BUCKETS = 50
-# The scheduler pool in Spark. FAIR pools have equal weights by default: maintenance may take half of the cores.
+# The scheduler pool in Spark.
 _POOL = "maintenance"
+# What the query's thread does once a step has ended.
+_Outcome = Callable[[], None]
 
 
 class Maintenance:
-    """Deletes time partitions that are delivered whole, merges buckets, keeps the metadata in few files, and vacuums.
+    """Deletes parts that are delivered whole, merges buckets slice by slice, and vacuums.
 
-    One step runs at a time, in another thread. Only the query's thread uses the catalog.
+    Steps run in other threads, one at a time in each, and one at a time of each merge. Each step is short: neither a
+    batch nor another merge waits for a whole merge. Only the query's thread uses the catalog.
     """
 
     def __init__(
         self,
         store: BucketTable,
         catalog: SegmentCatalog,
-        partitions: set[str],
-        bucket_limit: int,
+        parts: dict[str, int],
+        abandoned: Iterable[str],
         batch_settings: BatchSettings,
+        token: int,
+        fan_in: int,
+        threads: int = 1,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the thread in which the steps run.
+        """Start the threads in which the steps run.
 
         Args:
             store: the table of sealed buckets.
             catalog: the metadata of the live segments; a merge replaces segments in it.
-            partitions: the labels of the time partitions that the table has.
-            bucket_limit: how many buckets may wait before some are merged.
+            parts: the parts that the table has, and the last due time in each (epoch ms).
+            abandoned: the Delta partitions of merges that an earlier process did not finish.
             batch_settings: how a merge cuts segments.
+            token: for the merges of this process; Delta refuses those of an earlier one.
+            fan_in: how many buckets a merge has.
+            threads: how many steps may run at the same time.
             now: a clock that returns seconds.
         """
         self._store = store
         self._catalog = catalog
-        self._partitions = partitions
-        self._bucket_limit = bucket_limit
+        self._parts = parts
+        self._abandoned = set(abandoned)
         self._batch_settings = batch_settings
-        self._running: Future[Merged | None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="maintenance", initializer=self._set_pool)
+        self._token = token
+        self._fan_in = fan_in
+        self._merges: list[Merge] = []
+        self._finished = 0
+        # Whether the catalog has buckets that no plan of merges has considered.
+        self._unplanned = True
+        # The merge of each running step; None for other steps.
+        self._running: dict[Future[_Outcome], Merge | None] = {}
+        self._threads = threads
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="maintenance", initializer=self._set_pool)
         self._now = now
         self._next_delete = now()
         self._leftovers = _Leftovers(now())
-        self._uncompacted = 0
-        self._compacted_to = -1
 
-    def sealed_into(self, partitions: set[str]) -> None:
-        """Add the time partitions of a new bucket; `partitions` is empty if nothing was sealed."""
-        self._partitions |= partitions
-        self._uncompacted += bool(partitions)
+    def sealed(self, segments: Iterable[Segment]) -> None:
+        """Add the parts of a bucket that a batch has sealed."""
+        self._add_parts(segments)
+        self._unplanned = True
 
     def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
-        """Take over the result of a step that has ended, and start the next step that is due.
+        """Take over the results of steps that have ended, and start the next steps that are due.
 
         `last_bucket` and `delivered_before_ms` are the bucket number and the cutoff of the batch before, which is
         committed: everything due before that cutoff is delivered for good. The batch that begins may be replayed, and
         must then find all that it reads now. Raises the error of a step that failed, which fails this batch.
         """
-        if self._running is not None:
-            if not self._running.done():
-                return
-            if merged := self._running.result():
-                self._catalog.replace(merged.buckets, merged.segments)
-            self._running = None
-        step = self._next_step(last_bucket, delivered_before_ms)
-        if step is not None:
-            self._running = self._worker.submit(step)
+        for step in [step for step in self._running if step.done()]:
+            del self._running[step]
+            step.result()()
+        if self._unplanned:
+            self._plan_merges(last_bucket)
+        while len(self._running) < self._threads and self._start_step(delivered_before_ms):
+            pass
 
     def close(self) -> None:
-        """Let a running step end, and start no more."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Let the running steps end, and start no more."""
+        self._workers.shutdown(wait=True, cancel_futures=True)
 
     def _set_pool(self) -> None:
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
 
-    def _next_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged | None] | None:
+    def _add_parts(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            last_ms = max(self._parts.get(segment.part, 0), segment.max_deliver_at_ms)
+            self._parts[segment.part] = last_ms
+
+    def _start_step(self, delivered_before_ms: int) -> bool:
+        """Start the step that is due next; return whether there was one."""
         now = self._now()
-        # The vacuum goes first, and by its own time: files must go even if nothing falls due and nothing is merged.
-        if self._leftovers.due(now):
-            self._leftovers.vacuumed(now)
-            return self._store.vacuum
-        change = self._next_change(now, last_bucket, delivered_before_ms)
-        return change and partial(self._run_change, change)
+        # Vacuum and cleaning go by time, and before the merges: files must go even if merges never end. One at a time.
+        if None not in self._running.values():
+            if self._leftovers.due(now):
+                self._leftovers.vacuumed(now)
+                return self._start(self._vacuum)
+            if now >= self._next_delete and (delivered := self._delivered(delivered_before_ms)):
+                self._next_delete = now + _DELETE_EVERY_S
+                return self._start(lambda: self._clean(delivered))
+        idle = [merge for merge in self._merges if merge not in self._running.values()]
+        if not idle:
+            return False
+        # The one with the least to do: small merges keep the number of buckets low, and large ones can wait.
+        merge = min(idle, key=lambda merge: merge.left)
+        within = merge.next_slice(delivered_before_ms)
+        if within is not None:
+            return self._start(lambda: self._slice(merge, within), merge)
+        merge.check(delivered_before_ms)
+        self._finished += 1
+        number = self._finished
+        self._catalog.announce(merge.replaced, merge.merged)
+        return self._start(lambda: self._finish(merge, number), merge)
 
-    def _run_change(self, change: Callable[[], Merged | None]) -> Merged | None:
-        merged = change()
-        # At the end of the change: until then the files that it has replaced were in use.
-        self._leftovers.left(self._now())
-        return merged
+    def _start(self, step: Callable[[], _Outcome], merge: Merge | None = None) -> bool:
+        self._running[self._workers.submit(step)] = merge
+        return True
 
-    def _next_change(
-        self, now: float, last_bucket: int, delivered_before_ms: int
-    ) -> Callable[[], Merged | None] | None:
-        delivered = {label for label in self._partitions if partition_end_ms(label) <= delivered_before_ms}
-        if now >= self._next_delete and delivered:
-            self._next_delete = now + _DELETE_EVERY_S
-            self._partitions -= delivered
-            return self._cleaning(delivered, last_bucket)
-        if self._uncompacted >= _COMPACT_EVERY_BUCKETS:
-            # Only the buckets since the last time, so that the cost does not grow with the number of buckets.
-            return self._compacting(self._compacted_to + 1, last_bucket)
-        return self._merging(last_bucket, delivered_before_ms)
+    def _vacuum(self) -> _Outcome:
+        self._store.vacuum()
+        return lambda: None
 
-    def _cleaning(self, partitions: set[str], last_bucket: int) -> Callable[[], None]:
-        compact = self._compacting(0, last_bucket, partitions)
+    def _delivered(self, delivered_before_ms: int) -> set[str]:
+        """Return the Delta partitions that nothing needs any more, and forget their parts."""
+        gone = [part for part, last_ms in self._parts.items() if last_ms < delivered_before_ms]
+        for part in gone:
+            del self._parts[part]
+        partitions = {chunks_of(part) for part in gone} | {metadata_of(part) for part in gone} | self._abandoned
+        self._abandoned = set()
+        # The marker of a merged bucket goes with the last of its parts.
+        partitions |= set(filter(None, map(marker_of, gone))) - set(map(marker_of, self._parts))
+        if any(map(is_old, self._parts)):
+            # Old parts share their metadata.
+            partitions.discard(OLD_METADATA)
+        return partitions
 
-        def clean() -> None:
-            log.info("deleting %d delivered time partitions", len(partitions))
-            self._store.delete(partitions)
-            failpoint("cleaning")
-            compact()
+    def _clean(self, partitions: set[str]) -> _Outcome:
+        log.info("deleting %d delivered partitions", len(partitions))
+        failpoint("cleaning")
+        self._store.delete(partitions)
+        # At the end of the step: until then the files were in use.
+        return lambda: self._leftovers.left(self._now())
 
-        return clean
+    def _plan_merges(self, last_bucket: int) -> None:
+        """Begin the merges that are due. Buckets later than `last_bucket` may be sealed again by a replay."""
+        all_buckets = self._catalog.buckets
+        self._unplanned = any(number > last_bucket for number in all_buckets)
+        merging = {number for merge in self._merges for number in merge.buckets}
+        buckets = {number: list(segments) for number, segments in all_buckets.items() if number <= last_bucket}
+        old = [number for number in buckets if any(is_old(segment.part) for segment in buckets[number])]
+        if old and not merging.intersection(old):
+            # All at once, since old buckets share Delta partitions. This happens once for a table.
+            self._begin(old, buckets)
+            merging |= set(old)
+        for stretch in _stretches(buckets, merging):
+            sizes = {number: sum(segment.bytes for segment in buckets[number]) for number in stretch}
+            if chosen := choose(sizes, self._fan_in):
+                self._begin(chosen, buckets)
 
-    def _compacting(self, first_bucket: int, last_bucket: int, deleted: Iterable[str] = ()) -> Callable[[], None]:
-        self._uncompacted, self._compacted_to = 0, last_bucket
-        buckets = sum(first_bucket <= number <= last_bucket for number in self._catalog.buckets)
-        files = 1 + buckets // _COMPACT_EVERY_BUCKETS
-        return lambda: self._store.compact_metadata(first_bucket, last_bucket, files, deleted)
+    def _begin(self, numbers: list[int], buckets: dict[int, list[Segment]]) -> None:
+        name = MergeName(min(numbers), max(numbers), self._token)
+        self._merges.append(Merge(name, {number: buckets[number] for number in numbers}))
 
-    def _merging(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], Merged] | None:
-        buckets = self._catalog.buckets
-        if len(buckets) <= self._bucket_limit:
-            return None
-        settled = {number: segments for number, segments in buckets.items() if number <= last_bucket}
-        chosen = {number: list(settled[number]) for number in choose(settled, self._bucket_limit)}
-        if not chosen:
-            return None
-        return lambda: merge_buckets(self._store, chosen, delivered_before_ms, self._batch_settings)
+    def _slice(self, merge: Merge, within: MergeSlice) -> _Outcome:
+        segments = merge_slice(self._store, merge, within, self._batch_settings)
+
+        def add() -> None:
+            merge.add(segments, within)
+            self._add_parts(segments)
+
+        return add
+
+    def _finish(self, merge: Merge, number: int) -> _Outcome:
+        finish_merge(self._store, merge, number)
+
+        def adopt() -> None:
+            self._merges.remove(merge)
+            for segment in merge.replaced:
+                self._parts.pop(segment.part, None)
+            self._catalog.replace(merge.buckets, merge.merged)
+            self._unplanned = True
+            self._leftovers.left(self._now())
+
+        return adopt
+
+
+def _stretches(buckets: Iterable[int], merging: set[int]) -> Iterator[list[int]]:
+    """Yield the runs of adjacent buckets that no merge has."""
+    for taken, numbers in groupby(sorted(buckets), key=merging.__contains__):
+        if not taken:
+            yield list(numbers)
 
 
 class _Leftovers:

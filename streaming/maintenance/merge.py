@@ -1,22 +1,20 @@
-"""One merge of sealed buckets: read, sort, check, and replace in one commit."""
+"""One merge of sealed buckets: slice by slice into the parts of a new bucket, which then replaces them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import METADATA_COLUMNS, BucketTable
-from state.buckets.merge import MergeSlice, merged_rows, slices
+from sinks.bucket_table import BucketTable
+from state.buckets.merge import MergeSlice, merged_rows, slice_end
+from state.buckets.parts import MergeName
 from state.buckets.segments import Segment
-from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
+from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
 from state.order import ORDER
 from streaming.spark.session import worker_pool
@@ -24,69 +22,80 @@ from streaming.spark.session import worker_pool
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Merged:
-    """What a merge did: the `buckets` that it replaced, and the live segments that have their messages now."""
+@dataclass
+class Merge:
+    """A merge that is under way.
 
-    buckets: list[int]
-    segments: list[Segment]
-
-
-def merge_buckets(
-    store: BucketTable,
-    buckets: Mapping[int, Collection[Segment]],
-    delivered_before_ms: int,
-    batch_settings: BatchSettings,
-) -> Merged:
-    """Merge `buckets` into one, which gets the number of the newest.
-
-    `buckets` has the live segments of each bucket number. Messages due before `delivered_before_ms` (epoch ms) are
-    delivered for good, and left out. A reader of the table finds either the old buckets or the new one. Raises
-    BucketUnreadable, with nothing changed, if the messages do not match the metadata.
+    - `buckets`: the live segments of each bucket that it replaces, by the bucket's number
+    - `merged`: the segments of the slices that are done
+    - `next_ms`: where the next slice begins, epoch ms
     """
-    segments = [segment for parts in buckets.values() for segment in parts]
-    number = max(buckets)
-    version = store.version()
-    labels = {segment.time_partition for segment in segments}
-    pieces: list[DataFrame] = []
-    merged: list[Segment] = []
-    try:
-        # One slice after the other: a merge never takes more than one core from the batches.
-        for within in slices(segments, delivered_before_ms):
-            chunks = store.chunks(within.start_ms, within.end_ms, labels, buckets, version)
-            pieces.append(_piece(chunks, number, within, batch_settings))
-            metadata = pieces[-1].where(f"part = '{METADATA_PART}'").select(*METADATA_COLUMNS).collect()
-            merged += (described_segment(row.asDict()) for row in metadata)
-        _check(segments, merged, delivered_before_ms)
-        failpoint("merging")
-        store.replace(buckets, reduce(DataFrame.union, pieces).coalesce(1))
-        failpoint("merged")
-    finally:
-        for piece in pieces:
-            piece.unpersist()
-    log.info("merged buckets %s: %d segments into %d", sorted(buckets), len(segments), len(merged))
-    return Merged(sorted(buckets), merged)
+
+    name: MergeName
+    buckets: dict[int, list[Segment]]
+    merged: list[Segment] = field(default_factory=list)
+    next_ms: int = 0
+    _slices: int = 0
+
+    @property
+    def replaced(self) -> list[Segment]:
+        """The segments that it replaces."""
+        return [segment for segments in self.buckets.values() for segment in segments]
+
+    @property
+    def left(self) -> int:
+        """About how many messages are still to merge."""
+        return sum(segment.count for segment in self.replaced if segment.max_deliver_at_ms >= self.next_ms)
+
+    def next_slice(self, delivered_before_ms: int) -> MergeSlice | None:
+        """Return the next slice, or None if all are done. Messages due before `delivered_before_ms` are left out."""
+        start_ms = max(self.next_ms, delivered_before_ms)
+        end_ms = slice_end(self.replaced, start_ms)
+        if end_ms is None:
+            return None
+        return MergeSlice(self.name.part(self._slices), start_ms, end_ms, first_segment=len(self.merged))
+
+    def add(self, merged: Collection[Segment], within: MergeSlice) -> None:
+        """Record that the slice `within` is done, and has become the segments `merged`."""
+        self.merged += merged
+        self.next_ms = within.end_ms
+        self._slices += 1
+
+    def check(self, delivered_before_ms: int) -> None:
+        """Raise BucketUnreadable if messages were lost or doubled (invariant 1).
+
+        For a segment that is delivered in part, the metadata does not have the number of messages that still wait. So
+        the check has a lower and an upper bound.
+        """
+        most = sum(segment.count for segment in self.replaced)
+        least = sum(segment.count for segment in self.replaced if segment.min_deliver_at_ms >= delivered_before_ms)
+        merged = sum(segment.count for segment in self.merged)
+        if not least <= merged <= most:
+            raise BucketUnreadable(
+                f"buckets {sorted(self.buckets)} hold {merged} waiting messages, and their metadata says {least} to "
+                f"{most}: they are left unchanged"
+            )
 
 
-def _piece(chunks: DataFrame, number: int, within: MergeSlice, batch_settings: BatchSettings) -> DataFrame:
-    rows = chunks.coalesce(1).sortWithinPartitions("part", *ORDER)
-    with worker_pool(chunks.sparkSession):
-        piece = rows.mapInArrow(merged_rows(number, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
-    return piece.persist(StorageLevel.DISK_ONLY)
+def merge_slice(store: BucketTable, merge: Merge, within: MergeSlice, batch_settings: BatchSettings) -> list[Segment]:
+    """Merge one slice into its part of the new bucket, in one task and one commit. Return its segments."""
+    parts = {
+        segment.part
+        for segment in merge.replaced
+        if segment.min_deliver_at_ms < within.end_ms and segment.max_deliver_at_ms >= within.start_ms
+    }
+    chunks = store.chunks(within.start_ms, within.end_ms, parts, merge.buckets)
+    rows = chunks.coalesce(1).sortWithinPartitions(*ORDER)
+    with worker_pool(store.spark):
+        merged = rows.mapInArrow(merged_rows(merge.name.last, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
+    failpoint("merging")
+    store.append_part(merged.sortWithinPartitions("part", *ORDER))
+    failpoint("slice-merged")
+    return [described_segment(row.asDict()) for row in store.metadata_of_part(within.part)]
 
 
-def _check(before: Collection[Segment], after: Collection[Segment], delivered_before_ms: int) -> None:
-    """Raise BucketUnreadable if the merge has lost or doubled messages (invariant 1).
-
-    For a segment that is delivered in part, the metadata does not have the number of messages that still wait. So the
-    check has a lower and an upper bound.
-    """
-    most = sum(segment.count for segment in before)
-    undelivered = (segment for segment in before if segment.min_deliver_at_ms >= delivered_before_ms)
-    least = sum(segment.count for segment in undelivered)
-    merged = sum(segment.count for segment in after)
-    if not least <= merged <= most:
-        raise BucketUnreadable(
-            f"buckets {sorted({segment.bucket for segment in before})} hold {merged} waiting messages, and their "
-            f"metadata says {least} to {most}: they are left unchanged"
-        )
+def finish_merge(store: BucketTable, merge: Merge, number: int) -> None:
+    """Replace the merged buckets by the new one, in one commit. `number` counts the finished merges from 1."""
+    store.finish_merge(merge.name, {segment.part for segment in merge.replaced}, number)
+    failpoint("merged")
+    log.info("merged buckets %s: %d segments into %d", sorted(merge.buckets), len(merge.replaced), len(merge.merged))

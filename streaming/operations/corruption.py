@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
+from state.buckets.parts import IS_METADATA, chunks_of, is_metadata, metadata_of, part_of
 from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
 from state.buckets.segments import Segment
-from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
+from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.index.message_index import offsets_by_source
 from state.order import ORDER
 
@@ -28,7 +29,10 @@ SKIP_CORRUPT_FILES = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.f
 
 @dataclass(frozen=True)
 class CorruptFile:
-    """A damaged file of the table. `path` is below the table's path, `readable` of its `rows` can be read."""
+    """A damaged file of the table. `path` is below the table's path, `readable` of its `rows` can be read.
+
+    `part` is its Delta partition.
+    """
 
     path: str
     part: str
@@ -78,11 +82,12 @@ def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
     for row in counts.collect():
         readable_rows[row["file"]] = readable_rows.get(row["file"], 0) + row["sum(rows)"]
         identity = row["bucket"], row["shard"], row["segment"]
-        if row["part"] == METADATA_PART:
+        if is_metadata(row["part"]):
             known.add(identity)
         else:
             before = left.get(identity, ("", 0))[1]
-            left[identity] = row["part"], before + row["sum(messages)"]
+            # A Delta partition of chunks has them of one part, or of old parts, which have its name.
+            left[identity] = part_of(row["part"]) or row["part"], before + row["sum(messages)"]
     # `metadata` reads only some columns. From a damaged file it may return rows that cannot be read whole.
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)
@@ -106,7 +111,7 @@ def _corrupt_segments(described: list[Segment], left: Mapping[Identity, tuple[st
         known.add(identity)
         _, readable = left.get(identity, ("", 0))
         if readable != segment.count:
-            corrupt.append(CorruptSegment(identity, segment.time_partition, segment, readable))
+            corrupt.append(CorruptSegment(identity, segment.part, segment, readable))
     for identity, (part, readable) in left.items():
         if identity not in known:
             corrupt.append(CorruptSegment(identity, part, None, readable))
@@ -118,18 +123,16 @@ def _identity(segment: Segment) -> Identity:
 
 
 def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> tuple[set[str], DataFrame]:
-    """Return the parts of the table that `corruption` touches, and the rows that replace them.
+    """Return the Delta partitions that `corruption` touches, and the rows that replace them.
 
     These rows are all that can be read. The metadata of a damaged segment is made anew from the messages that are left.
     """
-    parts = {
-        METADATA_PART,
-        *(file.part for file in corruption.files),
-        *(segment.part for segment in corruption.segments),
-    }
-    rows = store.rows().where(F.col("part").isin(sorted(parts)))
+    partitions = {file.part for file in corruption.files}
+    for segment in corruption.segments:
+        partitions |= {chunks_of(segment.part), metadata_of(segment.part)}
+    rows = store.rows().where(F.col("part").isin(sorted(partitions)))
     kept = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
-    return parts, kept.union(_salvaged(store, corruption.segments, precision_bits))
+    return partitions, kept.union(_salvaged(store, corruption.segments, precision_bits))
 
 
 def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
@@ -137,7 +140,7 @@ def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, fr
 
     Leaves out ids whose time slot in the index ends before `from_ms`: those messages are delivered.
     """
-    metadata = store.rows().where(f"part = '{METADATA_PART}'")
+    metadata = store.rows().where(IS_METADATA)
     lost = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
     for source, offsets in _ids(_salvaged(store, corruption.segments, precision_bits), from_ms).items():
         if source in lost:
@@ -147,7 +150,7 @@ def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, fr
 
 def _ids(rows: DataFrame, from_ms: int) -> Ids:
     ids: Ids = {}
-    entries = rows.where(f"part = '{METADATA_PART}'").select("precision_bits", "index_entries")
+    entries = rows.where(IS_METADATA).select("precision_bits", "index_entries")
     for row in entries.toLocalIterator():
         for source, offsets in offsets_by_source(row["index_entries"], row["precision_bits"], from_ms).items():
             ids[source] = ids.get(source, BitMap64()) | offsets
@@ -162,7 +165,7 @@ def _identities(store: BucketTable, segments: list[CorruptSegment]) -> DataFrame
 
 
 def _salvaged(store: BucketTable, segments: list[CorruptSegment], precision_bits: int) -> DataFrame:
-    chunks = store.rows().where(F.col("part").isin(sorted({segment.part for segment in segments})))
+    chunks = store.rows().where(F.col("part").isin(sorted({chunks_of(segment.part) for segment in segments})))
     chunks = chunks.join(_identities(store, segments), [*IDENTITY], "left_semi")
     ordered = chunks.select("part", *IDENTITY, *ORDER, "count", "chunk").repartition("bucket", "shard")
     ordered = ordered.sortWithinPartitions(*IDENTITY, "part", *ORDER)

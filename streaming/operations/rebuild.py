@@ -29,7 +29,7 @@ from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
-from state.buckets.table_rows import STORED_SCHEMA
+from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
@@ -88,7 +88,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
     1. Fence the writers of the old job, release all that it has handed over, and read from the markers what that is.
-    2. Read from the table's metadata what is sealed.
+    2. Fence the merges of the old job, and read from the table's metadata what is sealed.
     3. Choose the origin of the new checkpoint.
     4. Move the old checkpoint aside, if there is one.
     5. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
@@ -106,6 +106,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # 2. Read the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
+    store.fence_merges(store.merge_token(lease.fencing_token))
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     sealed = {source: index.offsets_of(*source) for source in bounds}
@@ -138,7 +139,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             _accept_rest(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
         )
         rest = rest.union(_overdue(store, delivered, origin))
-        resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, delivered.cutoff_ms, batch_settings)
+        resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, batch_settings)
     # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
@@ -201,14 +202,14 @@ def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 yield from left_rows(messages.filter(pa.array(waiting)), origin.shards)
 
-    partitions = {row["time_partition"] for row in store.metadata()}
-    return store.chunks(0, origin.cutoff_ms, partitions).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
+    parts = {described_segment(row.asDict()).part for row in store.metadata()}
+    return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
 
 
 def index_of(store: BucketTable, version: int) -> MessageIndex:
     """Return the index of all messages in the table at `version`.
 
-    It includes delivered messages until their time partition is deleted; `MessageIndex.forget_before` drops them. Its
+    It includes delivered messages until their part is deleted; `MessageIndex.forget_before` drops them. Its
     time slots are as long as the longest in the metadata, or 1 ms without metadata. Raises BucketUnreadable if the
     metadata is damaged.
     """

@@ -65,7 +65,13 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         exclusive_session(settings, "repair", SKIP_CORRUPT_FILES) as (spark, lease),
         translate_storage_errors(settings),
     ):
-        return _repair(BucketTable(spark, buckets_path(settings), lease.check, lease.check_now), settings, skip, report)
+        store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+        if not store.exists():
+            raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
+        if skip:
+            fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+            store.fence_merges(store.merge_token(lease.fencing_token))
+        return _repair(store, settings, skip, report)
 
 
 def _check_report(report: Path) -> None:
@@ -77,10 +83,6 @@ def _check_report(report: Path) -> None:
 
 
 def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
-    if not store.exists():
-        raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
-    if skip:
-        fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     delivered = newest_checkpoint(read_markers(settings))
     delivered_before_ms = delivered.whole_before_ms if delivered else 0
     store.check_log()
@@ -94,7 +96,7 @@ def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) ->
     if result.taken_out:
         # Before the commit, which removes the ids from the table.
         _write(report, result)
-        store.replace_parts(*repaired(store, corruption, settings.index.precision_bits))
+        store.replace_partitions(*repaired(store, corruption, settings.index.precision_bits))
     return result
 
 

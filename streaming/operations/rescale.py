@@ -125,4 +125,4 @@ def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin:
     )
     store.check_log()
     # Under the id of the old checkpoint: a second try finds it sealed, even with another number of shards.
-    return seal_rest(store, rest, origin, current.origin.checkpoint, origin.cutoff_ms, batch_settings)
+    return seal_rest(store, rest, origin, current.origin.checkpoint, batch_settings)

@@ -28,6 +28,7 @@ from streaming.spark.startup_noise import startup_noise_dropped
 from streaming.storage.paths import local_folder, storage_path
 
 _LOG_CONFIG = JAVA_FILES / "log4j2.properties"
+_POOLS = JAVA_FILES / "scheduler-pools.xml"
 
 _POOL = "DELAYLINE_WORKER_POOL"
 _environment_lock = threading.Lock()
@@ -72,6 +73,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(settings.bucket.shards),
         # Scheduler pools: tasks of maintenance wait for tasks of a batch, even if they were submitted first.
         "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": _POOLS.as_uri(),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",

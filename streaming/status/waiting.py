@@ -123,9 +123,9 @@ def _waiting_parts(store: BucketTable, cut: list[Segment], cutoff_ms: int, versi
     Counts by chunk rows. Only one chunk of each segment is decoded: the one that the cutoff falls into.
     """
     last_ms = max(segment.max_deliver_at_ms for segment in cut)
-    partitions, buckets = ({getattr(segment, name) for segment in cut} for name in ("time_partition", "bucket"))
-    whole = store.chunks(cutoff_ms, last_ms + 1, partitions, buckets, version).where(f"deliver_at_ms >= {cutoff_ms}")
-    across = store.chunks(cutoff_ms, cutoff_ms, partitions, buckets, version)
+    parts, buckets = ({getattr(segment, name) for segment in cut} for name in ("part", "bucket"))
+    whole = store.chunks(cutoff_ms, last_ms + 1, parts, buckets, version).where(f"deliver_at_ms >= {cutoff_ms}")
+    across = store.chunks(cutoff_ms, cutoff_ms, parts, buckets, version)
     rows = (
         across.mapInArrow(_count_from(cutoff_ms), _COUNTS_SCHEMA)
         .union(whole.selectExpr("bucket", "shard", "segment", "count", "deliver_at_ms AS first"))
@@ -134,13 +134,13 @@ def _waiting_parts(store: BucketTable, cut: list[Segment], cutoff_ms: int, versi
         .collect()
     )
     waiting = {(row["bucket"], row["shard"], row["segment"]): (row["count"], row["first"]) for row in rows}
-    parts = []
+    waiting_parts = []
     for segment in cut:
         # Always present: the segment's last message is due at or after the cutoff.
         count, first = waiting[segment.bucket, segment.shard, segment.segment]
         size = segment.bytes * count // segment.count
-        parts.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
-    return parts
+        waiting_parts.append(replace(segment, count=count, bytes=size, min_deliver_at_ms=first))
+    return waiting_parts
 
 
 def _count_from(cutoff_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
+from state.buckets.parts import chunks_of
 from state.buckets.segments import Segment
 from streaming.storage.failures import TABLE_REMEDY, cause_of, text_of, unreadable_file
 
@@ -43,7 +44,7 @@ def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> 
     return [
         segment
         for segment in segments
-        if segment.time_partition == row["part"]
+        if chunks_of(segment.part) == row["part"]
         and all(
             least <= value <= most
             for (least, most), value in zip(bounds, (segment.bucket, segment.shard, segment.segment), strict=True)

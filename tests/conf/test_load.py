@@ -142,6 +142,8 @@ def test_spark_keeps_the_case_of_a_dotted_variable() -> None:
         ("bucket.shards=", "a whole number from 1 to 1024"),
         ("bucket.shards=0", "a whole number from 1 to 1024"),
         ("bucket.shards=1025", "a whole number from 1 to 1024"),
+        ("bucket.fan_in=1", "a whole number from 2 to 100"),
+        ("bucket.fan_in=101", "a whole number from 2 to 100"),
         ("limits.messages_per_trigger=-1", "a whole number from 1 to"),
         ("limits.max_delay=5 parsecs", "a duration from 0ms to 36525d, written as ms"),
         ("limits.max_delay=-1s", "a duration"),
@@ -247,6 +249,10 @@ def test_looped_topics_are_refused() -> None:
         ),
         ("[kafka]\nbootstrap_server = 'a:1'", "the nearest is kafka.bootstrap_servers"),
         ("[spark]\nmaster = 'local'", "[spark]: allowed is keys that begin with 'spark.'"),
+        # Settings of earlier versions.
+        ("[storage]\ntime_partition = '1h'", "storage.time_partition: no such setting"),
+        ("[bucket]\nlimit = 500", "bucket.limit: no such setting"),
+        ("[segment]\nmax_seconds = 300", "segment.max_seconds: no such setting"),
     ],
 )
 def test_an_unknown_name_in_the_file_gets_the_nearest_known_one(toml: Any, text: str, names: str) -> None:

@@ -15,12 +15,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BucketUnreadable
+from conf.errors import ApplicationHeld, BucketUnreadable
 from sinks.bucket_table import BucketTable
+from state.buckets.parts import IS_METADATA, MergeName, abandoned, chunks_of, metadata_of, sealed_part
 from state.buckets.segments import cut
-from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.buckets.table_rows import STORED_SCHEMA, described_segment, stored_rows
 from state.message import decode_chunk, encode_chunk
 from tests.eventually import assert_eventually
 from tests.messages import messages, some_batch_settings
@@ -42,7 +44,7 @@ def bucket(
     sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
     segments = [
         {**asdict(segment), "chunk": encode_chunk(rows)}
-        for segment, rows in cut(sealed, number, 0, 0, some_batch_settings(**batch_settings))
+        for segment, rows in cut(sealed, number, 0, some_batch_settings(**batch_settings))
     ]
     batches = stored_rows(bits)(iter(pa.Table.from_pylist(segments).to_batches()))
     rows = pa.Table.from_batches(batches).to_pylist()
@@ -54,8 +56,26 @@ def dues(read: DataFrame) -> list[int]:
     return sorted(due for chunk in chunks for due in chunk.column("deliver_at_ms").to_pylist())
 
 
-def labels(store: BucketTable) -> set[str]:
-    return {row["time_partition"] for row in store.metadata()}
+def parts(store: BucketTable, version: int | None = None) -> set[str]:
+    return {described_segment(row.asDict()).part for row in store.metadata(version)}
+
+
+def merge(store: BucketTable, name: MergeName, number: int, *slices: DataFrame) -> None:
+    """Merge the buckets that `name` covers: store `slices` as the new bucket's parts, and finish."""
+    segments = [described_segment(row.asDict()) for row in store.metadata()]
+    replaced = {segment.part for segment in segments if name.first <= segment.bucket <= name.last}
+    for rows in slices:
+        store.append_part(rows)
+    store.finish_merge(name, replaced, number)
+
+
+def slice_of(spark: SparkSession, name: MergeName, number: int, *dues: int) -> DataFrame:
+    """Return the rows of a merged bucket's part with one message due at each of `dues`."""
+    part = name.part(number)
+    rows = bucket(spark, name.last, *dues)
+    return rows.withColumn(
+        "part", F.when(F.col("chunk").isNull(), F.lit(metadata_of(part))).otherwise(F.lit(chunks_of(part)))
+    )
 
 
 def commits(store: BucketTable) -> int:
@@ -65,12 +85,12 @@ def commits(store: BucketTable) -> int:
 def test_a_bucket_is_stored_with_its_metadata_in_one_commit_and_only_once(
     spark: SparkSession, store: BucketTable
 ) -> None:
-    rows = bucket(spark, 5, 10, 20, 2 * _HOUR)
+    rows = bucket(spark, 5, 10, 20, 2 * _HOUR, segment_max_messages=2)
     for _ in range(2):
         store.append(rows, "checkpoint", 5)
     metadata = store.metadata()
     assert sorted((row["bucket"], row["segment"], row["count"]) for row in metadata) == [(5, 0, 2), (5, 1, 1)]
-    assert dues(store.chunks(0, 10 * _HOUR, labels(store))) == [10, 20, 2 * _HOUR]
+    assert dues(store.chunks(0, 10 * _HOUR, parts(store))) == [10, 20, 2 * _HOUR]
     assert commits(store) == 2
 
 
@@ -79,7 +99,7 @@ def test_only_chunks_that_overlap_the_range_are_read_and_only_of_the_given_bucke
 ) -> None:
     store.append(bucket(spark, 1, 10, 20, 30), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25), "checkpoint", 2)
-    everywhere = labels(store)
+    everywhere = parts(store)
     assert dues(store.chunks(26, 40, everywhere)) == [10, 20, 30]
     assert dues(store.chunks(0, 15, everywhere)) == [10, 20, 30]
     assert dues(store.chunks(25, 26, everywhere)) == [10, 15, 20, 25, 30]
@@ -108,72 +128,140 @@ def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSessi
     assert len(store.metadata()) == 2
 
 
-def test_deleting_a_time_partition_deletes_its_messages_and_no_others(spark: SparkSession, store: BucketTable) -> None:
-    store.append(bucket(spark, 1, 10, 5 * _HOUR), "checkpoint", 1)
-    first, second = sorted(labels(store))
-    store.delete([first])
-    assert dues(store.chunks(0, 10 * _HOUR, [first, second])) == [5 * _HOUR]
-    store.compact_metadata(0, 1, deleted=[first])
-    assert labels(store) == {second}
+def test_a_seal_writes_two_files_however_far_apart_its_messages_are_due(
+    spark: SparkSession, store: BucketTable
+) -> None:
+    year = 365 * 24 * _HOUR
+    store.append(bucket(spark, 1, *range(0, year, year // 5000)), "checkpoint", 1)
+    assert len(store.files()) == 2
+    assert len(store.metadata()) == 1
 
 
-def test_a_replacement_is_one_commit_and_an_older_version_stays_readable(
+def test_deleting_a_part_deletes_its_messages_and_no_others(spark: SparkSession, store: BucketTable) -> None:
+    store.append(bucket(spark, 1, 10), "checkpoint", 1)
+    store.append(bucket(spark, 2, 20), "checkpoint", 2)
+    first, second = sorted(parts(store))
+    store.delete([chunks_of(first), metadata_of(first)])
+    assert dues(store.chunks(0, 100, [first, second])) == [20]
+    assert parts(store) == {second}
+
+
+def test_a_merge_becomes_visible_in_one_commit_and_an_older_version_stays_readable(
     spark: SparkSession, store: BucketTable
 ) -> None:
     for number in (1, 2, 3):
         store.append(bucket(spark, number, 10 * number, 10 * number + 1), "checkpoint", number)
-    before = store.version()
-    store.replace([1, 2], bucket(spark, 2, 10, 11, 20, 21))
-    assert store.version() == before + 1
-    assert sorted((row["bucket"], row["count"]) for row in store.metadata()) == [(2, 4), (3, 2)]
+    before, old_parts = store.version(), parts(store)
+    name = MergeName(1, 2, token=7)
+    store.append_part(slice_of(spark, name, 0, 10, 11))
+    store.append_part(slice_of(spark, name, 1, 20, 21))
     everything = [10, 11, 20, 21, 30, 31]
-    assert dues(store.chunks(0, 100, labels(store))) == everything
-    assert dues(store.chunks(0, 100, labels(store), version=before)) == everything
-    assert dues(store.chunks(0, 100, labels(store), buckets=[1], version=before)) == [10, 11]
-    assert dues(store.chunks(0, 100, labels(store), buckets=[1])) == []
+    new_parts = {name.part(0), name.part(1)}
+
+    # Whoever asks for the parts of both gets the messages once.
+    assert parts(store) == old_parts
+    assert dues(store.chunks(0, 100, old_parts | new_parts)) == everything
+    assert len(list(store.index_entries())) == len(store.files()) // 2 == 3
+    store.finish_merge(name, [sealed_part(1), sealed_part(2)], 1)
+    assert store.version() == before + 3
+    assert parts(store) == new_parts | {sealed_part(3)}
+    assert sorted((row["bucket"], row["count"]) for row in store.metadata()) == [(2, 2), (2, 2), (3, 2)]
+    assert dues(store.chunks(0, 100, old_parts | new_parts)) == everything
+    for version in (before, before + 2):
+        assert parts(store, version) == old_parts
+        assert dues(store.chunks(0, 100, old_parts | new_parts, version=version)) == everything
+    assert dues(store.chunks(0, 100, old_parts | new_parts, buckets=[1], version=before)) == [10, 11]
+    assert dues(store.chunks(0, 100, old_parts | new_parts, buckets=[1])) == []
 
 
-def test_compacted_metadata_is_one_file_and_keeps_later_buckets_and_their_ids(
+def test_a_merged_bucket_is_replaced_whole_by_the_next_merge(spark: SparkSession, store: BucketTable) -> None:
+    for number in (1, 2, 3):
+        store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+    one, other = MergeName(1, 2, 7), MergeName(2, 3, 7)
+    merge(store, one, 1, slice_of(spark, one, 0, 10), slice_of(spark, one, 1, 20))
+    merge(store, other, 2, slice_of(spark, other, 0, 10, 20, 30))
+    assert parts(store) == {other.part(0)}
+    assert store.delta_partitions() == {chunks_of(other.part(0)), metadata_of(other.part(0)), other.live}
+    assert dues(store.chunks(0, 100, parts(store))) == [10, 20, 30]
+
+
+def test_nothing_of_an_abandoned_merge_is_read(spark: SparkSession, store: BucketTable) -> None:
+    for number in (1, 2):
+        store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+    name = MergeName(1, 2, 7)
+    store.append_part(slice_of(spark, name, 0, 10))
+    assert parts(store) == {sealed_part(1), sealed_part(2)}
+    assert {file["part"] for file in store.files()} == {
+        partition for part in parts(store) for partition in (chunks_of(part), metadata_of(part))
+    }
+    assert store.rows().count() == 4
+    assert len(list(store.index_entries())) == 2
+    left = abandoned(store.delta_partitions())
+    assert left == {chunks_of(name.part(0)), metadata_of(name.part(0))}
+    store.delete(left)
+    assert abandoned(store.delta_partitions()) == set()
+    assert dues(store.chunks(0, 100, parts(store))) == [10, 20]
+
+
+def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge(
     spark: SparkSession, store: BucketTable
-) -> None:
-    for number in range(1, 5):
-        store.append(bucket(spark, number, 10 * number, 10 * number + 5), "checkpoint", number)
-    metadata = spark.read.format("delta").load(store.path).where("part = 'metadata'")
-    before = sorted(map(repr, metadata.collect()))
-    store.compact_metadata(0, 3)
-    now = spark.read.format("delta").load(store.path).where("part = 'metadata'")
-    assert sorted(map(repr, now.collect())) == before
-    assert len({Path(file).name for file in now.inputFiles()}) == 2
-    assert dues(store.chunks(0, 100, labels(store))) == sorted(10 * n + m for n in range(1, 5) for m in (0, 5))
-
-
-@pytest.mark.parametrize("seals", [1, 5])
-def test_buckets_sealed_while_others_are_replaced_are_kept(
-    spark: SparkSession, store: BucketTable, tmp_path: Path, seals: int
 ) -> None:
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
-    tries = tmp_path / "tries"
-    tries.touch()
+    name = MergeName(1, 2, token=7)
+    successor = BucketTable(spark, store.path)
+    # The takeover happens after the check of the lease.
+    earlier = BucketTable(spark, store.path, before_change=lambda: successor.fence_merges(8))
+    store.append_part(slice_of(spark, name, 0, 10, 20))
+    with pytest.raises(ApplicationHeld, match="another process has taken over while buckets 1 to 2"):
+        earlier.finish_merge(name, parts(store), 1)
+    assert parts(store) == {sealed_part(1), sealed_part(2)}
+    again = MergeName(1, 2, token=8)
+    merge(successor, again, 1, slice_of(spark, again, 0, 10, 20))
+    assert parts(store) == {again.part(0)}
+    assert dues(store.chunks(0, 100, parts(store))) == [10, 20]
 
-    def slowly(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with tries.open("a") as log:
-            log.write("x")
-        time.sleep(2)
+
+def test_merges_go_on_after_the_lease_topic_was_made_anew(spark: SparkSession, store: BucketTable) -> None:
+    assert store.merge_token(3) == 3
+    store.fence_merges(3)
+    # The next holder of the lease, and the first one of a new lease topic.
+    assert store.merge_token(4) == 4
+    assert store.merge_token(1) == 4
+    for number in (1, 2):
+        store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+    name = MergeName(1, 2, store.merge_token(1))
+    merge(store, name, 1, slice_of(spark, name, 0, 10, 20))
+    assert parts(store) == {name.part(0)}
+
+
+def test_buckets_sealed_while_others_are_replaced_are_kept_and_nobody_waits(
+    spark: SparkSession, store: BucketTable, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        store.append(bucket(spark, number, 10 * number), "checkpoint", number)
+    name = MergeName(1, 2, 7)
+    store.append_part(slice_of(spark, name, 0, 10, 20))
+    begun, sealed = tmp_path / "begun", tmp_path / "sealed"
+
+    def late(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        deadline_s = time.monotonic() + 60
+        while not sealed.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
         yield from rows
 
-    table = spark.read.format("delta").load(store.path).where("bucket <= 2").coalesce(1)
+    rows = slice_of(spark, name, 1, 21)
     with ThreadPoolExecutor(1) as executor:
-        replacing = executor.submit(store.replace, [1, 2], table.mapInArrow(slowly, table.schema))
-        for number in range(3, 3 + seals):
-            # A seal conflicts with each try, until sealing has to wait.
-            seen = len(tries.read_text())
-            assert_eventually(lambda: replacing.done() or len(tries.read_text()) > seen, 60, "a try")  # noqa: B023
+        later = executor.submit(store.append_part, rows.mapInArrow(late, rows.schema))
+        assert_eventually(begun.exists, 60, "the slice")
+        for number in (3, 4):
             store.append(bucket(spark, number, 10 * number), "checkpoint", number)
-        replacing.result()
-    numbers = list(range(1, 3 + seals))
-    assert sorted(row["bucket"] for row in store.metadata()) == numbers
-    assert dues(store.chunks(0, 1000, labels(store))) == [10 * number for number in numbers]
+        store.finish_merge(name, parts(store) - {sealed_part(3), sealed_part(4)}, 1)
+        sealed.touch()
+        later.result()
+    assert sorted(row["bucket"] for row in store.metadata()) == [2, 2, 3, 4]
+    assert dues(store.chunks(0, 1000, parts(store))) == [10, 20, 21, 30, 40]
 
 
 def test_a_bucket_that_two_processes_seal_at_the_same_time_is_stored_once(
@@ -196,7 +284,7 @@ def test_a_bucket_that_two_processes_seal_at_the_same_time_is_stored_once(
         sealed.touch()
         later.result()
     assert [(row["bucket"], row["count"]) for row in store.metadata()] == [(5, 2)]
-    assert dues(store.chunks(0, 100, labels(store))) == [10, 20]
+    assert dues(store.chunks(0, 100, parts(store))) == [10, 20]
     assert store.newest_of("checkpoint") == 5
     assert commits(store) == 2
 
@@ -221,8 +309,7 @@ def test_time_slots_are_those_of_the_segments_that_an_instant_falls_inside(
 def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store: BucketTable) -> None:
     # So far apart that each offset takes 10 bytes, in two time slots.
     instants = range(0, 50_000 * 70_000, 70_000)
-    whole: dict[str, Any] = {"segment_max_ms": 10**10, "time_partition_ms": 10**10}
-    store.append(bucket(spark, 1, *instants, bits=31, **whole), "checkpoint", 1)
+    store.append(bucket(spark, 1, *instants, bits=31, segment_max_messages=50_000), "checkpoint", 1)
     offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
     assert offsets > 500_000
     # Delta's log and the file footers take about 80,000 bytes, whatever is read.
@@ -230,18 +317,18 @@ def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store
 
 
 def test_the_bytes_read_depend_on_the_range_and_not_on_the_table(spark: SparkSession, store: BucketTable) -> None:
-    # One file of 20 MB, 100 chunks in order of due time, and as much in another time partition.
+    # One file of 20 MB, 200 chunks in order of due time, and as much in another bucket.
     value = random.Random(1).randbytes(100_000)
-    hour = {"segment_max_ms": 36_000, "segment_max_messages": 10}
+    hour = {"segment_max_messages": 10}
     for start in (0, _HOUR):
         store.append(
             bucket(spark, start // _HOUR, *range(start, start + _HOUR, 18_000), value=value, **hour), "c", start
         )
-    partitions = labels(store)
+    partitions = parts(store)
     whole = _bytes_read(spark, store.chunks(0, 2 * _HOUR, partitions))
     tenth = _bytes_read(spark, store.chunks(_HOUR, _HOUR + _HOUR // 10, partitions))
     hundredth = _bytes_read(spark, store.chunks(_HOUR, _HOUR + _HOUR // 100, partitions))
-    metadata = _bytes_read(spark, spark.read.format("delta").load(store.path).where("part = 'metadata'"))
+    metadata = _bytes_read(spark, spark.read.format("delta").load(store.path).where(IS_METADATA))
     assert whole > 2 * 200 * len(value)
     # The granularity is a row group of 1 MB.
     assert tenth < whole / 2 / 10 * 1.5 + 2**21

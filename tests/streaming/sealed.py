@@ -41,4 +41,4 @@ def sealed_rows(
 def _cut(
     number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
 ) -> list[tuple[Segment, pa.Table]]:
-    return list(cut(in_order(messages(rows)), number, 0, 0, batch_settings))
+    return list(cut(in_order(messages(rows)), number, 0, batch_settings))

@@ -59,7 +59,7 @@ class Application:
             "clock.horizon=2s",
             "bucket.max_messages=100",
             "segment.max_messages=60",
-            "segment.max_seconds=5",
+            "bucket.fan_in=3",
             "window.ahead=3s",
             "release.transaction_messages=40",
             # A start after a kill waits this long for a heartbeat.

@@ -21,13 +21,13 @@ _PASSING = {
     "transaction-ended": 3,
 }
 # Many small buckets, which are merged as soon as there are two.
-_FEW = ("bucket.limit=1", "bucket.max_messages=5", "limits.messages_per_trigger=60")
+_FEW = ("bucket.fan_in=2", "bucket.max_messages=5", "limits.messages_per_trigger=60")
 # What the points need in order to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("recovering", "batch-begun", "state-held", "batch-done"): ((), 20_000),
     ("transaction-open", "transaction-committed", "handed-over"): ((), 20_000),
     ("sealing", "sealed"): ((), 20_000),
-    ("merging", "merged"): (_FEW, 60_000),
+    ("merging", "slice-merged", "merged"): (_FEW, 60_000),
     # Of the release process, which takes the driver and its Java process with it.
     ("shards-assigned", "ring-fencing", "position-read"): ((), 20_000),
     ("transaction-filled", "transaction-ended"): ((), 20_000),
@@ -65,15 +65,12 @@ def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or
 def test_after_killing_the_driver_while_it_cleans_up_no_message_is_lost_or_duplicated(
     application: Application, make_service: MakeService, clock: HostClock
 ) -> None:
-    service, ledger = make_service("storage.time_partition=1m")
+    service, ledger = make_service()
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     service.start("cleaning=kill")
-    # Time partitions are counted from a batch's cutoff, which a first batch does not have.
-    publish_mixed(ledger, application, 50, seed=1, longest_ms=3_000)
-    ledger.wait_for_all(60)
     publish_mixed(ledger, application, 400, seed=2, longest_ms=20_000)
     assert_eventually(lambda: len(ledger.got) > 100, 60, "deliveries")
-    # Past the end of the partitions.
+    # Past the last due time of a bucket, and past the time at which the next deletion is due.
     clock.set_off(120)
     assert service.wait(120) == -signal.SIGKILL, f"nothing was cleaned up:\n{service.log[-3000:]}"
     publish_mixed(ledger, application, 300, seed=3, longest_ms=8_000)

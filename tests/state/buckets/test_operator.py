@@ -10,10 +10,11 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructType
 
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
+from state.buckets.parts import sealed_part
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
 
-BATCH_SETTINGS = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4, near_ms=1000)
+BATCH_SETTINGS = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4)
 
 
 def group_state(cutoff_ms: int, kept: bytes | None = None) -> GroupState:
@@ -61,10 +62,11 @@ def test_the_state_is_removed_when_no_message_is_kept() -> None:
 def test_due_sealed_and_kept_rows_have_the_count_and_due_times_of_their_messages() -> None:
     frame = updated(group_state(cutoff_ms=100), due_at(50, 60, 200, 300, 5000, 6000, 7000))
     assert frame["kind"].tolist() == [DUE, SEALED, KEPT]
-    assert frame["count"].tolist() == [2, 3, 2]
-    assert frame["min_deliver_at_ms"].tolist() == [50, 5000, 200]
-    assert frame["max_deliver_at_ms"].tolist() == [60, 7000, 300]
-    assert [decode_chunk(chunk).num_rows for chunk in frame["chunk"][:2]] == [2, 3]
+    assert frame["count"].tolist() == [2, 4, 1]
+    assert frame["min_deliver_at_ms"].tolist() == [50, 300, 200]
+    assert frame["max_deliver_at_ms"].tolist() == [60, 7000, 200]
+    assert frame["part"].tolist() == ["", sealed_part(12), ""]
+    assert [decode_chunk(chunk).num_rows for chunk in frame["chunk"][:2]] == [2, 4]
     assert frame["chunk"][2] == b""
     assert set(frame["cutoff_ms"]) == {100}
     assert set(frame["bucket"]) == {12}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,22 @@ def test_settings_from_before_the_size_limit_have_no_limit() -> None:
     written = json.loads(SettingsHistory(((0, OLD),)).to_json())
     del written["rules"][0]["max_message_bytes"]
     assert SettingsHistory.from_json(json.dumps(written)).newest.max_message_bytes > 2**60
+
+
+def test_settings_from_when_segments_were_cut_by_due_time_are_read_without_those_of_the_cut() -> None:
+    history = SettingsHistory(((0, OLD), (7, NEW)))
+    written = json.loads(history.to_json())
+    for entry in written["rules"]:
+        entry |= {"near_ms": 60_000, "segment_max_ms": 300_000, "time_partition_ms": 3_600_000}
+    read = SettingsHistory.from_json(json.dumps(written))
+    assert [each for _, each in read.entries] == [replace(each, near_ms=60_000) for _, each in history.entries]
+
+
+def test_a_setting_that_no_version_has_recorded_is_refused() -> None:
+    written = json.loads(SettingsHistory(((0, OLD),)).to_json())
+    written["rules"][0]["far_ms"] = 1
+    with pytest.raises(ValueError, match="far_ms"):
+        SettingsHistory.from_json(json.dumps(written))
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.parts import MergeName
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
 from streaming.job.prefetch_window import PrefetchWindow
-from streaming.maintenance.merge import merge_buckets
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import messages, some_batch_settings
 
 BATCH_SETTINGS = some_batch_settings()
@@ -27,7 +32,7 @@ def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSet
     offsets, rows = iter(range(10**9)), list[pa.RecordBatch]()
     for number, bucket_dues in dues.items():
         sealed = messages([{"deliver_at_ms": due, "offset": next(offsets)} for due in sorted(bucket_dues)])
-        for segment, part in cut(sealed, number, 0, 0, batch_settings):
+        for segment, part in cut(sealed, number, 0, batch_settings):
             rows += segment_rows(segment, part, batch_settings.index_precision_bits)
     frame = store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
     store.append(frame.coalesce(1), "checkpoint", batch_id)
@@ -88,12 +93,16 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
     seal(store, dues, 1)
     window, catalog = window_of(store, ahead_ms=200)
     taken_messages = taken(window, 0, 200)
-    known = {number: list(segments) for number, segments in catalog.buckets.items()}
+    merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
+    while within := merge.next_slice(200):
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+    catalog.announce(merge.replaced, merge.merged)
     # The next messages are loaded or loading by now. The merge commits between them and those after.
-    merged = merge_buckets(store, {number: known[number] for number in (1, 2)}, 200, BATCH_SETTINGS)
+    finish_merge(store, merge, 1)
     taken_messages += taken(window, 200, 510)
-    catalog.replace(merged.buckets, merged.segments)
-    taken_messages += taken(window, 510, 1_000)
+    taken_messages += taken(window, 510, 800)
+    catalog.replace(merge.buckets, merge.merged)
+    taken_messages += taken(window, 800, 1_000)
     window.close()
     assert sorted(due for due, _ in taken_messages) == sorted(
         due for bucket_dues in dues.values() for due in bucket_dues
@@ -110,3 +119,50 @@ def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable)
     assert [due for due, _ in taken(window, 0, 500)] == [120]
     assert sorted(due for due, _ in taken(window, 500, 1_000)) == [900, 950]
     window.close()
+
+
+def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    hour = 3_600_000
+    year = list(range(hour // 2, 365 * 24 * hour, hour))
+    seal(store, {1: year}, 1)
+    loads = count_loads(store, monkeypatch)
+    window, _ = window_of(store, ahead_ms=60_000)
+    batches = list(in_batches(window, range(1_000, 20 * hour, 20 * 60_000)))
+    window.close()
+    assert [due for batch in batches for due, _ in batch] == year[:20]
+    # One for what the first batch needs, and one or two for the day after it.
+    assert len(loads) <= 3
+
+
+def test_a_batch_takes_nothing_from_a_window_that_has_nothing_due(store: BucketTable) -> None:
+    minute = 60_000
+    seal(store, {1: [5 * minute, 100 * minute]}, 1)
+    window, _ = window_of(store, ahead_ms=minute)
+    empty = [window.take(start_ms, start_ms + minute) for start_ms in (0, minute)]
+    window.advance(2 * minute)
+    assert empty == [[], []]
+    assert window.take(2 * minute, 4 * minute) == []
+    assert len(window.take(4 * minute, 6 * minute)) == 1
+    window.close()
+
+
+def test_a_table_with_fewer_messages_than_its_metadata_says_is_an_error(store: BucketTable) -> None:
+    seal(store, {1: [100, 200, 300]}, 1)
+    segments = [replace(described_segment(row.asDict()), count=4) for row in store.metadata()]
+    window = PrefetchWindow(store, SegmentCatalog(segments), 0, [], 1_000, 100, shards=2)
+    with pytest.raises(BucketUnreadable, match=r"has 3 messages due in .*, and its metadata says 4 or more"):
+        taken(window, 0, 1_000)
+    window.close()
+
+
+def count_loads(store: BucketTable, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list that gets the range of due time of each load from now on."""
+    loads: list[tuple[int, int]] = []
+    read = store.chunks
+
+    def counted(start_ms: int, end_ms: int, *others: Any) -> DataFrame:
+        loads.append((start_ms, end_ms))
+        return read(start_ms, end_ms, *others)
+
+    monkeypatch.setattr(store, "chunks", counted)
+    return loads

@@ -15,15 +15,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.parts import MergeName, abandoned
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.merge import Merge, merge_slice
 from tests.eventually import assert_eventually
 from tests.messages import messages, some_batch_settings
 
 _HOUR_MS = 3_600_000
 _STEP_MS = 6 * _HOUR_MS
 BATCH_SETTINGS = some_batch_settings()
+FAN_IN = 4
 
 
 class Table:
@@ -72,7 +75,7 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
     sealed = messages(
         [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
     )
-    segments = list(cut(sealed, number, 0, table.now_ms, BATCH_SETTINGS))
+    segments = list(cut(sealed, number, 0, BATCH_SETTINGS))
     rows = [
         batch
         for segment, part in segments
@@ -83,34 +86,56 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
     return [segment for segment, _ in segments]
 
 
+def maintenance_of(table: Table, catalog: SegmentCatalog, **options: Any) -> Maintenance:
+    return Maintenance(
+        table.store,
+        catalog,
+        {},
+        (),
+        BATCH_SETTINGS,
+        token=1,
+        fan_in=FAN_IN,
+        now=lambda: table.now_ms / 1000,
+        **options,
+    )
+
+
 def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -> None:
-    """Call maintenance before the batches in which a run starts, works, and is found done."""
-    for _ in range(3):
+    """Call maintenance before the batches in which steps start, work, and are found done."""
+    for _ in range(50):
         maintenance.before_batch(last_bucket, cutoff_ms)
-        assert_eventually(lambda: maintenance._running is None or maintenance._running.done(), 60, "the maintenance")
+        if not maintenance._running:
+            return
+        assert_eventually(lambda: all(step.done() for step in maintenance._running), 60, "the maintenance")
+    raise AssertionError("maintenance never ends")
 
 
 def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(table: Table) -> None:
     catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 2, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
-    for number in range(3):
+    maintenance = maintenance_of(table, catalog)
+    for number in range(FAN_IN):
         segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
         catalog.add(segments)
-        maintenance.sealed_into({segment.time_partition for segment in segments})
-    run_until_idle(maintenance, 2, table.now_ms)
+        maintenance.sealed(segments)
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     assert len(catalog.buckets) == 1
-    assert len(table.unreferenced()) >= 3
+    assert len(table.unreferenced()) >= FAN_IN
     table.advance(2 * _HOUR_MS)
-    run_until_idle(maintenance, 2, table.now_ms)
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     maintenance.close()
-    assert table.unreferenced() == set()
+    assert table.unreferenced() == {_name_of_marker(table)}
     assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
 
 
+def _name_of_marker(table: Table) -> str:
+    """Return the name of the only marker's file, which `BucketTable.files` leaves out."""
+    (marker,) = (table.path).glob("part=live-*/*.parquet")
+    return marker.name
+
+
 def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(table: Table) -> None:
-    catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 4, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
-    maintenance.sealed_into({segment.time_partition for segment in seal(table, 0, [table.now_ms])})
+    maintenance = maintenance_of(table, SegmentCatalog())
+    maintenance.sealed(seal(table, 0, [table.now_ms]))
     table.advance(_STEP_MS)
     # The first vacuum is for files that an earlier run left. It finds none.
     run_until_idle(maintenance, 0, table.now_ms)
@@ -120,6 +145,53 @@ def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(
         run_until_idle(maintenance, 0, table.now_ms)
     maintenance.close()
     assert table.files()["data"] == 0
+
+
+def test_buckets_sealed_since_the_last_committed_batch_are_not_merged_yet(table: Table) -> None:
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    for number in range(FAN_IN):
+        segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
+        catalog.add(segments)
+        maintenance.sealed(segments)
+    run_until_idle(maintenance, FAN_IN - 2, table.now_ms)
+    assert len(catalog.buckets) == FAN_IN
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
+    maintenance.close()
+    assert len(catalog.buckets) == 1
+
+
+def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> None:
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    for number in range(FAN_IN):
+        segments = seal(table, number, [table.now_ms + _HOUR_MS])
+        catalog.add(segments)
+        maintenance.sealed(segments)
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
+    table.advance(2 * _HOUR_MS)
+    catalog.forget_before(table.now_ms)
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
+    maintenance.close()
+    assert table.store.delta_partitions() == set()
+
+
+def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Table) -> None:
+    sealed = [seal(table, number, [table.now_ms + _HOUR_MS]) for number in (1, 2)]
+    name = MergeName(1, 2, 1)
+    merge = Merge(name, {1: sealed[0], 2: sealed[1]})
+    within = merge.next_slice(0)
+    assert within is not None
+    merge_slice(table.store, merge, within, BATCH_SETTINGS)
+    left = abandoned(table.store.delta_partitions())
+    assert left
+    maintenance = Maintenance(
+        table.store, SegmentCatalog(), {}, left, BATCH_SETTINGS, 2, FAN_IN, now=lambda: table.now_ms / 1000
+    )
+    run_until_idle(maintenance, 2, table.now_ms)
+    maintenance.close()
+    assert abandoned(table.store.delta_partitions()) == set()
+    assert len(table.store.metadata()) == 2
 
 
 class Recorded:
@@ -133,30 +205,28 @@ class Recorded:
     def delete(self, partitions: set[str]) -> None:
         self.calls.append(("delete", self.minute))
 
-    def compact_metadata(self, *_: object) -> None:
-        self.calls.append(("compact", self.minute))
-
     def vacuum(self) -> None:
         self.calls.append(("vacuum", self.minute))
 
 
 def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None:
     store: Any = Recorded()
-    # A time partition that ends after three hours, and two in the fifth hour.
-    ends_ms = [minute * 60_000 for minute in (180, 310, 330)]
+    # A part whose last message is due after three hours, and two in the fifth hour.
+    parts = {f"{minute:012d}": minute * 60_000 - 1 for minute in (180, 310, 330)}
     maintenance = Maintenance(
-        store, SegmentCatalog(), {f"0-{end}" for end in ends_ms}, 4, BATCH_SETTINGS, now=lambda: store.minute * 60
+        store, SegmentCatalog(), parts, (), BATCH_SETTINGS, 1, FAN_IN, now=lambda: store.minute * 60
     )
     for store.minute in range(24 * 60):
         maintenance.before_batch(0, store.minute * 60_000)
-        if maintenance._running is not None:
-            maintenance._running.result(10)
+        for step in maintenance._running:
+            step.result(10)
     maintenance.close()
     vacuums = [minute for call, minute in store.calls if call == "vacuum"]
     deletes = [minute for call, minute in store.calls if call == "delete"]
     assert deletes == [180, 310, 330]
-    # Two for files that may be there at the start; one for the first partition; two, an hour apart, for the others.
-    assert vacuums == [5, 66, 241, 371, 432]
+    # Two for files that may be there at the start; one for the first part; two, an hour apart, for the others. That a
+    # step has ended is seen before the next batch, here a minute later.
+    assert vacuums == [5, 66, 242, 372, 433]
 
 
 # Delta deletes log entries a day at a time, from midnight on: within two days it may not have begun.
@@ -171,7 +241,7 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
     table: Table, steps: int, kinds: tuple[str, ...]
 ) -> None:
     catalog = SegmentCatalog()
-    maintenance = Maintenance(table.store, catalog, set(), 4, BATCH_SETTINGS, now=lambda: table.now_ms / 1000)
+    maintenance = maintenance_of(table, catalog)
     seen: list[dict[str, int]] = []
     number = 0
     for _ in range(steps):
@@ -179,11 +249,11 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
         dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
         segments = seal(table, number, dues)
         catalog.add(segments)
-        maintenance.sealed_into({segment.time_partition for segment in segments})
+        maintenance.sealed(segments)
         table.advance(_STEP_MS)
         catalog.forget_before(table.now_ms)
         run_until_idle(maintenance, number, table.now_ms)
-        assert len(catalog.buckets) <= 5
+        assert len(catalog.buckets) <= 3
         seen.append(table.files())
         number += 1
     # Once the first buckets are delivered, later steps have no more files than earlier ones.

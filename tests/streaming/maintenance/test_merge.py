@@ -1,22 +1,33 @@
-"""A merge on a real Delta table: what readers get before and after it, and a merge that finds too few messages."""
+"""A merge on a real Delta table: what readers get while it goes on, and a merge that finds too few messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+import state.buckets.merge
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
-from state.buckets.segments import Segment
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.parts import MergeName
+from state.buckets.segments import ANY_SHARD, Segment
 from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
-from streaming.maintenance.merge import merge_buckets
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
-_HOUR = 3_600_000
-BATCH_SETTINGS = some_batch_settings()
+_YEAR = 365 * 24 * 3_600_000
+BATCH_SETTINGS = some_batch_settings(segment_max_messages=4)
+_NUMBERS = count(1)
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state.buckets.merge, "_SLICE_MESSAGES", 6)
 
 
 def seal(store: BucketTable, number: int, *dues: int) -> list[Segment]:
@@ -24,9 +35,32 @@ def seal(store: BucketTable, number: int, *dues: int) -> list[Segment]:
     return seal_messages(store, number, [{"deliver_at_ms": due, "offset": due} for due in dues], BATCH_SETTINGS)
 
 
+def merge_of(buckets: dict[int, list[Segment]]) -> Merge:
+    return Merge(MergeName(min(buckets), max(buckets), 1), buckets)
+
+
+def run(store: BucketTable, merge: Merge, delivered_before_ms: int = 0) -> Iterator[None]:
+    """Run a merge, and yield after each slice."""
+    while within := merge.next_slice(delivered_before_ms):
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+        yield
+    merge.check(delivered_before_ms)
+    finish_merge(store, merge, next(_NUMBERS))
+
+
+def merged(store: BucketTable, buckets: dict[int, list[Segment]], delivered_before_ms: int = 0) -> list[Segment]:
+    merge = merge_of(buckets)
+    list(run(store, merge, delivered_before_ms))
+    return merge.merged
+
+
 def waiting(store: BucketTable, version: int | None = None) -> list[int]:
-    labels = {row["time_partition"] for row in store.metadata(version)}
-    chunks = store.chunks(0, 10**15, labels, version=version).collect()
+    parts = {described_segment(row.asDict()).part for row in store.metadata(version)}
+    return read(store, parts, version)
+
+
+def read(store: BucketTable, parts: set[str], version: int | None = None) -> list[int]:
+    chunks = store.chunks(0, 10**15, parts, version=version).collect()
     return sorted(due for row in chunks for due in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
 
 
@@ -35,41 +69,65 @@ def described(store: BucketTable) -> set[Segment]:
 
 
 def test_a_merge_keeps_waiting_messages_drops_delivered_ones_and_leaves_other_buckets(store: BucketTable) -> None:
-    buckets = {
-        1: seal(store, 1, 10, 20, 3 * _HOUR),
-        2: seal(store, 2, 15, 3 * _HOUR + 5),
-        3: seal(store, 3, 12),
-    }
-    merged = merge_buckets(store, {number: buckets[number] for number in (1, 2)}, 16, BATCH_SETTINGS)
-    assert merged.buckets == [1, 2]
-    assert {segment.bucket for segment in merged.segments} == {2}
-    assert waiting(store) == [12, 20, 3 * _HOUR, 3 * _HOUR + 5]
-    assert described(store) == {*merged.segments, *buckets[3]}
+    buckets = {1: seal(store, 1, 10, 20, _YEAR), 2: seal(store, 2, 15, _YEAR + 5), 3: seal(store, 3, 12)}
+    segments = merged(store, {number: buckets[number] for number in (1, 2)}, 16)
+    assert {(segment.bucket, segment.shard) for segment in segments} == {(2, ANY_SHARD)}
+    assert waiting(store) == [12, 20, _YEAR, _YEAR + 5]
+    assert described(store) == {*segments, *buckets[3]}
 
 
-def test_a_reader_of_the_previous_version_and_a_bucket_sealed_meanwhile_are_not_affected(store: BucketTable) -> None:
+def test_a_large_merge_is_done_in_slices_of_due_time_that_each_have_a_part(store: BucketTable) -> None:
+    buckets = {number: seal(store, number, *range(number, 40, 2)) for number in (1, 2)}
+    merge = merge_of(buckets)
+    slices = list(run(store, merge))
+    assert 4 < len(slices) < 10
+    assert len({segment.part for segment in merge.merged}) == len(slices)
+    assert [segment.segment for segment in merge.merged] == list(range(len(merge.merged)))
+    ranges = [(segment.min_deliver_at_ms, segment.max_deliver_at_ms) for segment in merge.merged]
+    assert ranges == sorted(ranges)
+    assert waiting(store) == list(range(1, 40))
+
+
+def test_whoever_reads_while_a_merge_goes_on_finds_each_message_once_in_every_version(store: BucketTable) -> None:
+    buckets = {number: seal(store, number, *range(number, 20, 2)) for number in (1, 2)}
+    catalog = SegmentCatalog(segment for segments in buckets.values() for segment in segments)
+    merge = merge_of(buckets)
+    first = store.version()
+    for _ in run(store, merge):
+        assert waiting(store) == list(range(1, 20))
+        assert read(store, catalog.parts_of(catalog.overlapping(0, 100))) == list(range(1, 20))
+        catalog.announce(merge.replaced, merge.merged)
+    # The catalog does not know yet that the merge is finished.
+    parts = catalog.parts_of(catalog.overlapping(0, 100))
+    for version in range(first, store.version() + 1):
+        assert read(store, parts, version) == list(range(1, 20))
+    catalog.replace(buckets, merge.merged)
+    assert read(store, catalog.parts_of(catalog.overlapping(0, 100))) == list(range(1, 20))
+
+
+def test_a_bucket_sealed_during_a_merge_is_not_affected(store: BucketTable) -> None:
     buckets = {number: seal(store, number, number, 100 + number) for number in (1, 2)}
-    before = store.version()
+    merge = merge_of(buckets)
+    running = run(store, merge)
+    next(running)
     late = seal(store, 3, 7)
-    merged = merge_buckets(store, buckets, 0, BATCH_SETTINGS)
-    assert waiting(store, before) == [1, 2, 101, 102]
+    list(running)
     assert waiting(store) == [1, 2, 7, 101, 102]
-    assert described(store) == {*merged.segments, *late}
+    assert described(store) == {*merge.merged, *late}
 
 
 def test_a_merged_bucket_can_be_merged_again(store: BucketTable) -> None:
-    first = merge_buckets(
-        store, {number: seal(store, number, 10 + number, _HOUR) for number in (1, 2)}, 0, BATCH_SETTINGS
-    )
-    second = merge_buckets(store, {2: first.segments, 3: seal(store, 3, 5)}, 0, BATCH_SETTINGS)
-    assert {segment.bucket for segment in second.segments} == {3}
-    assert waiting(store) == [5, 11, 12, _HOUR, _HOUR]
+    first = merged(store, {number: seal(store, number, 10 + number, _YEAR + number) for number in (1, 2)})
+    second = merged(store, {2: first, 3: seal(store, 3, 5)})
+    assert {segment.bucket for segment in second} == {3}
+    assert waiting(store) == [5, 11, 12, _YEAR + 1, _YEAR + 2]
 
 
 def test_a_merge_that_finds_fewer_messages_than_the_metadata_changes_nothing(store: BucketTable) -> None:
-    sealed = {number: seal(store, number, number, 50) for number in (1, 2)}
-    version = store.version()
+    sealed = {number: seal(store, number, number, 50 + number) for number in (1, 2)}
+    before = described(store)
     wrong = {1: [replace(segment, count=segment.count + 1) for segment in sealed[1]], 2: sealed[2]}
     with pytest.raises(BucketUnreadable, match=r"buckets \[1, 2\] hold 4 waiting messages, and their metadata says 5"):
-        merge_buckets(store, wrong, 0, BATCH_SETTINGS)
-    assert store.version() == version
+        merged(store, wrong)
+    assert described(store) == before
+    assert waiting(store) == [1, 2, 51, 52]

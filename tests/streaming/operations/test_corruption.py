@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.table_rows import METADATA_PART, STORED_SCHEMA, described_segment
+from state.buckets.parts import chunks_of, metadata_of, sealed_part
+from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.message import decode_chunk
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, find_corruption, lost_ids, repaired
@@ -22,7 +23,6 @@ from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 _HOUR = 3_600_000
-FIRST_HOUR = f"{0:015d}-{_HOUR:015d}"
 BUCKETS = (1, 2, 3, 4, 5, 6)
 ALL = [10 * number + at for number in BUCKETS for at in range(5)]
 BITS = 10
@@ -31,7 +31,7 @@ BATCH_SETTINGS = some_batch_settings(index_precision_bits=BITS, segment_max_mess
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Six buckets, each with four messages in the first hour (two segments in one file) and one in the third."""
+    """Six buckets, each with four messages in the first hour and one in the third: two segments in one file."""
     store = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
     store.create(from_arrow_schema(STORED_SCHEMA))
     for number in BUCKETS:
@@ -58,10 +58,10 @@ def repair_options(spark: SparkSession) -> Iterator[None]:
         spark.conf.unset(name)
 
 
-def file_of(store: BucketTable, bucket: int, part: str) -> Path:
-    """Return the only file of a bucket in a part."""
-    ((name,),) = store.rows().where(f"bucket = {bucket} AND part = '{part}'").select("file").distinct().collect()
-    return Path(store.path, f"part={part}", name)
+def file_of(store: BucketTable, bucket: int, partition_of: Callable[[str], str] = chunks_of) -> Path:
+    """Return the only file of a bucket with its chunks, or with its metadata."""
+    (file,) = Path(store.path, f"part={partition_of(sealed_part(bucket))}").glob("*.parquet")
+    return file
 
 
 def change(file: Path, damage: str) -> None:
@@ -89,8 +89,8 @@ DAMAGES = ["missing", "empty", "cut short", "zeroed", "one byte"]
 
 
 def waiting(store: BucketTable) -> list[int]:
-    labels = {row["time_partition"] for row in store.metadata()}
-    chunks = store.chunks(0, 10**15, labels).collect()
+    parts = {described_segment(row.asDict()).part for row in store.metadata()}
+    chunks = store.chunks(0, 10**15, parts).collect()
     return sorted(offset for row in chunks for offset in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
 
 
@@ -99,14 +99,14 @@ def ids(offsets_by_source: dict[tuple[str, int], BitMap64]) -> list[int]:
 
 
 def remove_corruption(store: BucketTable, corruption: Corruption) -> None:
-    store.replace_parts(*repaired(store, corruption, BITS))
+    store.replace_partitions(*repaired(store, corruption, BITS))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messages(
     sealed: BucketTable, damage: str
 ) -> None:
-    file = file_of(sealed, 2, FIRST_HOUR)
+    file = file_of(sealed, 2)
     change(file, damage)
     segments = [described_segment(row.asDict()) for row in sealed.metadata()]
     window = PrefetchWindow(sealed, SegmentCatalog(segments), 0, [], _HOUR, 1_000, shards=2)
@@ -114,7 +114,7 @@ def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messag
         window.take(0, _HOUR)
     window.close()
     assert f"{file} is missing or damaged (" in str(raised.value)
-    assert "4 messages of bucket 2 lie in it, due from 1970-01-01T00:00:02Z to 1970-01-01T00:00:02Z" in str(
+    assert "5 messages of bucket 2 lie in it, due from 1970-01-01T00:00:02Z to 1970-01-01T02:00:00Z" in str(
         raised.value
     )
     assert "the segments (shard/segment) 0/0, 0/1. " in str(raised.value)
@@ -124,14 +124,13 @@ def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messag
 def test_unreadable_data_is_removed_in_one_commit_and_all_other_data_is_kept(
     sealed: BucketTable, repair_options: None
 ) -> None:
-    files = [file_of(sealed, number, FIRST_HOUR) for number in BUCKETS]
+    files = [file_of(sealed, number) for number in BUCKETS]
     for file, damage in zip(files, DAMAGES, strict=False):
         change(file, damage)
     corruption = find_corruption(sealed, 0)
     assert {each.path.rpartition("/")[2] for each in corruption.files} == {file.name for file in files[:5]}
     lost = ids(lost_ids(sealed, corruption, BITS, 0))
     assert {offset // 10 for offset in lost} == {1, 2, 3, 4, 5}
-    assert not {offset for offset in lost if offset % 10 > 3}
     before = sealed.version()
     remove_corruption(sealed, corruption)
     assert sealed.version() == before + 1
@@ -141,33 +140,32 @@ def test_unreadable_data_is_removed_in_one_commit_and_all_other_data_is_kept(
 
 
 def test_a_missing_file_loses_all_messages_of_its_segments(sealed: BucketTable, repair_options: None) -> None:
-    change(file_of(sealed, 2, FIRST_HOUR), "missing")
+    change(file_of(sealed, 2), "missing")
     corruption = find_corruption(sealed, 0)
     assert [(each.identity, each.readable) for each in corruption.segments] == [((2, 0, 0), 0), ((2, 0, 1), 0)]
-    assert lost_ids(sealed, corruption, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23])}
+    assert lost_ids(sealed, corruption, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23, 24])}
 
 
 def test_delivered_messages_do_not_count_as_lost(sealed: BucketTable, repair_options: None) -> None:
-    change(file_of(sealed, 2, FIRST_HOUR), "missing")
+    change(file_of(sealed, 2), "missing")
     corruption = find_corruption(sealed, 2_003)
     assert [each.identity for each in corruption.segments] == [(2, 0, 1)]
-    # All four are due in one time slot of 1,024 ms.
-    assert ids(lost_ids(sealed, corruption, BITS, 2_003)) == [23]
-    everything = find_corruption(sealed, _HOUR)
+    assert ids(lost_ids(sealed, corruption, BITS, 2_003)) == [23, 24]
+    everything = find_corruption(sealed, 3 * _HOUR)
     assert len(everything.files) == 1
     assert not everything.segments
     remove_corruption(sealed, everything)
-    assert find_corruption(sealed, _HOUR) == Corruption([], [])
+    assert find_corruption(sealed, 3 * _HOUR) == Corruption([], [])
 
 
 @pytest.mark.parametrize("damage", ["cut short", "zeroed"])
 def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_options: None, damage: str) -> None:
-    columns = ("bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
+    columns = ("bucket", "shard", "segment", "part", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
     before = sorted(tuple(row[name] for name in columns) for row in sealed.metadata())
-    change(file_of(sealed, 3, METADATA_PART), damage)
+    change(file_of(sealed, 3, metadata_of), damage)
     corruption = find_corruption(sealed, 0)
     assert {(each.identity, each.described) for each in corruption.segments} == {
-        ((3, 0, number), None) for number in (0, 1, 2)
+        ((3, 0, number), None) for number in (0, 1)
     }
     assert lost_ids(sealed, corruption, BITS, 0) == {}
     remove_corruption(sealed, corruption)

@@ -6,13 +6,21 @@ import pytest
 from pyroaring import BitMap64
 
 from sinks.bucket_table import BucketTable
+from state.buckets import table_rows
+from state.buckets.parts import MergeName
 from state.index.due_counts import TimeSlot
-from streaming.maintenance.merge import merge_buckets
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from streaming.operations.rebuild import index_of
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 _SOURCES = [("in-a", 0), ("in-a", 1), ("in-b", 0)]
+
+
+@pytest.fixture(autouse=True)
+def _many_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many time slots that each segment has the precision of its bucket."""
+    monkeypatch.setattr(table_rows, "_SLOTS", 1 << 20)
 
 
 def rows(first: int, count: int) -> list[dict[str, object]]:
@@ -55,14 +63,18 @@ def test_after_a_change_of_the_precision_the_index_has_the_coarsest(
 def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: BucketTable) -> None:
     old = some_batch_settings(index_precision_bits=15)
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}
-    merge_buckets(store, buckets, 105_000, some_batch_settings(index_precision_bits=10))
-    assert store.precisions() == {10}
+    merge = Merge(MergeName(1, 2, 1), buckets)
+    while within := merge.next_slice(105_000):
+        segments = merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14))
+        merge.add(segments, within)
+    finish_merge(store, merge, 1)
+    assert store.precisions() == {14}
     index = index_of(store, store.version())
     waiting = [*range(105, 130), *range(200, 230)]
     assert [len(index.offsets_of(*source)) for source in _SOURCES] == [
         sum(at % 3 == number for at in waiting) for number in range(3)
     ]
-    assert index.before(105_000 >> 10 << 10) == (0, 0)
+    assert index.before(105_000 >> 14 << 14) == (0, 0)
 
 
 def test_the_index_of_a_table_without_buckets_is_empty(store: BucketTable) -> None:

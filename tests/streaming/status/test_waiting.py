@@ -10,6 +10,7 @@ import pytest
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets import table_rows as stored
+from state.buckets.parts import metadata_of
 from streaming.status.due_histogram import DueHistogram
 from streaming.status.waiting import SealedBuckets, sealed_buckets
 from tests.messages import some_batch_settings
@@ -24,11 +25,13 @@ EDGES = [0, 7_777, 12_345, 13_000, 30_000, 55_555, 10**7]
 @pytest.fixture(autouse=True)
 def _several_chunks_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "CHUNK_MESSAGES", 7)
+    # So many time slots that each segment has the precision of its bucket.
+    monkeypatch.setattr(stored, "_SLOTS", 1 << 20)
 
 
 def seal_all(store: BucketTable, *precisions: int) -> None:
     for (number, dues), bits in zip(DUES.items(), precisions, strict=True):
-        batch_settings = some_batch_settings(segment_max_ms=10_000, segment_max_messages=70, index_precision_bits=bits)
+        batch_settings = some_batch_settings(segment_max_messages=70, index_precision_bits=bits)
         rows = [{"deliver_at_ms": due, "offset": at, "partition": at % 3} for at, due in enumerate(dues)]
         seal_messages(store, number, rows, batch_settings)
 
@@ -73,9 +76,9 @@ def test_the_histogram_counts_all_waiting_messages_as_exactly_as_each_buckets_pr
         for edge, below in zip(EDGES, accumulate(histogram.counts), strict=False):
             # The delivered messages of a time slot do not make its other messages overdue.
             assert edge > cutoff_ms or below == 0
-            # The messages in the time slots that the edge cuts, of segments of 10 s.
+            # The messages in the time slots that the edge cuts, of segments with 70 messages.
             most = sum(
-                due >> bits == edge >> bits and abs(due - edge) < 10_000
+                due >> bits == edge >> bits and abs(due - edge) < 15_000
                 for dues, bits in zip(DUES.values(), precisions, strict=True)
                 for due in dues
                 if due >= cutoff_ms and bits
@@ -87,7 +90,7 @@ def test_a_histogram_is_that_of_its_version_of_the_table_after_later_maintenance
     seal_all(store, 10, 10)
     buckets = sealed_buckets(store, store.version(), 2, 0)
     before = histogram_of(buckets).counts
-    store.compact_metadata(0, 2, deleted={segment.time_partition for segment in buckets.segments})
+    store.delete({metadata_of(segment.part) for segment in buckets.segments})
     assert store.metadata() == []
     assert histogram_of(buckets).counts == before
     with pytest.raises(BucketUnreadable, match="the metadata is corrupt"):

@@ -1,0 +1,116 @@
+"""Parts: the units in which sealed buckets are stored, each deleted whole once all of its messages are delivered.
+
+A bucket that a batch seals is one part. A merged bucket has a part for each slice of due time, which the merge commits
+one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.
+
+In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
+are separate Delta partitions, and so is the marker of a merged bucket. Tables written before merges worked in slices
+have other names: all metadata is in one Delta partition, and chunks lie by range of due time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_CHUNKS, _METADATA, _LIVE = "chunks-", "metadata-", "live-"
+# Of tables written before merges worked in slices.
+OLD_METADATA = "metadata"
+# The name of a merged bucket, and the number of its part.
+_MERGED = "[0-9]{12}-[0-9]{12}-[0-9]{12}-"
+_NAME_LENGTH = 38
+_OLD_CHUNKS = re.compile(r"\d{15,}-(\d{15,})", re.ASCII)
+
+# SQL conditions that Delta decides by partition alone: whether a row of the table is metadata, or a marker.
+IS_METADATA = f"(part = '{OLD_METADATA}' OR part LIKE '{_METADATA}%')"
+IS_MARKER = f"part LIKE '{_LIVE}%'"
+
+
+class MergeName(NamedTuple):
+    """What names a merged bucket in the table: no two merges share it, even if one was abandoned.
+
+    - `first`, `last`: the range of bucket numbers that it replaces; `last` is its own number
+    - `token`: names the process that made it (`BucketTable.merge_token`)
+    """
+
+    first: int
+    last: int
+    token: int
+
+    def __str__(self) -> str:
+        return f"{self.first:012d}-{self.last:012d}-{self.token:012d}"
+
+    @property
+    def live(self) -> str:
+        """The Delta partition of the marker."""
+        return f"{_LIVE}{self}"
+
+    def part(self, number: int) -> str:
+        """The name of the part with the slice `number`."""
+        return f"{self}-{number:06d}"
+
+
+def sealed_part(bucket: int) -> str:
+    """Return the name of the only part of a bucket that a batch sealed."""
+    return f"{bucket:012d}"
+
+
+def chunks_of(part: str) -> str:
+    """Return the Delta partition that has the chunks of a part."""
+    return part if is_old(part) else _CHUNKS + part
+
+
+def metadata_of(part: str) -> str:
+    """Return the Delta partition that has the metadata of a part."""
+    return OLD_METADATA if is_old(part) else _METADATA + part
+
+
+def part_of(delta_partition: str) -> str | None:
+    """Return the part whose chunks or metadata a Delta partition has; None for markers and for old metadata."""
+    for prefix in (_CHUNKS, _METADATA):
+        if delta_partition.startswith(prefix):
+            return delta_partition.removeprefix(prefix)
+    return delta_partition if is_old(delta_partition) else None
+
+
+def is_metadata(delta_partition: str) -> bool:
+    """Return whether a Delta partition has metadata."""
+    return delta_partition == OLD_METADATA or delta_partition.startswith(_METADATA)
+
+
+def is_old(part: str) -> bool:
+    """Return whether a part's chunks share their Delta partition with those of other buckets."""
+    return _OLD_CHUNKS.fullmatch(part) is not None
+
+
+def old_end_ms(part: str) -> int:
+    """Return the instant, epoch ms, before which all messages of an old Delta partition of chunks are due."""
+    return int(part.split("-")[1])
+
+
+def marker_of(part: str) -> str | None:
+    """Return the Delta partition of the marker without which a part is not live; None if it needs none."""
+    name = part.rpartition("-")[0]
+    return _LIVE + name if name and not is_old(part) else None
+
+
+def is_live(markers: Iterable[str]) -> str:
+    """Return the SQL condition that a row, which is no marker, belongs to a live part.
+
+    `markers` are the markers that the table has. Delta decides the condition by partition alone.
+    """
+    names = [marker.removeprefix(_LIVE) for marker in markers]
+    conditions = [f"part NOT RLIKE '^({_CHUNKS}|{_METADATA}){_MERGED}'"]
+    for prefix in (_CHUNKS, _METADATA):
+        if names:
+            listed = ", ".join(repr(prefix + name) for name in sorted(names))
+            conditions.append(f"substring(part, 1, {len(prefix) + _NAME_LENGTH}) IN ({listed})")
+    return f"({' OR '.join(conditions)})"
+
+
+def abandoned(delta_partitions: Iterable[str]) -> set[str]:
+    """Return those of a table's Delta partitions that belong to merges that were not finished."""
+    partitions = set(delta_partitions)
+    markers = {partition: marker_of(part) for partition in partitions if (part := part_of(partition))}
+    return {partition for partition, marker in markers.items() if marker and marker not in partitions}
