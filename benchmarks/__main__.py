@@ -75,6 +75,15 @@ class Which(StrEnum):
     all = "all"
 
 
+class Spread(StrEnum):
+    """The values of `--spread` (`benchmarks.feed.SPREADS`)."""
+
+    within_10_minutes = "10m"
+    over_48_hours = "48h"
+    over_a_year = "366d"
+    with_a_tail = "tail"
+
+
 def main(
     which: Annotated[
         Which, typer.Argument(help="The benchmark to run; `all` excludes scale, which takes hours.")
@@ -86,6 +95,7 @@ def main(
         Path | None, typer.Option(help=f"Folder for results; by default {RESULTS}, for a trial a temporary folder.")
     ] = None,
     messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure only this number.")] = None,
+    spread: Annotated[Spread, typer.Option(help="scale: how the due times are spread.")] = Spread.within_10_minutes,
 ) -> None:
     """Measure Delayline on a separate broker. Exit code 1 if a benchmark failed to finish.
 
@@ -97,7 +107,7 @@ def main(
     failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, folder)]
     if which is Which.scale:
         counts = [messages] if messages else [int(count * scale) for count in COUNTS]
-        failed = [] if run_scale(counts, scale, folder) else ["scale"]
+        failed = [] if run_scale(counts, scale, folder, spread.value) else ["scale"]
     if failed:
         say(f"not measured: {', '.join(failed)}")
         raise typer.Exit(1)

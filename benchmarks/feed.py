@@ -1,7 +1,7 @@
 """Streams a load that is too large for a topic into a running job, from a separate process.
 
-`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT` publishes COUNT messages to a topic that
-has had BEFORE messages. They are due from `DUE_IN_S` after its start, spread evenly over `SPREAD_S`, in random order.
+`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT SPREAD` publishes COUNT messages to a
+topic that has had BEFORE messages. They are due from `DUE_IN_S` after its start, as `SPREADS` says, in random order.
 The process stays at most `LEAD` messages ahead of the job's committed batches, deletes committed messages from the
 topic, and prints one line of JSON at the end.
 """
@@ -23,7 +23,16 @@ from confluent_kafka.admin import AdminClient
 from benchmarks.checkpoint_watch import CheckpointWatch
 from benchmarks.load import PADDING_BYTES, key_of, value_of
 
-DUE_IN_S, SPREAD_S = 48 * 3600, 600
+DUE_IN_S = 48 * 3600
+_HOUR_S, _YEAR_S = 3600, 366 * 24 * 3600 - DUE_IN_S - 3600
+# How due times are spread: pairs of a share of the messages, and the seconds over which these are due evenly.
+SPREADS: dict[str, tuple[tuple[float, int], ...]] = {
+    # That of Pulsar's benchmark of its bucket tracker.
+    "10m": ((1.0, 600),),
+    "48h": ((1.0, 48 * _HOUR_S),),
+    "366d": ((1.0, _YEAR_S),),
+    "tail": ((0.9, _HOUR_S), (0.1, _YEAR_S)),
+}
 # Enough to fill every batch of the job; takes half a gigabyte in the topic.
 LEAD = 2_000_000
 # Settings of the topic and its broker, so that deleted messages leave the disk soon.
@@ -42,7 +51,9 @@ _OPTIONS = {"linger.ms": 50, "batch.size": 1_000_000, "batch.num.messages": 100_
 class Feed:
     """Runs `main` as a process. A context manager, which ends the process."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, before: int, count: int, checkpoint: Path) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, before: int, count: int, checkpoint: Path, spread: str
+    ) -> None:
         """Start the process.
 
         Args:
@@ -52,8 +63,9 @@ class Feed:
             before: the number of messages that the topic has had.
             count: the number of messages to publish.
             checkpoint: folder of the job's checkpoint.
+            spread: which of `SPREADS`.
         """
-        arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint)]
+        arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint), spread]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.feed", *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -131,16 +143,23 @@ class _Stream:
             answer.result(_TIMEOUT_S)
 
 
+def due_after_ms(spread: str, chance: np.random.Generator, size: int) -> np.ndarray:
+    """Return `size` random due times of a spread, in ms after the first possible one."""
+    shares, seconds = zip(*SPREADS[spread], strict=True)
+    longest_s = np.array(seconds)[chance.choice(len(shares), size, p=shares)]
+    return np.asarray(chance.random(size) * longest_s * 1000, dtype=np.int64)
+
+
 def main() -> None:
     """Publish, and print the seconds it took, the seconds it waited for the job, and its CPU seconds."""
-    bootstrap, topic, partitions, before, count, checkpoint = sys.argv[1:]
+    bootstrap, topic, partitions, before, count, checkpoint, spread = sys.argv[1:]
     stream = _Stream(bootstrap, topic, int(partitions), int(before), Path(checkpoint))
     chance = np.random.default_rng(1)
     begun = time.monotonic()
     first_due_ms = time.time_ns() // 1_000_000 + DUE_IN_S * 1000
     for first in range(0, int(count), _CHUNK):
         size = min(_CHUNK, int(count) - first)
-        stream.publish(first, (first_due_ms + chance.integers(0, SPREAD_S * 1000, size)).tolist())
+        stream.publish(first, (first_due_ms + due_after_ms(spread, chance, size)).tolist())
         stream.wait_for_job(first + size, LEAD)
     stream.finish()
     seconds = time.monotonic() - begun

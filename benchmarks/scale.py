@@ -1,6 +1,7 @@
 """Scale: the cost of a job, and the duration of its restart, while 1, 10 and 100 million messages wait.
 
-The load is that of Pulsar's benchmark of its bucket tracker: due evenly in [48 h, 48 h 10 min] from the start.
+They are due from 48 h after the start on: within ten minutes, the load of Pulsar's benchmark of its bucket tracker, or
+spread as `feed.SPREADS` says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.outcome import Outcome
 from benchmarks.plots import figure_of, save
 from benchmarks.provenance import provenance, service_code
 from benchmarks.scale_phases import COLUMNS, Phases
-from benchmarks.scale_runs import NAME, CaseFigures, Run, outcome_of, read_runs
+from benchmarks.scale_runs import CLOSE, NAME, CaseFigures, Run, outcome_of, read_runs, result_name
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say, wait_until
 
@@ -31,28 +32,30 @@ SLOWEST_PER_S, LEAST_S = 5000, 600
 DISK_BYTES_PER_MESSAGE, DISK_SPARE_BYTES = 300, 4 * 2**30
 
 
-def run(counts: list[int], share: float, out: Path) -> bool:
+def run(counts: list[int], share: float, out: Path, spread: str) -> bool:
     """Measure each of `counts` and add it to the result file in `out`; return whether everything was measured.
 
-    `share` shortens all phases but the ingest. The first failure ends the run, because larger counts would fail too.
+    `share` shortens all phases but the ingest, and `spread` is one of `feed.SPREADS`. The first failure ends the run,
+    because larger counts would fail too.
     """
+    name = result_name(spread)
     for count in counts:
         begun = time.monotonic()
-        say(f"{NAME}: {count:,} messages")
+        say(f"{name}: {count:,} messages")
         try:
-            done = _run(count, share)
+            done = _run(count, share, spread)
         except Exception:  # noqa: BLE001, the other measurements are worth their time
             traceback.print_exc()
             return False
         # Read the file again: another process may have added a run meanwhile.
-        others = [run for run in read_runs(out / f"{NAME}.json") if run.messages != count]
-        outcome = outcome_of([*others, done])
+        others = [run for run in read_runs(out / f"{name}.json") if run.messages != count]
+        outcome = outcome_of([*others, done], spread, read_runs(out / f"{result_name(CLOSE)}.json"))
         outcome.write(out, share)
-        save(draw(outcome), out / f"{NAME}.png")
+        save(draw(outcome), out / f"{name}.png")
         outcome.show()
-        say(f"{NAME}: {count:,} messages in {time.monotonic() - begun:.0f} s; {out / NAME}.json, .png")
+        say(f"{name}: {count:,} messages in {time.monotonic() - begun:.0f} s; {out / name}.json, .png")
         if done.failed:
-            say(f"{NAME}: not measured: {', '.join(done.failed)}")
+            say(f"{name}: not measured: {', '.join(done.failed)}")
             return False
     return True
 
@@ -71,7 +74,7 @@ def draw(outcome: Outcome) -> Any:
     return drawn
 
 
-def _run(count: int, share: float) -> Run:
+def _run(count: int, share: float, spread: str) -> Run:
     """Warm a job up, measure with nothing waiting, ingest `count` messages, and measure the same again."""
     made = provenance(share)
     with Stand(feed.BROKER) as stand:
@@ -83,7 +86,7 @@ def _run(count: int, share: float) -> Run:
         phases = Phases(stand, application, job, share)
         none = phases.warm_up() | phases.none_waiting(begun_s)
         filling_s, before, disk = time.time(), sum(stand.end_offsets(application.input)), phases.disk()
-        waiting = _ingest(stand, application, job, before, count)
+        waiting = _ingest(stand, application, job, before, count, spread)
         series = phases.series(begun_s, before, count)
         waiting |= phases.waiting(filling_s, count, disk)
     if made["machine"]["code"] != service_code():
@@ -99,11 +102,11 @@ def _check_disk(folder: Path, count: int) -> None:
         )
 
 
-def _ingest(stand: Stand, application: Application, job: Job, before: int, count: int) -> CaseFigures:
+def _ingest(stand: Stand, application: Application, job: Job, before: int, count: int, spread: str) -> CaseFigures:
     """Ingest `count` messages after the first `before`; return rates (messages/s) and CPU usage (cores)."""
     checkpoint = application.folder / "checkpoint"
     progress = _Progress(stand, application, job, before, count)
-    with Feed(stand.bootstrap, application.input, PARTITIONS, before, count, checkpoint) as source:
+    with Feed(stand.bootstrap, application.input, PARTITIONS, before, count, checkpoint, spread) as source:
 
         def check() -> None:
             source.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from benchmarks.aims import fault_aims, held_aim, ratio
 from benchmarks.outcome import Aim, Outcome
 
 NAME = "scale"
+# The spread that the others are compared with.
+CLOSE = "10m"
 _LARGEST_MB = 4096.0
 
 CaseFigures = dict[str, Any]
@@ -42,16 +45,24 @@ class Run:
         return ", ".join(name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name))
 
 
-def outcome_of(runs: list[Run]) -> Outcome:
-    """Combine the runs into one result; runs of the same commit and machine are compared."""
+def result_name(spread: str) -> str:
+    """Return the name of the result of a spread's runs."""
+    return NAME if spread == CLOSE else f"{NAME}-{spread}"
+
+
+def outcome_of(runs: list[Run], spread: str = CLOSE, close: Sequence[Run] = ()) -> Outcome:
+    """Combine the runs of a spread into one result; runs of the same commit and machine are compared.
+
+    `close` has the runs whose messages are due within ten minutes.
+    """
     runs = sorted(runs, key=lambda run: run.messages)
     figures: dict[str, CaseFigures] = {}
     for run in runs:
         figures |= {_none_case(run.messages): run.none, _case(run.messages): run.waiting}
     return Outcome(
-        NAME,
-        "messages of 100 bytes that wait, due in 48 h",
-        aims_of(runs),
+        result_name(spread),
+        f"messages of 100 bytes that wait, due in 48 h or more, spread: {spread}",
+        aims_of(runs) if spread == CLOSE else [*aims_of(runs), *_spread_aims(runs, close)],
         figures,
         {_case(run.messages): run.series for run in runs},
         runs={_case(run.messages): {"messages": run.messages, **run.provenance} for run in runs},
@@ -85,8 +96,27 @@ def aims_of(runs: list[Run]) -> list[Aim]:
         Aim(f"restart at {count:,}", own.get("restart_s"), 60, "s"),
         _compared(by_messages, "restart", "restart_s", 100, 1.3),
         Aim(f"lateness p99 with {count:,} waiting, of that with none", to_none, 1.3),
+        Aim(f"metadata in memory at {count:,}", own.get("metadata_bytes_per_message"), 0.05, "bytes a message"),
         Aim(f"messages/s of the last tenth of {count:,}, of the first's", tenths, 0.9, at_least=True),
         *(aim for run in runs for aim in _fault_aims(run)),
+    ]
+
+
+def _spread_aims(runs: Sequence[Run], close: Sequence[Run]) -> list[Aim]:
+    """Return the aims of the largest run against the run of as many messages that are due within ten minutes."""
+    top = max(runs, key=lambda run: run.messages)
+    other = next((run for run in close if run.messages == top.messages), None)
+    unlike = "there is no such run" if other is None else top.unlike(other)
+
+    def of_close(what: str, name: str, target: float, at_least: bool = False) -> Aim:
+        what = f"{what} at {top.messages:,}, of that within ten minutes"
+        if other is None or unlike:
+            return Aim(what, None, target, missing=f"not compared: {unlike}", at_least=at_least)
+        return Aim(what, ratio(top.waiting.get(name), other.waiting.get(name)), target, at_least=at_least)
+
+    return [
+        of_close("ingest", "messages_per_s", 0.8, at_least=True),
+        of_close("stored bytes a message", "disk_live_bytes_per_message", 1.2),
     ]
 
 

@@ -17,6 +17,7 @@ OWN = {
     "peak RSS of the job's tree at 100,000,000": ("rss_mb_job_peak", 4096.1),
     "restart at 100,000,000": ("restart_s", 60.1),
     "lateness p99 with 100,000,000 waiting, of that with none": ("lateness_p99_ms", 131.0),
+    "metadata in memory at 100,000,000": ("metadata_bytes_per_message", 0.06),
     "messages/s of the last tenth of 100,000,000, of the first's": ("last_tenth_per_s", 89),
 }
 COMPARED = {
@@ -32,7 +33,8 @@ def run_of(messages: int, **machine: Any) -> Run:
         messages,
         {"lateness_p99_ms": 100.0, **clean, **{f"warm_up_{name}": 0 for name in FAULTS}},
         {"lateness_p99_ms": 130.0, "rss_mb_job_peak": 3000.0, "rss_mb_job_steady": 2000.0, "restart_s": 30.0}
-        | {"first_tenth_per_s": 100, "last_tenth_per_s": 90}
+        | {"first_tenth_per_s": 100, "last_tenth_per_s": 90, "metadata_bytes_per_message": 0.05}
+        | {"messages_per_s": 1000, "disk_live_bytes_per_message": 100.0}
         | clean,
         [[0.0]],
         {"scale": 1.0, "date": f"day {messages}", "machine": MACHINE | machine},
@@ -114,6 +116,16 @@ def test_too_few_messages_held_to_their_order_break_an_aim(case: str) -> None:
     some_runs = runs()
     getattr(some_runs[0], case)["lateness_held_to_order"] = 0.49
     assert [aim.value for aim in not_met(some_runs).values()] == [0.49]
+
+
+def test_a_spread_is_compared_with_the_run_within_ten_minutes() -> None:
+    spread, close = runs(), runs()
+    assert outcome_of(spread, "366d", close).met
+    spread[-1].waiting.update({"messages_per_s": 790, "disk_live_bytes_per_message": 121.0})
+    missed = [aim.what.partition(" at")[0] for aim in outcome_of(spread, "366d", close).aims if not aim.met]
+    assert missed == ["ingest", "stored bytes a message"]
+    alone = [aim.missing for aim in outcome_of(spread, "366d", close[:-1]).aims if not aim.met]
+    assert alone == ["not compared: there is no such run"] * 2
 
 
 def test_with_a_disturbed_run_the_outcome_is_not_met() -> None:
