@@ -29,8 +29,11 @@ from state.order import ORDER
 _PROPERTIES = {
     # A log checkpoint costs about two appends; with the default of 10, each tenth batch would be late.
     "delta.checkpointInterval": "50",
-    # Only the job and `status` read the table, and both read its newest version.
-    "delta.logRetentionDuration": "interval 1 day",
+    # Only the job and `status` read the table, and both read its newest version. Each commit lists the whole log, which
+    # would grow for days: Delta cleans it in the commit that writes a log checkpoint, and only whole days, so that the
+    # first seal after midnight would delete all of them. `clean_log` does it beside the batches.
+    "delta.logRetentionDuration": "interval 1 hour",
+    "delta.enableExpiredLogCleanup": "false",
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     "delta.enableDeletionVectors": "false",
     "delta.dataSkippingStatsColumns": "bucket,shard,segment,deliver_at_ms,max_deliver_at_ms",
@@ -81,13 +84,21 @@ class BucketTable:
         return DeltaTable.isDeltaTable(self.spark, self.path)
 
     def create(self, schema: StructType) -> None:
-        """Create the table if it does not exist. `schema` must have the column `part`."""
+        """Create the table if it does not exist. `schema` must have the column `part`.
+
+        A table that an earlier version has made gets the properties of this one.
+        """
         self._before_append()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("part")
         for name, value in _PROPERTIES.items():
             builder = builder.property(name, value)
         builder.execute()
+        present = self._log.unsafeVolatileSnapshot().metadata().configuration()
+        changed = {name: value for name, value in _PROPERTIES.items() if present.getOrElse(name, None) != value}
+        if changed:
+            properties = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
+            self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ({properties})")
 
     def version(self) -> int:
         """Return the version of the table that this process saw last, including its own commits."""
@@ -284,6 +295,14 @@ class BucketTable:
         """Remove the files that have not been part of the table for its retention time."""
         self._before_change()
         DeltaTable.forPath(self.spark, self.path).vacuum()
+
+    def clean_log(self) -> None:
+        """Remove the entries of the table's log that are older than its retention time, and that no reader needs."""
+        self._before_change()
+        jvm: Any = self.spark.sparkContext._jvm
+        minutes = jvm.org.apache.spark.sql.delta.TruncationGranularity.MINUTE()
+        # The retention time is the table's own.
+        self._log.cleanUpExpiredLogs(self._log.unsafeVolatileSnapshot(), jvm.scala.Option.empty(), minutes)
 
     def _overwrite(self, partitions: Iterable[str], rows: DataFrame, merge_version: int | None = None) -> None:
         """Replace all rows of Delta partitions by `rows`, which must be in these.

@@ -20,6 +20,7 @@ from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 log = logging.getLogger(__name__)
 
 _DELETE_EVERY_S = 60.0
+_CLEAN_LOG_EVERY_S = 600.0
 # The table's retention time, which counts by the wall clock, and a minute for the difference between clocks.
 _KEPT_S = 3660.0
 # An earlier run may have left files. Not at once, since a start has other things to do.
@@ -31,7 +32,7 @@ _Outcome = Callable[[], None]
 
 
 class Maintenance:
-    """Deletes parts that are delivered whole, merges buckets slice by slice, and vacuums.
+    """Deletes parts that are delivered whole, merges buckets slice by slice, vacuums, and cleans the table's log.
 
     Steps run in other threads, one at a time in each, and one at a time of each merge. Each step is short: neither a
     batch nor another merge waits for a whole merge. Only the query's thread uses the catalog.
@@ -79,6 +80,7 @@ class Maintenance:
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="maintenance", initializer=self._set_pool)
         self._now = now
         self._next_delete = now()
+        self._next_log = now() + _CLEAN_LOG_EVERY_S
         self._leftovers = _Leftovers(now())
 
     def sealed(self, segments: Iterable[Segment]) -> None:
@@ -124,6 +126,9 @@ class Maintenance:
             if now >= self._next_delete and (delivered := self._delivered(delivered_before_ms)):
                 self._next_delete = now + _DELETE_EVERY_S
                 return self._start(lambda: self._clean(delivered))
+            if now >= self._next_log:
+                self._next_log = now + _CLEAN_LOG_EVERY_S
+                return self._start(self._clean_log)
         idle = [merge for merge in self._merges if merge not in self._running.values()]
         if not idle:
             return False
@@ -144,6 +149,10 @@ class Maintenance:
 
     def _vacuum(self) -> _Outcome:
         self._store.vacuum()
+        return lambda: None
+
+    def _clean_log(self) -> _Outcome:
+        self._store.clean_log()
         return lambda: None
 
     def _delivered(self, delivered_before_ms: int) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +209,9 @@ class Recorded:
     def vacuum(self) -> None:
         self.calls.append(("vacuum", self.minute))
 
+    def clean_log(self) -> None:
+        self.calls.append(("clean log", self.minute))
+
 
 def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None:
     store: Any = Recorded()
@@ -224,22 +228,17 @@ def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None
     vacuums = [minute for call, minute in store.calls if call == "vacuum"]
     deletes = [minute for call, minute in store.calls if call == "delete"]
     assert deletes == [180, 310, 330]
+    cleaned = [minute for call, minute in store.calls if call == "clean log"]
+    # A minute later if another step has begun.
+    assert {after - before for before, after in pairwise([0, *cleaned])} <= {10, 11}
+    assert cleaned[-1] > 23 * 60
     # Two for files that may be there at the start; one for the first part; two, an hour apart, for the others. That a
     # step has ended is seen before the next batch, here a minute later.
     assert vacuums == [5, 66, 242, 372, 433]
 
 
-# Delta deletes log entries a day at a time, from midnight on: within two days it may not have begun.
-@pytest.mark.parametrize(
-    ("steps", "kinds"),
-    [
-        (5, ("data",)),
-        pytest.param(14, ("data", "log"), marks=[pytest.mark.takes(100), pytest.mark.soak]),
-    ],
-)
-def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(
-    table: Table, steps: int, kinds: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("steps", [5, pytest.param(14, marks=[pytest.mark.takes(100), pytest.mark.soak])])
+def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(table: Table, steps: int) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     seen: list[dict[str, int]] = []
@@ -257,7 +256,7 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
         seen.append(table.files())
         number += 1
     # Once the first buckets are delivered, later steps have no more files than earlier ones.
-    for kind in kinds:
+    for kind in ("data", "log"):
         first, second = (
             max(each[kind] for each in half) for half in (seen[steps // 3 : steps * 2 // 3], seen[steps * 2 // 3 :])
         )
