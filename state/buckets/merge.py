@@ -24,8 +24,8 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
 
 # What a slice holds. One task merges it in about two seconds; then other tasks get their turn.
-_SLICE_MESSAGES = 200_000
-_SLICE_BYTES = 128 * 1024 * 1024
+SLICE_MESSAGES = 200_000
+SLICE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def most_buckets(total_bytes: int, fan_in: int) -> int:
 def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
     """Return where the slice of `segments` from `start_ms` on ends, epoch ms exclusive; None if nothing is left.
 
-    It ends once it has about `_SLICE_MESSAGES` messages or `_SLICE_BYTES` bytes. The messages of a segment are taken
+    It ends once it has about `SLICE_MESSAGES` messages or `SLICE_BYTES` bytes. The messages of a segment are taken
     for evenly spread. So a slice may have more where they are not: at most those of the segments that reach into it.
     """
     # How fast a slice fills, in slices for each ms, changes where a segment begins or ends.
@@ -90,7 +90,7 @@ def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
     for segment in segments:
         end_ms = segment.max_deliver_at_ms + 1
         if end_ms > start_ms:
-            share = max(segment.count / _SLICE_MESSAGES, segment.bytes / _SLICE_BYTES)
+            share = max(segment.count / SLICE_MESSAGES, segment.bytes / SLICE_BYTES)
             rate = share / (end_ms - segment.min_deliver_at_ms)
             changes[max(start_ms, segment.min_deliver_at_ms)] += rate
             changes[end_ms] -= rate

@@ -14,6 +14,7 @@ from conf.errors import DelaylineError, Rejected
 from streaming.cli.broker import broker, jars
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
+from streaming.cli.plan import plan
 from streaming.cli.publish import publish
 from streaming.cli.release import release
 from streaming.cli.repair import repair
@@ -63,6 +64,7 @@ app.command()(status)
 app.command()(release)
 app.command()(rescale)
 app.command()(rebuild)
+app.command()(plan)
 app.command()(submit_files)
 app.command()(repair)
 app.command()(demo)

@@ -150,7 +150,7 @@ MERGED = MergeName(0, 9, 3)
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state.buckets.merge, "_SLICE_MESSAGES", 12)
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 12)
 
 
 def stored(buckets: list[pa.Table]) -> tuple[list[Segment], pa.Table]:

@@ -398,3 +398,22 @@ def test_existing_jars_are_kept(settings: Settings) -> None:
 def test_help_describes_the_checks_and_the_created_topics(command: list[str], quoted: list[str]) -> None:
     help_text = " ".join(CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).stdout.split())
     assert not [words for words in quoted if words not in help_text]
+
+
+def test_plan_prints_what_a_load_takes_and_refuses_what_is_no_load() -> None:
+    asked = ["plan", "--rate", "1000", "--spread", "30d", "--size", "1000"]
+    table = CliRunner().invoke(app, asked, env={"DELAYLINE_CONFIG": None})
+    assert table.exit_code == 0
+    assert f"{'messages that wait':<36}{1000 * 15 * 86_400:>14,}" in table.output
+    answer = json.loads(CliRunner().invoke(app, [*asked, "--format", "json"], env={"DELAYLINE_CONFIG": None}).output)
+    assert (answer["spread_s"], answer["retention_s"], answer["waiting"]) == (30 * 86_400, 7 * 86_400, 1_296_000_000)
+    for option, value in (
+        ("--rate", "nan"),
+        ("--rate", "-1"),
+        ("--rate", "inf"),
+        ("--spread", "a while"),
+        ("--size", "-1"),
+    ):
+        refused = CliRunner().invoke(app, [*asked, option, value], env={"DELAYLINE_CONFIG": None})
+        assert refused.exit_code == 2, refused.output
+        assert option in refused.output

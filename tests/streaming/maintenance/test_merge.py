@@ -27,7 +27,7 @@ _NUMBERS = count(1)
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state.buckets.merge, "_SLICE_MESSAGES", 6)
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 6)
 
 
 def seal(store: BucketTable, number: int, *dues: int) -> list[Segment]:
