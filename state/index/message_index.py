@@ -225,6 +225,20 @@ def offsets_by_source(
     return by_source
 
 
+def slot_of(
+    entries: Iterable[Mapping[str, Any]], precision_bits: int, message_id: tuple[str, int, int]
+) -> TimeSlot | None:
+    """Return the time slot in which `index_entries` have (topic, partition, offset), or None if they do not have it.
+
+    Raises BucketUnreadable if an entry of its source is damaged.
+    """
+    *source, offset = message_id
+    for entry in entries:
+        if [entry["topic"], entry["partition"]] == source and offset in _bitmap(_offsets(entry)):
+            return time_slot(slot_number(entry["tick_ms"], precision_bits), precision_bits)
+    return None
+
+
 def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
     """Read an entry's bitmap, and check it against the entry's count."""
     try:

@@ -7,7 +7,7 @@ from pyroaring import BitMap64
 
 from sinks.bucket_table import BucketTable
 from state.buckets import table_rows
-from state.buckets.parts import MergeName
+from state.buckets.parts import MergeName, sealed_part
 from state.index.due_counts import TimeSlot
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from streaming.operations.rebuild import index_of
@@ -80,3 +80,32 @@ def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: Bucket
 def test_the_index_of_a_table_without_buckets_is_empty(store: BucketTable) -> None:
     index = index_of(store, store.version())
     assert (len(index), index.offsets_of("in-a", 0)) == (0, BitMap64())
+
+
+def test_a_message_is_located_in_its_segment_and_time_slot_before_and_after_a_merge(store: BucketTable) -> None:
+    batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
+    buckets = {number: seal_messages(store, number, rows(1000 * number, 200), batch_settings) for number in (1, 2)}
+
+    def located(at: int) -> tuple[int, str, TimeSlot]:
+        found = store.locate(*_SOURCES[at % 3], at)
+        assert found is not None
+        segment, slot = found
+        assert segment.min_deliver_at_ms <= at * 1000 <= segment.max_deliver_at_ms
+        return segment.bucket, segment.part, slot
+
+    for at in (1000, 1101, 2199):
+        slot_ms = at * 1000 >> 12 << 12
+        assert located(at) == (at // 1000, sealed_part(at // 1000), TimeSlot(slot_ms, slot_ms + 4096))
+    assert store.locate("in-a", 0, 1000) is None
+    assert store.locate("in-a", 1, 1003 + 3000) is None
+    assert store.locate("in-c", 1, 1000) is None
+    merge = Merge(MergeName(1, 2, 1), buckets)
+    while within := merge.next_slice(0):
+        merge.add(merge_slice(store, merge, within, batch_settings), within)
+    # The slices are not live before the merge is finished.
+    assert located(1000)[:2] == (1, sealed_part(1))
+    finish_merge(store, merge, 1)
+    for at in (1000, 1101, 2199):
+        bucket, part, slot = located(at)
+        assert (bucket, slot.start_ms) == (2, at * 1000 >> 12 << 12)
+        assert part in {segment.part for segment in merge.merged}
