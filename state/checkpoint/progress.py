@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import SerializerFunctionWrapHandler, TypeAdapter, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
@@ -21,8 +21,12 @@ _SHOWN_BYTES = 80
 class BatchSpan:
     """A batch as its marker describes it: the checkpoint, the input range, its cutoff and the previous cutoff.
 
-    The batch accepted the records from `starts` up to `ends`. Cutoffs are epoch ms; `previous_ms` is 0 for a first
-    batch. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
+    The batch accepted the records from `starts` up to `ends`; an input partition that `starts` lacks begins at 0.
+    Cutoffs are epoch ms; `previous_ms` is 0 for a first batch. `batch_id` -1 stands for a checkpoint that has handed
+    over nothing yet.
+
+    Each transaction stores a marker, and there may be thousands of input partitions. So it has the offsets once: the
+    ends, and how many records were `read` in the partitions that had any.
     """
 
     origin: Annotated[CheckpointOrigin, stored_as("birth")]
@@ -31,6 +35,50 @@ class BatchSpan:
     cutoff_ms: int = 0
     starts: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _stored(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stored: dict[str, Any] = serialize(self)
+        del stored["starts"]
+        return stored | {"read": _difference(self.ends, self.starts)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _restored(cls, stored: Any) -> Any:
+        # Earlier versions stored the starts.
+        if not isinstance(stored, dict) or "read" not in stored or "starts" in stored:
+            return stored
+        stored = dict(stored)
+        read, ends = stored.pop("read"), stored.get("ends")
+        try:
+            starts = {
+                topic: {number: end - read.get(topic, {}).get(number, 0) for number, end in of_topic.items()}
+                for topic, of_topic in ends.items()
+            }
+        except (AttributeError, TypeError):
+            raise ValueError("read and ends must be offsets") from None
+        return stored | {"starts": starts}
+
+    def same_as(self, other: BatchSpan) -> bool:
+        """Return whether both are the same batch, also if one has a start of 0 where the other has none."""
+        same: bool = _SPAN.dump_python(self) == _SPAN.dump_python(other)
+        return same
+
+
+_SPAN = TypeAdapter(BatchSpan)
+
+
+def _difference(ends: Offsets, starts: Offsets) -> Offsets:
+    """Return how many records lie between, for the partitions in which there are any."""
+    counts = {
+        topic: {
+            number: end - start
+            for number, end in of_topic.items()
+            if (start := starts.get(topic, {}).get(number, 0)) != end
+        }
+        for topic, of_topic in ends.items()
+    }
+    return {topic: of_topic for topic, of_topic in counts.items() if of_topic}
 
 
 @dataclass(frozen=True, config=STORED)
@@ -90,7 +138,7 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     refuse_older(last, batch.origin, batch.batch_id)
     if last.batch.origin.checkpoint != batch.origin.checkpoint or last.batch.batch_id < batch.batch_id:
         return 0
-    if last.batch != batch:
+    if not last.batch.same_as(batch):
         raise CheckpointMismatch(
             f"batch {batch.batch_id} has been handed over up to cutoff {last.batch.cutoff_ms}, but the offset log has "
             f"it with cutoff {batch.cutoff_ms}: its entry was lost, and the batch planned again. Restore the newest "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages
 from state.order import OrderKey
 
@@ -19,9 +20,19 @@ TEXT = st.text(max_size=20)
 OFFSETS = st.dictionaries(TEXT, st.dictionaries(st.integers(0, 99).map(str), NUMBER, max_size=3), max_size=2)
 ORIGINS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
 KEYS = st.none() | st.tuples(NUMBER, TEXT, st.integers(0, 99), NUMBER)
+
+
+def span(origin: CheckpointOrigin, batch_id: int, cutoff_ms: int, starts: Offsets, read: list[int]) -> BatchSpan:
+    """Return a batch that has read so many records in each partition of `starts`, in turn."""
+    counts = cycle(read)
+    ends = {topic: {number: start + next(counts) for number, start in each.items()} for topic, each in starts.items()}
+    return BatchSpan(origin, batch_id, cutoff_ms // 2, cutoff_ms, starts, ends)
+
+
+READ = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 MARKERS = st.builds(
     Progress,
-    st.builds(BatchSpan, ORIGINS, st.integers(-1, 2**62), NUMBER, NUMBER, OFFSETS, OFFSETS),
+    st.builds(span, ORIGINS, st.integers(-1, 2**62), NUMBER, OFFSETS, READ),
     NUMBER,
     KEYS,
     NUMBER,
@@ -35,6 +46,21 @@ MARKER = Progress(BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}
 @settings(max_examples=100)
 def test_a_marker_is_read_as_it_was_written(marker: Progress) -> None:
     assert Progress.from_bytes(marker.to_bytes()) == marker
+
+
+def test_a_marker_has_the_offsets_of_an_idle_partition_once() -> None:
+    starts = {"in": {str(number): 10**12 + number for number in range(1000)}}
+    ends = {"in": starts["in"] | {"7": 10**12 + 9}}
+    idle, busy = (Progress(BatchSpan(ORIGIN, 7, 10, 20, starts, each)).to_bytes() for each in (starts, ends))
+    assert len(busy) - len(idle) < 30
+    assert all(idle.count(b"%d" % offset) == 1 for offset in starts["in"].values())
+
+
+def test_a_marker_that_stores_the_starts_is_read() -> None:
+    fields = json.loads(MARKER.to_bytes())
+    del fields["batch"]["read"]
+    fields["batch"]["starts"] = MARKER.batch.starts
+    assert Progress.from_bytes(json.dumps(fields).encode()) == MARKER
 
 
 @given(ORIGINS)
@@ -61,6 +87,7 @@ def changed(path: str, value: Any) -> bytes:
         b'{"checkpoint": "c", "batch_id": 1, "messages": 2}',
         changed("more", 3), changed("messages", None), changed("messages", "40"), changed("batch", 1),
         changed("batch.batch_id", "1"), changed("batch.more", 1), changed("batch.starts", []),
+        changed("batch.read", []), changed("batch.read", {"in": {"0": "4"}}), changed("batch.read", {"in": 4}),
         changed("batch.ends", {"in": {"0": "9"}}), changed("batch.birth", None), changed("batch.birth.shards", 2.5),
         changed("batch.birth.checkpoint", 7), changed("last", 5), changed("last", [1, "in", 0]),
         changed("last", [1, 2, 0, 0]), changed("handed_over", None), changed("handed_over", "90"),
@@ -103,6 +130,12 @@ def test_a_checkpoint_older_than_a_delivered_batch_is_refused() -> None:
 def test_a_partly_delivered_batch_with_another_plan_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointMismatch, match=r"batch 7 has been handed over up to cutoff 0.*delayline rebuild"):
         committed_messages(marker("c", 2, 7, 40), BatchSpan(CheckpointOrigin("c", 2, 1), 7, **change))
+
+
+def test_a_replay_knows_its_batch_by_a_partition_that_began_at_its_first_record() -> None:
+    batch = BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9, "1": 3}})
+    stored = Progress.from_bytes(Progress(batch, 40).to_bytes())
+    assert committed_messages(stored, batch) == 40
 
 
 def test_a_checkpoint_that_another_one_replaced_is_refused() -> None:
