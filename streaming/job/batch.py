@@ -188,8 +188,8 @@ class BatchRunner:
         due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
             shards = list(range(self._settings.bucket.shards))
-            span = (f"{batch.previous_ms}L AS from_ms", f"{batch.cutoff_ms}L AS until_ms")
-            sealed = (piece.selectExpr("shard", *ORDER, *span, "chunk") for piece in loaded)
+            from_ms = f"{batch.previous_ms}L AS from_ms"
+            sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
         return self._hand_over_tasks(due, shards, batch, clock_ms)
 

@@ -3,7 +3,8 @@
 The driver holds only metadata. A *piece* is a range of due time whose sealed messages have been read from the buckets,
 sorted, and cached in Spark as chunks. Each sealed message is in at most one piece.
 
-The *horizon* is the due time up to which everything is loaded or being loaded. It never goes back.
+The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only where few messages
+were due and many are sealed then: what is loaded too far ahead is given up, and loaded again in its time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from py4j.protocol import Py4JJavaError
@@ -33,8 +34,9 @@ log = logging.getLogger(__name__)
 
 
 # A load reads about one chunk too much of each bucket. So it goes on, up to a day ahead, until it has so many messages
-# that this does not matter.
+# or bytes that this does not matter.
 _WORTH_A_LOAD = 50_000
+_WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
 _MOST_AHEAD_MS = 24 * 60 * 60 * 1000
 # The scheduler pool in Spark of the loads.
 _POOL = "loads"
@@ -56,6 +58,15 @@ class _Piece:
     def may_hold(self, start_ms: int, end_ms: int) -> bool:
         """Return whether a chunk may hold a message due in [start_ms, end_ms)."""
         return bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms)))
+
+
+@dataclass
+class _Load:
+    """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used."""
+
+    start_ms: int
+    end_ms: int
+    piece: Future[_Piece]
 
 
 class PrefetchWindow:
@@ -93,33 +104,38 @@ class PrefetchWindow:
         self._ahead_ms = ahead_ms
         self._max_messages = max_messages
         self._pieces: list[_Piece] = []
-        # Running loads, each with the start of its range of due time.
-        self._loading: list[tuple[int, Future[_Piece]]] = []
+        self._loading: list[_Load] = []
         self._horizon_ms = start_ms
+        self._cutoff_ms = start_ms
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
         """Return the chunks with sealed messages due in [start_ms, end_ms), as zero or more DataFrames.
 
-        Their columns are `window.WINDOW_SCHEMA`. A chunk may also hold messages outside the range. Waits for a running
-        load only if its range begins before `end_ms`.
+        Their columns are `window.WINDOW_SCHEMA`, and `until_ms`: a chunk may also hold messages outside the range, and
+        of each chunk only those due in [start_ms, until_ms) count. Waits for a running load only if its range begins
+        before `end_ms`.
         """
         if end_ms > self._horizon_ms:
             self._load_on(end_ms)
-        for from_ms, load in list(self._loading):
-            if from_ms < end_ms or load.done():
-                self._pieces.append(load.result())
-                self._loading.remove((from_ms, load))
+        for load in list(self._loading):
+            if load.start_ms < end_ms or load.piece.done():
+                self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
+                self._loading.remove(load)
+        taken = ((piece, min(end_ms, piece.end_ms)) for piece in self._pieces)
         return [
-            piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {end_ms}")
-            for piece in self._pieces
-            if piece.may_hold(start_ms, end_ms)
+            piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {until_ms}").selectExpr(
+                "*", f"{until_ms}L AS until_ms"
+            )
+            for piece, until_ms in taken
+            if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
 
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
         new = self._catalog.add(sealed)
+        self._retreat()
         below = [segment for segment in new if segment.min_deliver_at_ms < self._horizon_ms]
         if below:
             start = min(segment.min_deliver_at_ms for segment in below)
@@ -128,6 +144,7 @@ class PrefetchWindow:
 
     def advance(self, cutoff_ms: int) -> None:
         """Release the pieces below `cutoff_ms`, which are delivered, and start to load the next ones."""
+        self._cutoff_ms = cutoff_ms
         for piece in [piece for piece in self._pieces if piece.end_ms <= cutoff_ms]:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
@@ -146,25 +163,50 @@ class PrefetchWindow:
     def _reach(self, cutoff_ms: int) -> int:
         """Return the due time up to which the window may reach, by the message counts in the metadata."""
         start, end = self._horizon_ms, cutoff_ms + self._ahead_ms
-        expected = self._expected(start, end)
+        expected, worth = self._expected(start, end)
         if expected > self._max_messages:
             return max(start + 1000, start + int((end - start) * self._max_messages / expected))
-        while expected < _WORTH_A_LOAD and end - cutoff_ms < _MOST_AHEAD_MS:
+        while worth < 1 and end - cutoff_ms < _MOST_AHEAD_MS:
             further = start + 2 * (end - start)
-            expected = self._expected(start, further)
-            if expected > max(_WORTH_A_LOAD, self._max_messages):
+            _, worth = self._expected(start, further)
+            if worth > 2:
                 break
             end = further
         return end
 
-    def _expected(self, start_ms: int, end_ms: int) -> float:
-        """Return how many messages are due in [start_ms, end_ms) if those of each segment are evenly spread."""
-        expected = 0.0
+    def _retreat(self) -> None:
+        """Give up the far part of what is loaded ahead, if so much was sealed into it that a load need not reach there.
+
+        Otherwise everything that is sealed and due within a day would be loaded at once.
+        """
+        near, end = self._cutoff_ms + self._ahead_ms, self._horizon_ms
+        if end <= near or self._expected(self._cutoff_ms, end)[1] <= 2:
+            return
+        while end > near and self._expected(self._cutoff_ms, end)[1] > 1:
+            end = max(near, (self._cutoff_ms + end) // 2)
+        self._horizon_ms = end
+        for load in list(self._loading):
+            load.end_ms = min(load.end_ms, end)
+            if load.start_ms >= end:
+                self._loading.remove(load)
+                load.piece.add_done_callback(_release)
+        for piece in self._pieces:
+            if piece.start_ms >= end:
+                piece.chunks.unpersist()
+        self._pieces = [_ending_at(end, piece) for piece in self._pieces if piece.start_ms < end]
+
+    def _expected(self, start_ms: int, end_ms: int) -> tuple[float, float]:
+        """Return how many messages are due in [start_ms, end_ms), and how many worthwhile loads these are.
+
+        The messages of each segment are taken for evenly spread.
+        """
+        messages = nbytes = 0.0
         for segment in self._catalog.overlapping(start_ms, end_ms):
             span = segment.max_deliver_at_ms - segment.min_deliver_at_ms + 1
-            inside = min(end_ms, segment.max_deliver_at_ms + 1) - max(start_ms, segment.min_deliver_at_ms)
-            expected += segment.count * inside / span
-        return expected
+            share = (min(end_ms, segment.max_deliver_at_ms + 1) - max(start_ms, segment.min_deliver_at_ms)) / span
+            messages += segment.count * share
+            nbytes += segment.bytes * share
+        return messages, max(messages / _WORTH_A_LOAD, nbytes / _WORTH_A_LOAD_BYTES)
 
     def _load_on(self, end_ms: int) -> None:
         """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
@@ -183,7 +225,8 @@ class PrefetchWindow:
             parts = self._catalog.parts_of(segments)
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, self._store.version())
             load = inheritable_thread_target(self._store.spark)(self._load)
-            self._loading.append((start_ms, self._loader.submit(load, chunks, segments, start_ms, end_ms)))
+            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms)
+            self._loading.append(_Load(start_ms, end_ms, piece))
 
     def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
         """Read the chunks and cache their messages.
@@ -216,3 +259,13 @@ class PrefetchWindow:
         log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)
         return _Piece(start_ms, end_ms, loaded, *bounds.reshape(-1, 2).T)
+
+
+def _ending_at(end_ms: int, piece: _Piece) -> _Piece:
+    return replace(piece, end_ms=min(piece.end_ms, end_ms))
+
+
+def _release(load: Future[_Piece]) -> None:
+    # A load that failed is tried again in its time, and then it fails the batch.
+    if not load.cancelled() and load.exception() is None:
+        load.result().chunks.unpersist()

@@ -15,10 +15,11 @@ from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
-from state.buckets.segments import cut
+from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
+from streaming.job import prefetch_window
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import messages, some_batch_settings
@@ -52,7 +53,7 @@ def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int,
         for row in piece.collect():
             chunk = decode_chunk(bytes(row["chunk"]))
             pairs = zip(*(chunk.column(name).to_pylist() for name in ("deliver_at_ms", "offset")), strict=True)
-            taken_messages += [(due, offset) for due, offset in pairs if start_ms <= due < end_ms]
+            taken_messages += [(due, offset) for due, offset in pairs if start_ms <= due < row["until_ms"]]
     window.advance(end_ms)
     return taken_messages
 
@@ -132,6 +133,42 @@ def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, mo
     assert [due for batch in batches for due, _ in batch] == year[:20]
     # One for what the first batch needs, and one or two for the day after it.
     assert len(loads) <= 3
+
+
+@pytest.mark.parametrize("first", [[], [1, 30, 700]], ids=["nothing waits", "few wait"])
+def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at_once(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch, first: list[int]
+) -> None:
+    minute, flood, later = 60_000, 200, 5
+    monkeypatch.setattr(prefetch_window, "_WORTH_A_LOAD", 10)
+    seal(store, {1: [due * minute for due in first]} if first else {1: [10_000 * minute]}, 1)
+    loads = count_loads(store, monkeypatch)
+    window, _ = window_of(store, ahead_ms=minute)
+    taken_messages = taken(window, 0, minute // 2)
+    # Far ahead, since few messages are due.
+    assert window._horizon_ms > 600 * minute
+    del loads[:]
+    dues = {
+        2: [at * 6 * minute + 7 for at in range(1, flood)],
+        3: [at * 200 * minute + 9 for at in range(1, later)],
+    }
+    for number, batch_dues in dues.items():
+        seal(store, {number: batch_dues}, number)
+        window.add(each for each in segments_of(store) if each.bucket == number)
+    # A worthwhile load is ten messages.
+    assert sum(due < window._horizon_ms for due in dues[2]) <= 20
+    assert all(end_ms < 150 * minute for _, end_ms in loads)
+    taken_messages += taken(window, minute // 2, 100 * minute)
+    taken_messages += taken(window, 100 * minute, 101 * minute)
+    for cutoff in range(200, 1_600, 100):
+        taken_messages += taken(window, window._cutoff_ms, cutoff * minute)
+    window.close()
+    expected = sorted([due * minute for due in first] + dues[2] + dues[3])
+    assert sorted(due for due, _ in taken_messages) == expected
+
+
+def segments_of(store: BucketTable) -> list[Segment]:
+    return [described_segment(row.asDict()) for row in store.metadata()]
 
 
 def test_a_batch_takes_nothing_from_a_window_that_has_nothing_due(store: BucketTable) -> None:
