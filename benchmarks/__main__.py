@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
+from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.provenance import service_code
@@ -55,6 +55,7 @@ BENCHMARKS = {
     "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
     "index": Benchmark(index.measure, index.draw),
+    "commits": Benchmark(commits.measure, commits.draw),
 }
 
 
@@ -71,6 +72,7 @@ class Which(StrEnum):
     overload = "overload"
     idle = "idle"
     index = "index"  # type: ignore[assignment]
+    commits = "commits"
     scale = "scale"
     all = "all"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import burst, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
+from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
 from benchmarks.aims import FAULTS, Figures
 from benchmarks.outcome import Aim
 
@@ -68,6 +68,11 @@ CASES = {
         | ordered_faults(NONE)
         | ordered_faults(MANY)
         | ordered_faults(COLD),
+    ),
+    "commits": Case(
+        commits.aims_of,
+        {commits.CLEANED: {"first_p50_ms": 100.0, "last_p50_ms": 120.0}},
+        {"p50 of a seal after a week, of that at its beginning": (commits.CLEANED, "last_p50_ms", 120.1)},
     ),
     "sealed": Case(
         sealed.aims_of,
