@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
+from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread, window
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.provenance import service_code
@@ -56,6 +56,7 @@ BENCHMARKS = {
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
     "index": Benchmark(index.measure, index.draw),
     "commits": Benchmark(commits.measure, commits.draw),
+    "window": Benchmark(window.measure, window.draw),
 }
 
 
@@ -73,6 +74,7 @@ class Which(StrEnum):
     idle = "idle"
     index = "index"  # type: ignore[assignment]
     commits = "commits"
+    window = "window"
     scale = "scale"
     all = "all"
 

@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.aims import Figures, figure, ratio
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
+from benchmarks.sealed_table import SealedTable, sealed_table
 from benchmarks.waiting import say
-from conf.load import load_settings
-from sinks.bucket_table import BucketTable
-from state.buckets.segments import cut
-from state.buckets.table_rows import STORED_SCHEMA, segment_rows
-from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
-from state.checkpoint.origin import CheckpointOrigin
-from state.message import empty_messages
-from streaming.spark.session import open_session
 
 COMMITS, WEEK_S = 200_000, 7 * 86_400.0
 CLEANED, KEPT = "log cleaned by maintenance", "48 hours of log kept"
@@ -48,18 +36,11 @@ OF_FIRST = 1.2
 def measure(scale: float) -> Outcome:
     """Measure seals at several points of the week, and of two days without cleaning."""
     commits = max(2 * _STEP, int(COMMITS * scale))
-    settings = load_settings(None, [], environ={})
-    spark = open_session(settings)
-    batch_settings = batch_settings_from(settings, {}, range(1), CheckpointOrigin("benchmark", 1, 1))
     figures: dict[str, dict[str, Any]] = {}
     series: dict[str, list[list[float]]] = {}
-    try:
-        for case, count in ((CLEANED, commits), (KEPT, int(commits * _KEPT_SHARE))):
-            with tempfile.TemporaryDirectory(prefix="delayline-bench-") as folder:
-                log = _Log(spark, Path(folder), batch_settings)
-                figures[case], series[case] = _case(log, case, count)
-    finally:
-        spark.stop()
+    for case, count in ((CLEANED, commits), (KEPT, int(commits * _KEPT_SHARE))):
+        with sealed_table() as table:
+            figures[case], series[case] = _case(_Log(table), case, count)
     about = f"seals over {commits:,} commits in a week, and over {int(commits * _KEPT_SHARE):,} in two days"
     return Outcome("commits", about, aims_of(figures), figures, series)
 
@@ -115,17 +96,10 @@ def _case(log: _Log, case: str, commits: int) -> tuple[dict[str, Any], list[list
 class _Log:
     """A table of sealed buckets, and the log to which commits are written as files."""
 
-    def __init__(self, spark: SparkSession, folder: Path, batch_settings: BatchSettings) -> None:
-        self.store = BucketTable(spark, str(folder / "buckets"))
-        self.store.create(from_arrow_schema(STORED_SCHEMA))
-        self._folder = folder / "buckets" / "_delta_log"
-        messages = _messages(20_000)
-        rows = [
-            batch
-            for segment, part in cut(messages, 1, 0, batch_settings)
-            for batch in segment_rows(segment, part, batch_settings.index_precision_bits)
-        ]
-        self._rows = spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA)).coalesce(1)
+    def __init__(self, table: SealedTable) -> None:
+        self.store = table.store
+        self._folder = table.folder / "_delta_log"
+        self._rows, _ = table.rows(1, np.arange(20_000) * 1000)
         self._sealed = 0
         self._added: list[dict[str, Any]] = []
 
@@ -175,21 +149,3 @@ class _Log:
     def _template(self, version: int) -> dict[str, Any]:
         lines = (self._folder / f"{version:020d}.json").read_text().splitlines()
         return next(action["add"] for action in map(json.loads, lines) if "add" in action)
-
-
-def _messages(count: int) -> pa.Table:
-    """Return messages of 100 bytes, due a second apart."""
-    at = np.arange(count)
-    columns = {
-        "deliver_at_ms": at * 1000,
-        "topic": np.full(count, "in"),
-        "partition": np.zeros(count),
-        "offset": at,
-        "value": [b"%0100d" % number for number in range(count)],
-    }
-    schema = empty_messages().schema
-    arrays = [
-        pa.array(columns[field.name]).cast(field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)

@@ -103,6 +103,11 @@ class Maintenance:
         while len(self._running) < self._threads and self._start_step(delivered_before_ms):
             pass
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is running, or has ended and is not taken over yet."""
+        return bool(self._running)
+
     def close(self) -> None:
         """Let the running steps end, and start no more."""
         self._workers.shutdown(wait=True, cancel_futures=True)

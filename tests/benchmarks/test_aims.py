@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread
+from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread, window
 from benchmarks.aims import FAULTS, Figures
 from benchmarks.outcome import Aim
 
@@ -55,6 +55,7 @@ def index_figures() -> dict[str, dict[str, float]]:
 
 
 SEALED = (sealed.CASE, sealed.MERGING)
+WINDOWS = (window.SEALED, window.MERGED)
 CASES = {
     "lateness": Case(
         lateness.aims_of,
@@ -73,6 +74,14 @@ CASES = {
         commits.aims_of,
         {commits.CLEANED: {"first_p50_ms": 100.0, "last_p50_ms": 120.0}},
         {"p50 of a seal after a week, of that at its beginning": (commits.CLEANED, "last_p50_ms", 120.1)},
+    ),
+    "window": Case(
+        window.aims_of,
+        {case: {"bytes_read": 300, "own_bytes": 100, "missing": 0} for case in WINDOWS},
+        {
+            **{f"bytes read, of those of the messages loaded, {case}": (case, "bytes_read", 301) for case in WINDOWS},
+            **{f"messages missing, {case}": (case, "missing", 1) for case in WINDOWS},
+        },
     ),
     "sealed": Case(
         sealed.aims_of,

@@ -105,7 +105,7 @@ def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -
     """Call maintenance before the batches in which steps start, work, and are found done."""
     for _ in range(50):
         maintenance.before_batch(last_bucket, cutoff_ms)
-        if not maintenance._running:
+        if not maintenance.busy:
             return
         assert_eventually(lambda: all(step.done() for step in maintenance._running), 60, "the maintenance")
     raise AssertionError("maintenance never ends")

@@ -65,7 +65,7 @@ def maintained(store: BucketTable, catalog: SegmentCatalog, last_bucket: int, cu
     maintenance = Maintenance(store, catalog, parts, (), BATCH_SETTINGS, token=1, fan_in=4, now=lambda: 0.0)
     for _ in range(20):
         maintenance.before_batch(last_bucket, cutoff_ms)
-        if not maintenance._running:
+        if not maintenance.busy:
             break
         assert_eventually(lambda: all(step.done() for step in maintenance._running), 60, "the maintenance")
     maintenance.close()
