@@ -6,34 +6,63 @@ import re
 from decimal import Decimal
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_NUMBER_WITH_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|s|m|h|d|w)?", re.ASCII)
+# Longer names of the units, as Go, Java, Spring and people write them.
+_NAMES = {
+    "ms": ("millis", "millisecond", "milliseconds", "msec"),
+    "s": ("sec", "secs", "second", "seconds"),
+    "m": ("min", "mins", "minute", "minutes"),
+    "h": ("hr", "hrs", "hour", "hours"),
+    "d": ("day", "days"),
+    "w": ("week", "weeks"),
+}
+_MS = _UNIT_MS | {name: _UNIT_MS[unit] for unit, names in _NAMES.items() for name in names}
+_NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,9})?", re.ASCII)
+_PART = re.compile(
+    rf"(\d{{1,18}}(?:\.\d{{1,9}})?)\s*({'|'.join(sorted(_MS, key=len, reverse=True))})(?![a-z])\s*", re.ASCII
+)
 # ISO-8601 durations without years and months, whose length depends on the calendar.
 _ISO = re.compile(
     r"P(?:(?P<w>\d{1,9})W)?(?:(?P<d>\d{1,9})D)?"
     r"(?:T(?=\d)(?:(?P<h>\d{1,12})H)?(?:(?P<m>\d{1,12})M)?(?:(?P<s>\d{1,12}(?:\.\d{1,9})?)S)?)?",
     re.ASCII,
 )
-FORMS = "ms, a number with a unit (1500ms, 10s, 5m, 2h, 30d, 1w) or ISO-8601 (PT10S)"
+FORMS = "ms, numbers with units (1500ms, 10s, 5m, 2h, 30d, 1w, 1h30m) or ISO-8601 (PT10S)"
 
 
 def parse_duration_ms(text: str) -> int:
     """Parse a duration in one of `FORMS` and return milliseconds, rounded up: `"1.5s"` -> 1500.
 
-    A number without a unit is milliseconds. A sign is not allowed: no delay and no limit is negative.
+    A number without a unit is milliseconds. Several units go from the largest to the smallest. A sign is not allowed:
+    no delay and no limit is negative.
 
     Raises:
         ValueError: `text` is in none of the forms.
     """
     text = text.strip()
-    if match := _NUMBER_WITH_UNIT.fullmatch(text):
-        number, unit = match.groups()
-        if unit is None and "." in number:
+    if _NUMBER.fullmatch(text):
+        if "." in text:
             raise ValueError(f"{text!r} is not a duration: a fraction needs a unit; write {FORMS}")
-        return _round_up(Decimal(number) * _UNIT_MS[unit or "ms"])
+        return int(text)
+    if parts := _parts(text):
+        return _round_up(sum((number * unit_ms for number, unit_ms in parts), Decimal(0)))
     match = _ISO.fullmatch(text)
     if match is None or not any(match.groups()):
         raise ValueError(f"{text[:80]!r} is not a duration; write {FORMS}")
     return _round_up(sum((Decimal(n) * _UNIT_MS[unit] for unit, n in match.groupdict().items() if n), Decimal(0)))
+
+
+def _parts(text: str) -> list[tuple[Decimal, int]]:
+    """Return the numbers and units of `1h30m`, the units in ms; nothing if it is not of that form."""
+    parts: list[tuple[Decimal, int]] = []
+    at = 0
+    while at < len(text):
+        match = _PART.match(text, at)
+        if match is None:
+            return []
+        parts.append((Decimal(match[1]), _MS[match[2]]))
+        at = match.end()
+    units = [unit_ms for _, unit_ms in parts]
+    return parts if units == sorted(set(units), reverse=True) else []
 
 
 def _round_up(ms: Decimal) -> int:

@@ -36,6 +36,9 @@ from state.message import HEADERS, MESSAGE_SCHEMA
 
 Ints = npt.NDArray[np.int64]
 
+# How far a publisher's clock may be ahead of the job's.
+_MOST_SKEW_MS = 24 * 60 * 60 * 1000
+
 
 @dataclass
 class _Rejections:
@@ -145,9 +148,19 @@ def _schedule(
                 ),
             )
         # A rejected delay is not added: near the end of 64 bits the sum would wrap.
-        deliver_at[rows] = np.where(
-            too_long, 0, parsed if absolute else timestamps[rows] + np.where(too_long, 0, parsed)
-        )
+        due = np.where(too_long, 0, parsed if absolute else timestamps[rows] + np.where(too_long, 0, parsed))
+        # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
+        ahead = due - clock_ms > batch_settings.max_delay_ms + _MOST_SKEW_MS
+        if ahead.any():
+            rejections.reject(
+                rows[ahead],
+                DelayTooLong(
+                    f"by {name} the message is due more than limits.max_delay "
+                    f"({format_duration(batch_settings.max_delay_ms)}) after the job's clock: "
+                    "is the record's timestamp in milliseconds?"
+                ),
+            )
+        deliver_at[rows] = due
     ambiguous = np.flatnonzero(header_counts > 1)
     if len(ambiguous):
         known = batch_settings.headers

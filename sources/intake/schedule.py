@@ -16,13 +16,23 @@ _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+# Epoch ms of these lengths are before April 1970, and after the year 33,000.
+_DIGITS_OF_SECONDS = (9, 10)
+_LEAST_DIGITS_OF_MICROSECONDS = 15
+
+
 def _text(value: bytes | None) -> str:
     if value is None:
         raise ValueError("it has no value")
+    if len(value) in (4, 8) and not value.strip().decode("latin-1").isprintable():
+        number = int.from_bytes(value, signed=True)
+        raise ValueError(f"{value!r} is binary, perhaps the number {number}: write it as text")
     try:
-        return value.decode("utf-8").strip()
+        text = value.decode("utf-8").strip()
     except UnicodeDecodeError:
         raise ValueError(f"{value[:40]!r} is not UTF-8 text") from None
+    # A JSON string: Spring's header mapper writes these.
+    return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 def _number(digits: str, maximum: int) -> int:
@@ -34,12 +44,18 @@ def parse_deliver_at(value: bytes | None) -> int:
     """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
 
     For example `1798135200000`, `2026-12-24T18:00:00Z` and `2026-12-24T19:00:00+01:00` are the same instant. Raises
-    BadDeliverAt for anything else, and for an instant before 1970.
+    BadDeliverAt for anything else, for an instant before 1970, and for a number that is one of seconds, microseconds or
+    nanoseconds by its length.
     """
     try:
         text = _text(value)
         if text.isascii() and text.isdigit():
-            return _number(text, MAX_INSTANT_MS)
+            digits = len(text.lstrip("0"))
+            if digits in _DIGITS_OF_SECONDS:
+                raise ValueError(f"{text[:40]!r} is seconds by its length; write milliseconds")
+            if digits >= _LEAST_DIGITS_OF_MICROSECONDS:
+                raise ValueError(f"{text[:40]!r} is microseconds or less by its length; write milliseconds")
+            return int(text[-_LEAST_DIGITS_OF_MICROSECONDS:])
         instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:
             raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
