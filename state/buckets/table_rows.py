@@ -24,9 +24,10 @@ CHUNK_MESSAGES = 2_000
 # Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
 CHUNK_BYTES = 1024 * 1024
 
-# With more entries in a segment's index, the metadata would be larger than the messages' ids.
+# With more entries in a segment's index, the metadata would be larger than the messages' ids: Roaring bitmaps of few
+# offsets that lie far apart take ten bytes an offset and more, of a thousand about three.
 _SLOTS = 16
-_MESSAGES_PER_ENTRY = 64
+_MESSAGES_PER_ENTRY = 1024
 
 # The entries that `state.index.message_index.index_entries` returns.
 _ENTRIES = pa.list_(
@@ -134,9 +135,9 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
 def _precision(segment: Segment, messages: pa.Table, least_bits: int) -> int:
     """Return the precision of a segment's index entries: at least `least_bits`.
 
-    An entry, for each time slot and input partition, takes about 30 bytes beside its offsets. With
-    `_MESSAGES_PER_ENTRY` messages to an entry on average, that is half a byte for each message, however far apart they
-    are due. A small segment may have a few slots in any case.
+    There is an entry for each time slot and input partition. With `_MESSAGES_PER_ENTRY` messages to an entry on average
+    its size is that of the offsets, however far apart the messages are due. A small segment may have a few slots in any
+    case.
     """
     sources = messages.select(["topic", "partition"]).group_by(["topic", "partition"]).aggregate([]).num_rows
     slots = _SLOTS + segment.count // (_MESSAGES_PER_ENTRY * sources)
