@@ -73,8 +73,8 @@ def test_a_message_that_its_output_topic_refuses_is_a_dead_letter_and_all_others
     configure(application.other, **{"cleanup.policy": "compact"})
     configure(application.output, **{"message.timestamp.before.max.ms": "604800000"})
     other = ("deliver-to", application.other.encode())
-    # In seconds, where ms are meant.
-    past = ("deliver-at", b"1798135200")
+    # In 2001.
+    past = ("deliver-at", b"1000000000000")
 
     def publish(value: bytes) -> None:
         for number in range(30):

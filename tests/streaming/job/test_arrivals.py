@@ -84,7 +84,8 @@ def test_a_record_that_comes_meanwhile_ends_the_wait(make_settings: MakeSettings
     timer = threading.Timer(0.5, _publish, [settings, topic, b"new"])
     with _watching(settings) as watch:
         timer.start()
-        assert _waited_s(watch, {topic: {"0": 1}}) >= 0.5
+        # The timer has started a moment before.
+        assert _waited_s(watch, {topic: {"0": 1}}) > 0.4
     timer.join()
 
 
