@@ -17,9 +17,9 @@ _ARROW_OVERHEAD = 100
 _SEGMENT_BYTES = 250
 _INGEST_PER_CORE = 40_000
 _RELEASE_PER_PROCESS = 120_000
-_JOB_MB = 2_400
+_JOB_MB = 4_300
 _RELEASE_MB = 120
-_RESTART_S = 24
+_RESTART_S = 30
 # A file that a merge replaced or that is delivered stays for so long: until the vacuum after its retention time.
 _KEPT_S = 2 * 3600
 # A batch takes in what arrived while the one before it ran.
