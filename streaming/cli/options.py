@@ -43,6 +43,17 @@ def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Setting
     return load_settings(config, overrides or ())
 
 
+def duration_ms(option: str, text: str) -> int:
+    """Return the duration `text`, the value of `option`, in ms. Raises UsageError."""
+    # Imported here, not at the top, to keep `--help` fast.
+    from conf.durations import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text)
+    except ValueError as problem:
+        raise UsageError(f"{option}: {problem}") from None
+
+
 def utf8(option: str, text: str) -> str:
     """Return `text`, the value of `option`. Raises UsageError unless it is UTF-8."""
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, settings_of
+from streaming.cli.options import ConfigFile, Overrides, duration_ms, settings_of
 
 if TYPE_CHECKING:
     from streaming.capacity.model import Capacity
@@ -44,23 +44,14 @@ def plan(
     from streaming.capacity.model import Load, capacity_of
 
     settings = settings_of(config, overrides)
-    load = Load(rate, _seconds("--spread", spread), size, replication, _seconds("--retention", retention))
+    spread_s, retention_s = duration_ms("--spread", spread) / 1000, duration_ms("--retention", retention) / 1000
+    load = Load(rate, spread_s, size, replication, retention_s)
     capacity = capacity_of(load, settings)
     if output_format == "json":
         typer.echo(json.dumps(asdict(load) | asdict(capacity)))
         return
     for name, value in _rows(capacity):
         typer.echo(f"{name:<36}{value:>14}")
-
-
-def _seconds(option: str, text: str) -> float:
-    from conf.durations import parse_duration_ms
-    from conf.errors import UsageError
-
-    try:
-        return parse_duration_ms(text) / 1000
-    except ValueError as problem:
-        raise UsageError(f"{option}: {problem}") from None
 
 
 def _rows(capacity: Capacity) -> list[tuple[str, str]]:

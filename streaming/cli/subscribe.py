@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from conf.errors import UsageError
-from streaming.cli.options import ConfigFile, Overrides, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, duration_ms, settings_of, utf8
 
 
 def subscribe(
@@ -42,7 +41,7 @@ def subscribe(
 
     settings = settings_of(config, overrides)
     topic_name = utf8("--topic", topic) if topic else settings.topics.output
-    timeout_ms = None if timeout is None else _duration_ms(timeout)
+    timeout_ms = None if timeout is None else duration_ms("--timeout", timeout)
     seen = 0
     with Subscriber(settings, topic_name, start == "beginning") as subscriber:
         typer.echo("subscribed", err=True)
@@ -53,12 +52,3 @@ def subscribe(
     if count is not None and seen < count:
         typer.echo(f"{seen} of {count} messages after {timeout}", err=True)
         raise typer.Exit(1)
-
-
-def _duration_ms(text: str) -> int:
-    from conf.durations import parse_duration_ms
-
-    try:
-        return parse_duration_ms(text)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from None
