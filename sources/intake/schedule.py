@@ -55,7 +55,7 @@ def parse_deliver_at(value: bytes | None) -> int:
                 raise ValueError(f"{text[:40]!r} is seconds by its length; write milliseconds")
             if digits >= _LEAST_DIGITS_OF_MICROSECONDS:
                 raise ValueError(f"{text[:40]!r} is microseconds or less by its length; write milliseconds")
-            return int(text[-_LEAST_DIGITS_OF_MICROSECONDS:])
+            return _number(text, MAX_INSTANT_MS)
         instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:
             raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
