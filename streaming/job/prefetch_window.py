@@ -135,7 +135,8 @@ class PrefetchWindow:
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
         new = self._catalog.add(sealed)
-        self._retreat()
+        if new:
+            self._retreat()
         below = [segment for segment in new if segment.min_deliver_at_ms < self._horizon_ms]
         if below:
             start = min(segment.min_deliver_at_ms for segment in below)
