@@ -22,7 +22,7 @@ _CHUNK_MESSAGES = 2_000
 # A transaction's messages are kept until it is committed, since it may have to be written again.
 _TRANSACTION_BYTES = 64 * 1024 * 1024
 
-# Opening a writer costs tens of milliseconds, and Spark reuses its Python workers.
+# Opening a writer costs tens of milliseconds, and the process lives on (`sinks.ready_log.writer_host`).
 _open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
 
 
@@ -38,6 +38,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     transaction is then visible.
     """
     key = (plan.application_id, shard)
+    _close_moved(plan)
     # 1. Open a writer.
     writer = _open_writers.pop(key, None)
     if writer is None or writer.id != plan.last_writers.get(shard):
@@ -55,6 +56,16 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
         end += count
     _open_writers[key] = writer
     return end - start, writer.id
+
+
+def _close_moved(plan: HandOverPlan) -> None:
+    """Close the writers of shards that another process has handed over since: they are fenced."""
+    for key, writer in list(_open_writers.items()):
+        moved = writer.id != plan.last_writers.get(writer.shard)
+        # The driver does not know yet which writers this batch has opened.
+        if key[0] == plan.application_id and moved and writer.opened_for.batch_id < plan.batch.batch_id:
+            writer.close()
+            _open_writers.pop(key, None)
 
 
 def _transactions(messages: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:

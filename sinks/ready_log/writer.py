@@ -95,6 +95,7 @@ class ReadyLogWriter:
         """
         self.id = uuid.uuid4().hex
         self.shard = shard
+        self.opened_for = plan.batch
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
@@ -128,7 +129,7 @@ class ReadyLogWriter:
         try:
             self._producer.begin_transaction()
             for messages in chunks:
-                value, headers = chunk_record(messages, self._plan.batch.batch_id)
+                value, headers = chunk_record(messages, progress.batch.batch_id)
                 self._produce(self._plan.ready_topic, value, None, headers)
             self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
             # Also without a failpoint: a commit that fails says less than the record to blame.

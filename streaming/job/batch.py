@@ -10,6 +10,7 @@ from functools import reduce
 
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CutoffMismatch
@@ -22,6 +23,7 @@ from sinks.ready_log.writer import HandOverPlan
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
@@ -30,7 +32,6 @@ from streaming.job.arrivals import ArrivalWatch
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.maintenance import Maintenance
-from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
 
@@ -179,22 +180,22 @@ class BatchRunner:
         Chunks from a mutable bucket have no key, and are handed over whole. Chunks from the window are cut to the range
         between the batch's cutoffs. Each task merges both kinds.
         """
-        shards = sorted({row["shard"] for row in rows if row["kind"] == DUE})
         loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
-        if not loaded and not shards:
+        if not loaded and not any(row["kind"] == DUE for row in rows):
             return None
         # Expressions as text: each column that is built in Python costs a dozen calls to Java.
-        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE.fields[:-1])
+        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE.fields[1:-1])
         due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
         if loaded:
-            shards = list(range(self._settings.bucket.shards))
             from_ms = f"{batch.previous_ms}L AS from_ms"
             sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)
-            due = reduce(DataFrame.union, sealed, due)
-        return self._hand_over_tasks(due, shards, batch, clock_ms)
+            # Without the window, each partition has the rows of one shard already: those of its state.
+            due = _by_shard(reduce(DataFrame.union, sealed, due), self._settings_history.at(batch.batch_id))
+        ordered = due.sortWithinPartitions("shard", *ORDER)
+        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms)), _REPORT)
 
-    def _hand_over_tasks(self, due: DataFrame, shards: Iterable[int], batch: BatchSpan, clock_ms: int) -> DataFrame:
-        plan = HandOverPlan(
+    def _hand_over_plan(self, batch: BatchSpan, clock_ms: int) -> HandOverPlan:
+        return HandOverPlan(
             application_id=self._settings.application_id,
             batch=batch,
             clock_ms=clock_ms,
@@ -208,13 +209,6 @@ class BatchRunner:
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
         )
-        tasks = []
-        for shard in shards:
-            chunks = due.where(f"shard = {shard}").coalesce(1).sortWithinPartitions(*ORDER)
-            # One pool for each shard: the shard's next task then runs in the process that has its producer.
-            with worker_pool(due.sparkSession, f"shard-{shard}"):
-                tasks.append(chunks.select(*DUE_SCHEMA.names).mapInArrow(hand_over_chunks(plan, shard), _REPORT))
-        return reduce(DataFrame.union, tasks)
 
     def _hand_over(self, tasks: DataFrame) -> None:
         self._last_writers.update({report["shard"]: report["writer"] for report in tasks.collect()})
@@ -222,11 +216,16 @@ class BatchRunner:
 
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
-        with worker_pool(shard_output.sparkSession):
-            rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
+        rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
         failpoint("sealing")
         self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")
+
+
+def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:
+    """Return the rows of `due` with those of each shard in a partition of their own."""
+    keys = ", ".join(map(str, batch_settings.shard_keys))
+    return due.repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
 
 
 def _check_cutoffs(rows: Iterable[Row], cutoff_ms: int) -> None:

@@ -27,7 +27,6 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.order import ORDER
-from streaming.spark.session import worker_pool
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
@@ -236,9 +235,8 @@ class PrefetchWindow:
         """
         in_window = window_rows(start_ms, end_ms, self._shards)
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        with worker_pool(self._store.spark):
-            ordered = chunks.sortWithinPartitions(*ORDER)
-            loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
+        ordered = chunks.sortWithinPartitions(*ORDER)
+        loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
         try:
             rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count").collect()
         except (Py4JJavaError, PySparkException) as problem:

@@ -17,7 +17,6 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
 from state.order import ORDER
-from streaming.spark.session import worker_pool
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +85,7 @@ def merge_slice(store: BucketTable, merge: Merge, within: MergeSlice, batch_sett
     }
     chunks = store.chunks(within.start_ms, within.end_ms, parts, merge.buckets)
     rows = chunks.coalesce(1).sortWithinPartitions(*ORDER)
-    with worker_pool(store.spark):
-        merged = rows.mapInArrow(merged_rows(merge.name.last, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
+    merged = rows.mapInArrow(merged_rows(merge.name.last, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
     failpoint("merging")
     store.append_part(merged.sortWithinPartitions("part", *ORDER))
     failpoint("slice-merged")

@@ -5,11 +5,9 @@ Does not depend on the query or on the tables.
 Read `session`, `exclusive_session` (with the lease), `shard_keys`, `worker_daemon`, `start_failure`, `startup_noise`,
 `submit_files`, `cds_training`.
 
-- Each shard's delivery runs in a separate Python worker process (`session.worker_pool`), which keeps the shard's
-  producer from batch to batch. Spark assigns the Python worker that has been idle longest. In a shared pool, most
-  batches would therefore open a new producer, fence the previous one, and read the marker again.
 - Python workers are forked from `worker_daemon`. The daemon has a short import path, has imported the modules that the
-  tasks need, and has frozen their objects for the garbage collector.
+  tasks need, and has frozen their objects for the garbage collector. It also starts the writer host, which keeps the
+  shards' producers from batch to batch (`sinks.ready_log.writer_host`).
 - The JVM handles local files itself (`session`): without libhadoop, Hadoop's own class starts a process for each file.
   s3a and hdfs are not changed.
 """

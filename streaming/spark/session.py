@@ -1,4 +1,4 @@
-"""The Spark session of Delayline: its options, its start, and the pools of its Python workers."""
+"""The Spark session of Delayline: its options and its start."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from streaming.storage.paths import local_folder, storage_path
 
 _LOG_CONFIG = JAVA_FILES / "log4j2.properties"
 _POOLS = JAVA_FILES / "scheduler-pools.xml"
-
-_POOL = "DELAYLINE_WORKER_POOL"
-_environment_lock = threading.Lock()
 
 # When a job starts or restarts, Java's second compiler (C2) takes most of two cores. With these thresholds it compiles
 # only code that has run twenty times as often as by default: the code that every batch runs.
@@ -212,22 +209,3 @@ def _launch_java(options: Mapping[str, str]) -> None:
         if name.startswith(_NEEDED_BY_LAUNCHER) or not is_secret(name, value)
     ]
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))
-
-
-@contextlib.contextmanager
-def worker_pool(spark: SparkSession, name: str | None = None) -> Iterator[None]:
-    """Run the Python functions that are passed to Spark in this context in the worker pool `name`.
-
-    Spark groups idle Python workers by the environment they were started with, and assigns the one that has been idle
-    longest. The context sets an environment variable, so each name has separate workers. Without a `name` the functions
-    run in the shared pool. Use the context then too if another thread may be in a named pool: pyspark reads one
-    environment for all threads, and this context's lock keeps it from changing meanwhile.
-    """
-    environment = spark.sparkContext.environment
-    with _environment_lock:
-        if name is not None:
-            environment[_POOL] = name
-        try:
-            yield
-        finally:
-            environment.pop(_POOL, None)

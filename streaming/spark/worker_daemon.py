@@ -33,8 +33,10 @@ if __name__ == "__main__":
     import sinks.ready_log.task  # noqa: F401
     import sources.intake.accept  # noqa: F401
     import state.buckets.operator  # noqa: F401
+    from sinks.ready_log.writer_host import start_host
 
     conf.logs.configure_worker_logging()
     # A worker collects garbage after every task. Without the freeze it scans all these modules, which takes 29 ms.
     gc.freeze()
+    start_host()
     manager()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, InjectedFailure, TopicMismatch
 from sinks.internal_topics.lease_record import Lease
+from sinks.ready_log import hand_over as handing_over
 from sinks.ready_log import writer
 from sinks.ready_log.chunk import summary_of
 from sinks.ready_log.hand_over import hand_over
@@ -69,13 +70,31 @@ def test_each_shard_has_its_own_partition_and_marker(
     assert [found and found.handed_over for found in (marker(plan, 0), marker(plan, 1))] == [5, 6]
 
 
-def test_a_process_goes_on_with_its_writer_only_if_that_was_the_last_one(plan: HandOverPlan, ready: Ready) -> None:
+def test_a_process_goes_on_with_its_writer_only_if_that_was_the_last_one(
+    plan: HandOverPlan, ready: Ready, broker: EmbeddedBroker
+) -> None:
     _, first = hand_over(plan, 0, iter([_due(1)]))
     plan = replace(_next(plan), last_writers={0: first})
     assert hand_over(plan, 0, iter([_due(2)]))[1] == first
     plan = replace(_next(plan), last_writers={0: "of another process"})
     assert hand_over(plan, 0, iter([_due(3)]))[1] != first
     assert ready(plan) == [1, 2, 3]
+    records = committed(broker, plan.ready_topic)
+    assert [summary_of(record.headers(), "here").batch for record in records] == [7, 8, 9]
+
+
+def test_a_process_closes_the_writers_of_shards_that_another_one_has_handed_over_since(
+    plan: HandOverPlan, make_topic: MakeTopic
+) -> None:
+    plan = replace(plan, ready_topic=make_topic(3), progress_topic=make_topic(3, **{"cleanup.policy": "compact"}))
+    writers = {shard: hand_over(plan, shard, iter([_due(1)]))[1] for shard in range(3)}
+    assert len(handing_over._open_writers) == 3
+    plan = replace(_next(plan), last_writers={**writers, 1: "of another process"})
+    assert hand_over(plan, 0, iter([_due(2)]))[1] == writers[0]
+    assert {shard: writer.id for (_, shard), writer in handing_over._open_writers.items()} == {
+        0: writers[0],
+        2: writers[2],
+    }
 
 
 def test_records_are_accepted_whatever_the_hosts_clock_shows(

@@ -1,0 +1,150 @@
+"""The writer host: one process of each executor, which hands over for all of its tasks and keeps the shards' writers.
+
+Spark gives a task any idle Python worker of its executor. If the workers kept the writers, most batches would open new
+ones, each of which fences the previous one and reads the marker again: tens of milliseconds. The host is a child of the
+daemon that the workers are forked from, as they are. A task sends it the shard's messages, and waits for its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import AuthenticationError, current_process
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+import pyarrow as pa
+
+from conf.errors import DelaylineError
+from sinks.ready_log.hand_over import hand_over
+from sinks.ready_log.writer import HandOverPlan
+
+log = logging.getLogger(__name__)
+
+_PARENT_CHECK_S = 0.5
+_BACKLOG = 128
+_END = b""
+
+# Where the host listens. Set in the daemon, and so in each worker that it forks.
+_address: str | None = None
+
+
+def start_host() -> None:
+    """Fork the host from this process, which must not have threads. The host ends soon after this process."""
+    global _address  # noqa: PLW0603
+    address = str(Path(tempfile.mkdtemp(prefix="delayline-writers-")) / "host")
+    daemon = os.getpid()
+    ready, listening = os.pipe()
+    if os.fork() == 0:
+        try:
+            _serve(address, daemon, listening)
+        finally:
+            os._exit(1)
+    os.close(listening)
+    os.read(ready, 1)
+    os.close(ready)
+    _address = address
+
+
+def hand_over_by_host(
+    plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0
+) -> tuple[int, str]:
+    """Do what `sinks.ready_log.hand_over.hand_over` does, in the host of this executor, with the same errors.
+
+    Without a host, this process hands over itself.
+    """
+    connection = _connected()
+    if connection is None:
+        return hand_over(plan, shard, messages, attempt)
+    with connection:
+        connection.send((plan, shard, attempt))
+        for table in messages:
+            connection.send_bytes(_packed(table))
+        connection.send_bytes(_END)
+        answer = connection.recv()
+    if isinstance(answer, BaseException):
+        raise answer
+    count, writer = answer
+    return count, writer
+
+
+def _connected() -> Connection | None:
+    if _address is None:
+        return None
+    try:
+        # The key was drawn in the daemon, so only processes that it has forked know it.
+        return Client(_address, authkey=bytes(current_process().authkey))
+    except (ConnectionError, FileNotFoundError) as problem:
+        log.warning(
+            "the writer host has ended (%s): this worker hands over itself, and opens writers of its own", problem
+        )
+        return None
+
+
+def _serve(address: str, daemon: int, listening: int) -> None:
+    """Be the host, until the process `daemon` has ended."""
+    # A group of its own: Ctrl-C is for the driver, which ends the batch first.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    # Spark reads the daemon's standard output.
+    os.dup2(2, 1)
+    with Listener(address, backlog=_BACKLOG, authkey=bytes(current_process().authkey)) as listener:
+        os.write(listening, b"r")
+        os.close(listening)
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        while os.getppid() == daemon:
+            time.sleep(_PARENT_CHECK_S)
+    with suppress(OSError):
+        Path(address).parent.rmdir()
+    os._exit(0)
+
+
+def _accept(listener: Listener) -> None:
+    while True:
+        # A task that was killed while it connected is not the host's concern.
+        with suppress(AuthenticationError, ConnectionError, EOFError):
+            threading.Thread(target=_answer, args=(listener.accept(),), daemon=True).start()
+
+
+def _answer(connection: Connection) -> None:
+    """Hand over what one task sends, and send it the result or the error."""
+    # The task may have been killed: what it sent is incomplete then, and is not committed.
+    with connection, suppress(ConnectionError, EOFError):
+        plan, shard, attempt = connection.recv()
+        messages = _received(connection)
+        answer: tuple[int, str] | BaseException
+        try:
+            answer = hand_over(plan, shard, messages, attempt)
+        except DelaylineError as error:
+            answer = error
+        except EOFError:
+            raise
+        except Exception:  # noqa: BLE001
+            # As text: the clients' errors cannot be pickled, and this says where it was raised.
+            answer = RuntimeError(f"handing over failed in the writer host:\n{traceback.format_exc()}")
+        # The task reads the answer when it has sent everything.
+        for _ in messages:
+            pass
+        connection.send(answer)
+
+
+def _packed(messages: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, messages.schema) as writer:
+        writer.write_table(messages)
+    return sink.getvalue()
+
+
+def _received(connection: Connection) -> Iterator[pa.Table]:
+    while packed := connection.recv_bytes():
+        with pa.ipc.open_stream(pa.py_buffer(packed)) as reader:
+            yield reader.read_all()

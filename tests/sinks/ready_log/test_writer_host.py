@@ -1,0 +1,149 @@
+"""The writer host: a process like Spark's daemon starts it, and forks workers that hand over to a real broker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import cast
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from conf.errors import CheckpointMismatch
+from sinks.ready_log import writer_host
+from sinks.ready_log.writer import HandOverPlan
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.sinks.ready_log.conftest import Marker, Ready
+
+Answer = tuple[int, str] | BaseException
+
+
+@dataclass
+class Daemon:
+    """A process that has started a host, and forks a worker for each hand-over."""
+
+    pid: int
+    host: psutil.Process
+    _commands: Connection
+
+    def hand_over(self, plan: HandOverPlan, shard: int, tables: list[pa.Table]) -> tuple[int, str]:
+        """Hand over in a new worker, and return its answer or raise its error."""
+        self._commands.send((plan, shard, tables))
+        answer: Answer = self._commands.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _run_daemon(commands: Connection) -> None:
+    writer_host.start_host()
+    commands.send(None)
+    while True:
+        plan, shard, tables = commands.recv()
+        worker = os.fork()
+        if worker == 0:
+            try:
+                answer: Answer = writer_host.hand_over_by_host(plan, shard, iter(tables))
+            except BaseException as error:  # noqa: BLE001
+                answer = error
+            commands.send(answer)
+            os._exit(0)
+        if os.waitpid(worker, 0)[1]:
+            commands.send(ChildProcessError("the worker was killed"))
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A daemon with a host."""
+    # Not forked: the tests' process has threads, and a daemon has none.
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    process = context.Process(target=_run_daemon, args=(its,))
+    process.start()
+    try:
+        mine.recv()
+        assert process.pid is not None
+        [host] = psutil.Process(process.pid).children()
+        yield Daemon(process.pid, host, mine)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _due(*dues: int, size: int = 1) -> pa.Table:
+    return messages({"offset": due, "deliver_at_ms": due, "value": b"v" * size} for due in dues)
+
+
+def test_workers_share_the_writers_of_the_host(
+    daemon: Daemon, plan: HandOverPlan, ready: Ready, marker: Marker
+) -> None:
+    _, first = daemon.hand_over(plan, 0, [_due(1), _due(2, 3)])
+    later = replace(plan, batch=replace(plan.batch, batch_id=8), last_writers={0: first})
+    assert daemon.hand_over(later, 0, [_due(4)]) == (1, first)
+    assert ready(plan) == [1, 2, 3, 4]
+    found = marker(plan)
+    assert found is not None
+    assert found.handed_over == 4
+
+
+def test_a_batch_of_many_megabytes_passes_through_the_host(daemon: Daemon, plan: HandOverPlan, ready: Ready) -> None:
+    tables = [_due(*range(at, at + 30), size=100_000) for at in range(0, 600, 30)]
+    assert daemon.hand_over(plan, 0, tables)[0] == 600
+    assert ready(plan) == [*range(600)]
+
+
+@pytest.mark.parametrize("behind", [1, 600])
+def test_an_error_of_the_host_is_raised_in_the_worker_however_much_it_has_left_to_send(
+    daemon: Daemon, plan: HandOverPlan, ready: Ready, behind: int
+) -> None:
+    later = replace(plan, batch=replace(plan.batch, batch_id=8))
+    assert daemon.hand_over(later, 0, [_due(1)])[0] == 1
+    with pytest.raises(CheckpointMismatch, match="batch 8 has been handed over, but the checkpoint is at batch 7"):
+        daemon.hand_over(plan, 0, [_due(due, size=10_000) for due in range(2, 2 + behind)])
+    assert ready(plan) == [1]
+
+
+def test_an_unexpected_error_of_the_host_is_raised_with_its_place(daemon: Daemon, plan: HandOverPlan) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)writer host.*hand_over\.py.*KeyError: .*error_code"):
+        daemon.hand_over(plan, 0, [_due(1).drop_columns("error_code")])
+
+
+def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(
+    daemon: Daemon, plan: HandOverPlan, ready: Ready
+) -> None:
+    with pytest.raises(ChildProcessError):
+        daemon.hand_over(plan, 0, [_due(1), cast(pa.Table, _Killing())])
+    # The host has answered the killed worker by now: it serves the next one.
+    assert daemon.hand_over(plan, 0, [_due(2)])[0] == 1
+    assert ready(plan) == [2]
+
+
+class _Killing:
+    """In place of a table: the worker that would send it is killed."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it lives")
+
+
+def test_without_its_host_a_worker_hands_over_itself(daemon: Daemon, plan: HandOverPlan, ready: Ready) -> None:
+    _, first = daemon.hand_over(plan, 0, [_due(1)])
+    daemon.host.kill()
+    assert_eventually(lambda: not daemon.host.is_running() or daemon.host.status() == psutil.STATUS_ZOMBIE)
+    later = replace(plan, batch=replace(plan.batch, batch_id=8), last_writers={0: first})
+    count, writer = daemon.hand_over(later, 0, [_due(2)])
+    assert count == 1
+    assert writer != first
+    assert ready(plan) == [1, 2]
+
+
+def test_the_host_ends_with_its_daemon(daemon: Daemon) -> None:
+    os.kill(daemon.pid, signal.SIGKILL)
+    assert_eventually(lambda: not daemon.host.is_running())
