@@ -15,7 +15,21 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread, window
+from benchmarks import (
+    burst,
+    commits,
+    idle,
+    index,
+    ingest,
+    lateness,
+    outage,
+    overload,
+    plain,
+    sealed,
+    shards,
+    spread,
+    window,
+)
 from benchmarks.outcome import Outcome
 from benchmarks.plots import save
 from benchmarks.provenance import service_code
@@ -57,6 +71,7 @@ BENCHMARKS = {
     "index": Benchmark(index.measure, index.draw),
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
+    "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
 }
 
 
@@ -75,6 +90,7 @@ class Which(StrEnum):
     index = "index"  # type: ignore[assignment]
     commits = "commits"
     window = "window"
+    shards = "shards"
     scale = "scale"
     all = "all"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,10 +20,12 @@ _START_TIMEOUT_S = 90.0
 
 
 class Cluster:
-    """One master and two workers with two cores each, all in separate processes."""
+    """One master and two workers with two cores each, all in separate processes and each worker on its own host."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # The whole network 127.0.0.0/8 is this machine. Spark takes each address for a host.
+        self._hosts = {"master": "127.0.0.1", "worker-1": "127.0.0.2", "worker-2": "127.0.0.3"}
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._ports = ["--port", str(port), "--webui-port", str(free_port())]
@@ -37,7 +40,7 @@ class Cluster:
     @property
     def workers(self) -> list[str]:
         """The workers' names."""
-        return ["worker-1", "worker-2"]
+        return [name for name in self._hosts if name != "master"]
 
     def process(self, name: str) -> psutil.Process:
         """Return the process of the master or of a worker, whose children are its executors."""
@@ -64,24 +67,38 @@ class Cluster:
 
     def delivering(self, name: str, broker_port: int) -> bool:
         """Return whether a Python process of this worker has a connection to the broker, like a writer."""
+        return any(self._connections(process, broker_port) for process in self._python_processes(name))
+
+    def daemons(self, name: str) -> int:
+        """Return how many daemons of Python workers run on this worker. Each has imported the service's modules."""
+        found = self._python_processes(name)
+        return sum(process.ppid() not in {other.pid for other in found} for process in found)
+
+    def connections(self, name: str, broker_port: int) -> int:
+        """Return the number of connections to the broker of the Python processes of this worker."""
+        return sum(self._connections(process, broker_port) for process in self._python_processes(name))
+
+    def _python_processes(self, name: str) -> list[psutil.Process]:
+        found = []
         for process in self.process(name).children(recursive=True):
-            try:
-                if "streaming.spark.worker_daemon" in process.cmdline() and any(
-                    connection.raddr and connection.raddr.port == broker_port
-                    for connection in process.net_connections("tcp")
-                ):
-                    return True
-            except psutil.NoSuchProcess:
-                continue
-        return False
+            with suppress(psutil.NoSuchProcess):
+                if "streaming.spark.worker_daemon" in process.cmdline():
+                    found.append(process)
+        return found
+
+    def _connections(self, process: psutil.Process, broker_port: int) -> int:
+        with suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("tcp")
+            return sum(bool(each.raddr) and each.raddr.port == broker_port for each in connections)
+        return 0
 
     def _start(self, name: str, command: list[str], ready: str) -> None:
         log = self._folder / f"{name}.log"
         before = log.read_text(errors="replace").count(ready) if log.exists() else 0
         with log.open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                [str(SPARK / "spark-class"), command[0], "--host", "127.0.0.1", *command[1:]],
-                env=os.environ | LOOPBACK | {"SPARK_DAEMON_MEMORY": "256m"},
+                [str(SPARK / "spark-class"), command[0], "--host", self._hosts[name], *command[1:]],
+                env=os.environ | {"SPARK_LOCAL_IP": self._hosts[name], "SPARK_DAEMON_MEMORY": "256m"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -25,6 +25,8 @@ from conf.load import load_settings
 from conf.process_tree import kill_tree
 from conf.settings import Settings
 
+# Of a topic, unless a benchmark needs more.
+PARTITIONS = 2
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
 _ORPHAN_S = 10.0
@@ -81,6 +83,7 @@ class Application:
     name: str
     folder: Path
     overrides: list[str]
+    output_partitions: int = PARTITIONS
 
     @property
     def input(self) -> str:

@@ -13,12 +13,10 @@ from typing import Self
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from benchmarks.job import Application, Job
+from benchmarks.job import PARTITIONS, Application, Job
 from benchmarks.usage import UsageWatch
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
-
-PARTITIONS = 2
 
 
 class Stand:
@@ -59,7 +57,7 @@ class Stand:
         self.admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))])[name].result(30)
         return name
 
-    def application(self, name: str, *overrides: str) -> Application:
+    def application(self, name: str, *overrides: str, output_partitions: int = PARTITIONS) -> Application:
         """Return an application, and create its missing topics.
 
         `overrides` are settings in the form of `--set`; they override the defaults.
@@ -73,7 +71,9 @@ class Stand:
             f"storage.path={self.folder / name}",
             *overrides,
         ]
-        application = Application(name, self.folder / name, settings)
+        application = Application(name, self.folder / name, settings, output_partitions)
+        if output_partitions != PARTITIONS:
+            self.topic(application.output, output_partitions)
         ensure_topics(application.settings, PARTITIONS)
         return application
 

@@ -146,9 +146,9 @@ def _received(
     chance = random.Random(2)
     publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
     out = stand.folder / f"{application.name}-{traffic.first}.npz"
-    limit_s, starts = traffic.seconds + traffic.longest_s + DRAIN_S, stand.end_offsets(application.output)
-    topic, count = application.output, traffic.count
-    with Receiver(stand.bootstrap, topic, PARTITIONS, count, limit_s, out, starts) as receiver:
+    topic, partitions = application.output, application.output_partitions
+    limit_s, starts = traffic.seconds + traffic.longest_s + DRAIN_S, stand.end_offsets(topic, partitions)
+    with Receiver(stand.bootstrap, topic, partitions, traffic.count, limit_s, out, starts) as receiver:
         begin()
         begun_s = time.time()
         publisher.pace(

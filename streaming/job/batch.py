@@ -211,7 +211,10 @@ class BatchRunner:
         )
 
     def _hand_over(self, tasks: DataFrame) -> None:
-        self._last_writers.update({report["shard"]: report["writer"] for report in tasks.collect()})
+        writers = {report["shard"]: report["writer"] for report in tasks.collect()}
+        if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
+            log.info("writers were opened for shards %s of %d that handed over", opened, len(writers))
+        self._last_writers.update(writers)
         failpoint("handed-over")
 
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:

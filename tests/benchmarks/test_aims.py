@@ -10,7 +10,21 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import burst, commits, idle, index, ingest, lateness, outage, overload, plain, sealed, spread, window
+from benchmarks import (
+    burst,
+    commits,
+    idle,
+    index,
+    ingest,
+    lateness,
+    outage,
+    overload,
+    plain,
+    sealed,
+    shards,
+    spread,
+    window,
+)
 from benchmarks.aims import FAULTS, Figures
 from benchmarks.outcome import Aim
 
@@ -82,6 +96,20 @@ CASES = {
             **{f"bytes read, of those of the messages loaded, {case}": (case, "bytes_read", 301) for case in WINDOWS},
             **{f"messages missing, {case}": (case, "missing", 1) for case in WINDOWS},
         },
+    ),
+    "shards": Case(
+        shards.aims_of,
+        {
+            shards.FEW: dict.fromkeys(plain.FAULTS_OF_PLAIN, 0),
+            shards.MANY: {"daemons": 1, "opened": 0.02, "least": 0.25, **dict.fromkeys(plain.FAULTS_OF_PLAIN, 0)},
+        },
+        {
+            "daemons of Python workers on a worker": (shards.MANY, "daemons", 2),
+            "hand-overs that opened a writer, second half": (shards.MANY, "opened", 0.03),
+            "connections to the broker, of the worker with fewer": (shards.MANY, "least", 0.24),
+        }
+        | faults(shards.FEW, plain.FAULTS_OF_PLAIN)
+        | faults(shards.MANY, plain.FAULTS_OF_PLAIN),
     ),
     "sealed": Case(
         sealed.aims_of,
@@ -269,3 +297,16 @@ def test_without_a_driver_messages_are_punctual_or_as_late_as_in_the_calm(
 
 def test_no_benchmark_is_left_out() -> None:
     assert {name.partition(",")[0] for name in CASES} == command.BENCHMARKS.keys()
+
+
+def test_the_writers_that_hand_overs_opened_count_in_the_second_half_of_the_batches() -> None:
+    log = """
+    writers were opened for shards [0, 1, 2, 3] of 4 that handed over
+    batch 1: handed over below 10, sealed 0 messages in 0 segments, 0.10 s
+    batch 2: handed over below 20, sealed 0 messages in 0 segments, 0.10 s
+    writers were opened for shards [2] of 4 that handed over
+    batch 3: handed over below 30, sealed 0 messages in 0 segments, 0.10 s
+    batch 4: handed over below 40, sealed 0 messages in 0 segments, 0.10 s
+    """
+    assert shards.opened_share(log, 4) == 1 / 8
+    assert shards.opened_share("", 4) is None
