@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.durations import format_duration
 from conf.errors import DeadLetterRefused, MessageTooLarge, RecordRefused, Rejected
 from sinks.release.records import Record, as_dead_letter, record_bytes, record_id
 from sinks.release.wall_clock import now_ms
@@ -40,7 +39,8 @@ class RecordCheck:
         """
         if self.refused or largest_bytes > smallest(sizes(self.limits)):
             return False
-        if batch.column("deliver_at_ms")[0].as_py() < now_ms() - min(each.max_age_ms for each in self.limits.values()):
+        age_ms = min(each.max_age_ms // 2 for each in self.limits.values())
+        if batch.column("deliver_at_ms")[0].as_py() < now_ms() - age_ms:
             return False
         keyed = pa.array([topic for topic, each in self.limits.items() if each.needs_key], pa.string())
         if not len(keyed) or not batch.column("key").null_count:
@@ -53,6 +53,9 @@ class RecordCheck:
 
         `timestamp_ms` (epoch ms) is that of the input record.
         """
+        # Half of the age, since the broker's clock may be ahead of this one.
+        if record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
+            record = record._replace(timestamp_ms=now_ms())
         error = self._objection(record)
         if error is None:
             return record
@@ -74,19 +77,12 @@ class RecordCheck:
 
     def _objection(self, record: Record) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known."""
-        timestamp_ms, topic, _, key, _, _ = record
+        _, topic, _, key, _, _ = record
         limits = self.limits[topic]
         if self.refused and (known := self.refused.get((topic, record_id(record)))):
             return known
         if key is None and limits.needs_key:
             return RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact")
-        # By this host's clock, so the broker may decide a few milliseconds differently.
-        if timestamp_ms < now_ms() - limits.max_age_ms:
-            return RecordRefused(
-                f"the record's timestamp is its due time, {timestamp_ms}, "
-                f"{format_duration(now_ms() - timestamp_ms)} ago, and message.timestamp.before.max.ms of {topic} is "
-                f"{limits.max_age_ms}"
-            )
         size = record_bytes(record)
         if size <= limits.max_bytes or self.compresses:
             return None

@@ -17,6 +17,9 @@ from state.message import DELIVER_AT_HEADER, ID_HEADER
 
 # Lets the client choose by the key, as Kafka's own partitioner would.
 ANY_PARTITION = -1
+# What is overdue by more than this is stamped with the present time. It is more than the lateness of a job that runs or
+# starts again, and little against any `retention.ms`. Subscribers know it (`docs/publish.md`).
+OVERDUE_MS = 60_000
 # What Kafka writes around the one record of a batch (message format 2).
 _BATCH_BYTES = 61
 # More than the service's own headers, the lengths, and what is around a record take; without the error's sentence.
@@ -25,7 +28,7 @@ _HEADER_LENGTHS_BYTES = 10
 
 
 class Record(NamedTuple):
-    """A record as it is written. `timestamp_ms` (epoch ms) is the due time, or that of now for a dead letter."""
+    """A record as it is written. `timestamp_ms` (epoch ms) is the due time, or the time of writing: see `records`."""
 
     timestamp_ms: int
     topic: str
@@ -38,34 +41,41 @@ class Record(NamedTuple):
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
     """Turn messages into output records: input headers first, then those of the service.
 
-    A record's timestamp is its due time. A dead letter's is the present time: a topic may be about to delete what was
-    published long ago. The dead letter has a header with the input record's timestamp, from which the delay counts.
+    A record's timestamp is its due time. It is the present time if that is more than `OVERDUE_MS` past, and for a dead
+    letter: a topic may be about to delete what is as old as that. So a record that is written again may have another
+    timestamp; nothing depends on it. The due time, and a dead letter's time of publication, are in headers.
     """
     # A message may take a few microseconds in all, so everything possible is computed a column at a time.
     dues = batch.column("deliver_at_ms")
-    places = [batch.column("topic"), batch.column("partition").cast(pa.string())]
-    ids = pc.binary_join_element_wise(*places, batch.column("offset").cast(pa.string()), "/")
+    written_ms = now_ms()
+    stamps = pc.if_else(pc.less(dues, written_ms - OVERDUE_MS), written_ms, dues)
     headers = batch.column("headers")
     ends = headers.offsets.to_numpy().tolist()
     inputs = list(zip(_list(headers.values.field(0)), _list(headers.values.field(1)), strict=True))
     columns = [
-        dues,
+        stamps,
         *(batch.column(name) for name in ("output_topic", "output_partition", "key", "value")),
-        ids.cast(pa.binary()),
+        message_ids(batch),
         dues.cast(pa.string()).cast(pa.binary()),
         *(batch.column(name) for name in ("error_code", "error_text", "timestamp_ms")),
     ]
     new = tuple.__new__
-    for start, end, due, topic, partition, key, value, identity, due_text, code, text, published_ms in zip(
+    for start, end, stamp_ms, topic, partition, key, value, identity, due_text, code, text, published_ms in zip(
         ends, ends[1:], *map(_list, columns), strict=False
     ):
         if code is None:
             own = [*inputs[start:end], (ID_HEADER, identity), (DELIVER_AT_HEADER, due_text)]
             # Not `Record(...)`, which takes twice as long.
-            yield new(Record, (due, topic, partition, key, value, own))
+            yield new(Record, (stamp_ms, topic, partition, key, value, own))
         else:
             own = [*inputs[start:end], (ID_HEADER, identity), *error_headers(code, text, published_ms)]
-            yield Record(now_ms(), topic, partition, key, value, own)
+            yield Record(written_ms, topic, partition, key, value, own)
+
+
+def message_ids(batch: pa.RecordBatch) -> pa.Array:
+    """Return the id of each message, as binary."""
+    places = [batch.column("topic"), batch.column("partition").cast(pa.string())]
+    return pc.binary_join_element_wise(*places, batch.column("offset").cast(pa.string()), "/").cast(pa.binary())
 
 
 def _list(column: pa.Array) -> list[Any]:

@@ -11,6 +11,8 @@ from kafka.partitioner.default import murmur2
 
 from streaming.judge.record import ANY_ERROR, ID_HEADER, Header, Published, Received
 
+# A message that is overdue by more than this when it is written has the time of writing as its timestamp.
+_OVERDUE_MS = 60_000
 _DEAD_LETTER_HEADERS = [ID_HEADER, "delayline-error", "delayline-error-text", "delayline-timestamp"]
 
 
@@ -71,7 +73,7 @@ def _key_hash(key: bytes) -> int:
     return int(murmur2(key)) & 0x7FFFFFFF
 
 
-def alteration(record: Received, message: Published) -> Finding | None:
+def alteration(record: Received, message: Published, shown_ms: Callable[[int], int]) -> Finding | None:
     """Return a finding if key, value, headers or timestamp differ from what the contract requires."""
     count = len(message.headers)
     added = record.headers[count:]
@@ -81,10 +83,16 @@ def alteration(record: Received, message: Published) -> Finding | None:
         "headers": record.headers[:count] != message.headers,
         "headers of the service": not _are_service_headers(added, message),
         # The timestamp of a dead letter is the time at which it was written.
-        "timestamp": message.error is None and record.timestamp_ms != message.due_ms,
+        "timestamp": message.error is None and not _is_stamp(record, message.due_ms, shown_ms),
     }
     names = ", ".join(name for name, is_altered in altered.items() if is_altered)
     return Finding(Fault.ALTERED, record.id, f"altered in its {names}") if names else None
+
+
+def _is_stamp(record: Received, due_ms: int, shown_ms: Callable[[int], int]) -> bool:
+    """Return whether the record's timestamp is the due time, or one at which it was written overdue."""
+    written_overdue = due_ms + _OVERDUE_MS < record.timestamp_ms <= shown_ms(record.received_ms)
+    return record.timestamp_ms == due_ms or written_overdue
 
 
 def _are_service_headers(added: tuple[Header, ...], message: Published) -> bool:
@@ -115,7 +123,7 @@ def record_faults(record: Received, message: Published, environment: Environment
     """Yield the faults of a single record, at most one of each kind."""
     findings = (
         misplacement(record, message, environment.partitions),
-        alteration(record, message),
+        alteration(record, message, environment.shown_ms),
         earliness(record, message, environment.shown_ms),
     )
     yield from (finding for finding in findings if finding is not None)

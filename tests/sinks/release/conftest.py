@@ -32,8 +32,6 @@ _TIMEOUT_S = 60.0
 _COMPACTED = {"cleanup.policy": "compact"}
 # A chunk is as large as a broker takes a request.
 _READY = {"retention.ms": "-1", "max.message.bytes": "100000000"}
-# Tests release messages that are due in 1970, and the broker may look for old records at any time.
-_KEPT = {"retention.ms": "-1"}
 
 
 @dataclass
@@ -163,7 +161,7 @@ def make_bench() -> Iterator[MakeBench]:
             broker,
             NewTopic(settings.ready_topic, 1, 1, config=_READY),
             NewTopic(settings.position_topic, 1, 1, config=_COMPACTED),
-            NewTopic(settings.topics.output, 1, 1, config=_KEPT),
+            NewTopic(settings.topics.output, 1, 1),
             NewTopic(settings.topics.dead_letter, 2, 1),
         )
         made.append(ReleaseBench(broker, settings))

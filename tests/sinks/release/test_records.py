@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.release.records import Record, records
+from sinks.release import records as module
+from sinks.release.records import OVERDUE_MS, Record, records
 from sinks.release.wall_clock import now_ms
 from state.message import decode_chunk, encode_chunk
 from tests.messages import headers, messages
@@ -49,12 +51,24 @@ def test_any_slice_of_messages_gives_exactly_its_records_in_order(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     start, length, middle = (data.draw(st.integers(0, len(rows))) for _ in range(3))
-    table = messages({**row, "offset": at, "deliver_at_ms": at * 10} for at, row in enumerate(rows))
+    first_ms = now_ms()
+    table = messages({**row, "offset": at, "deliver_at_ms": first_ms + at * 10} for at, row in enumerate(rows))
     wanted = [expected(row) for row in table.to_pylist()]
     assert records_of(table.slice(start, length)) == wanted[start : start + length]
     chunked = pa.concat_tables([table.slice(0, middle), table.slice(middle)])
     assert records_of(chunked) == wanted
     assert records_of(decode_chunk(encode_chunk(table.slice(middle)))) == wanted[middle:]
+
+
+def test_a_record_has_its_due_time_as_timestamp_unless_it_is_overdue_by_more_than_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written_ms = 1_800_000_000_000
+    monkeypatch.setattr(module, "now_ms", lambda: written_ms)
+    dues = [0, written_ms - OVERDUE_MS - 1, written_ms - OVERDUE_MS, written_ms, written_ms + 100]
+    made = records_of(messages({"deliver_at_ms": due} for due in dues))
+    assert [record.timestamp_ms for record in made] == [written_ms, written_ms, *dues[2:]]
+    assert [record.headers[-1] for record in made] == [("delayline-deliver-at", b"%d" % due) for due in dues]
 
 
 def test_a_dead_letter_has_id_code_and_text_after_its_original_headers() -> None:

@@ -215,6 +215,18 @@ def test_early_is_decided_by_the_clock_of_the_jobs_host() -> None:
     assert _faults(_judged([MESSAGE], [replace(record, received_ms=MESSAGE.due_ms + 10)], behind)) == {}
 
 
+@pytest.mark.parametrize(
+    ("after_due_ms", "altered"),
+    [(-1, True), (1, True), (60_000, True), (60_001, False), (90_000, False), (90_001, True)],
+)
+def test_a_timestamp_is_the_due_time_or_when_the_record_was_written_overdue(after_due_ms: int, altered: bool) -> None:
+    # The host's clock is behind the subscriber's.
+    environment = Environment({"out": {1}}, shown_ms=lambda now_ms: now_ms - 10)
+    record = replace(record_of(MESSAGE, 0), received_ms=MESSAGE.due_ms + 90_010)
+    stamped = replace(record, timestamp_ms=MESSAGE.due_ms + after_due_ms)
+    assert _faults(_judged([MESSAGE], [stamped], environment)) == ({"ALTERED": 1} if altered else {})
+
+
 def test_too_few_messages_that_must_be_in_order_are_a_problem() -> None:
     other = replace(MESSAGE, id="in/1/0")
     verdict = _judged([MESSAGE, other], numbered([record_of(MESSAGE, 0), record_of(other, 0)]))

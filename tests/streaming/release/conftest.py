@@ -68,7 +68,8 @@ def released(application: Settings, broker: EmbeddedBroker) -> Released:
     """A function that returns the due times of the released messages, in the order of the output topic."""
 
     def due_times() -> list[int]:
-        return [record.timestamp()[1] for record in committed(broker, application.topics.output)]
+        records = committed(broker, application.topics.output)
+        return [int(dict(record.headers() or [])["delayline-deliver-at"] or b"") for record in records]
 
     return due_times
 
