@@ -13,7 +13,7 @@ from conf.errors import PublishFailed
 from conf.kafka.clients import make_client
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.release.record_check import largest_batch
+from sinks.release.record_check import batch_bytes
 from sinks.release.records import ANY_PARTITION
 
 _RETRY_S = 0.2
@@ -51,7 +51,7 @@ class Resender:
                 "message.max.bytes": "1000000000",
                 **options,
                 # Then only a record alone in its batch can be too large for its topic.
-                "batch.size": str(largest_batch(options, limits)),
+                "batch.size": str(min(batch_bytes(options), *limits.values())),
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",

@@ -20,7 +20,7 @@ from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.release.shard import ReleaseContext, ShardRelease
-from sinks.topics.topics import check_topics, partition_counts
+from sinks.topics.topics import check_topics
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ReleaseProcess:
         check_topics(settings)
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
         self._ready_topic = settings.ready_topic
-        self._context = ReleaseContext(settings, tuple(partition_counts(settings)), member)
+        self._context = ReleaseContext(settings, member)
         self._shards: dict[int, ShardRelease] = {}
         # When a shard that was taken by another process may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}

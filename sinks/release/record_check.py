@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import DeadLetterRefused, MessageTooLarge, RecordRefused, Rejected
-from sinks.release.records import Record, as_dead_letter, record_bytes, record_id
+from sinks.release.records import (
+    OVERDUE_MS,
+    Record,
+    as_dead_letter,
+    bytes_at_most,
+    message_ids,
+    record_bytes,
+    record_id,
+)
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits
 
@@ -23,6 +33,7 @@ _BATCH_BYTES = 1_000_000
 class RecordCheck:
     """What is known when a transaction is written: what the topics accept, and what they refused before.
 
+    The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
     """
@@ -30,23 +41,37 @@ class RecordCheck:
     limits: Mapping[str, TopicLimits]
     dead_letter: str
     compresses: bool
+    batch_bytes: int
     refused: Refusals
 
-    def admits_all(self, batch: pa.RecordBatch, largest_bytes: int) -> bool:
-        """Return, a column at a time, whether all messages can be written as they are.
+    def apart(self, batch: pa.RecordBatch, largest_bytes: int) -> list[int]:
+        """Return the rows of the messages that must be written one by one: the doubted ones, and those to small topics.
 
-        They are in order, and their largest record takes `largest_bytes` at most.
+        Their largest record takes `largest_bytes` at most.
         """
-        if self.refused or largest_bytes > smallest(sizes(self.limits)):
-            return False
-        age_ms = min(each.max_age_ms // 2 for each in self.limits.values())
-        if batch.column("deliver_at_ms")[0].as_py() < now_ms() - age_ms:
-            return False
-        keyed = pa.array([topic for topic, each in self.limits.items() if each.needs_key], pa.string())
-        if not len(keyed) or not batch.column("key").null_count:
-            return True
-        without_key = batch.column("output_topic").filter(batch.column("key").is_null())
-        return not pc.any(pc.is_in(without_key, keyed)).as_py()
+        limits, which = self._limits_of(batch)
+        small = np.array([self.is_small(each) for each in limits], bool)[which]
+        return np.flatnonzero(self.doubted(batch, largest_bytes) | small).tolist()
+
+    def doubted(self, batch: pa.RecordBatch, largest_bytes: int) -> npt.NDArray[np.bool_]:
+        """Return, a column at a time, for which messages `admitted` may change the record."""
+        limits, which = self._limits_of(batch)
+        doubted = np.zeros(batch.num_rows, bool)
+        if largest_bytes > min((each.max_bytes for each in limits), default=NO_LIMIT):
+            doubted |= bytes_at_most(batch) > np.array([each.max_bytes for each in limits])[which]
+        if any(each.needs_key for each in limits) and batch.column("key").null_count:
+            doubted |= np.array([each.needs_key for each in limits])[which] & _bools(batch.column("key").is_null())
+        if any(_has_short_memory(each) for each in limits):
+            oldest_ms = now_ms() - np.array([each.max_age_ms // 2 for each in limits])[which]
+            doubted |= batch.column("deliver_at_ms").to_numpy() < oldest_ms
+        if self.refused:
+            known = pa.array({identity for _, identity in self.refused}, pa.binary())
+            doubted |= _bools(pc.is_in(message_ids(batch), known))
+        return doubted
+
+    def is_small(self, limits: TopicLimits) -> bool:
+        """Return whether a batch of the producer may be larger than a topic with these limits takes."""
+        return limits.max_bytes < self.batch_bytes
 
     def admitted(self, record: Record, timestamp_ms: int) -> Record:
         """Return `record`, or the dead letter that takes its place. Raises DeadLetterRefused if that is refused too.
@@ -75,13 +100,18 @@ class RecordCheck:
         """Return whether the broker may find the record too large, although `admitted` returned it."""
         return self.compresses and record_bytes(record) > self.limits[record.topic].max_bytes
 
+    def _limits_of(self, batch: pa.RecordBatch) -> tuple[list[TopicLimits], npt.NDArray[np.int32]]:
+        """Return the limits of the topics of `batch`, and for each message which of these are its topic's."""
+        topics = batch.column("output_topic").dictionary_encode()
+        return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
+
     def _objection(self, record: Record) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known."""
-        _, topic, _, key, _, _ = record
+        topic = record.topic
         limits = self.limits[topic]
         if self.refused and (known := self.refused.get((topic, record_id(record)))):
             return known
-        if key is None and limits.needs_key:
+        if record.key is None and limits.needs_key:
             return RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact")
         size = record_bytes(record)
         if size <= limits.max_bytes or self.compresses:
@@ -89,9 +119,13 @@ class RecordCheck:
         return MessageTooLarge(f"the record takes {size} bytes, and max.message.bytes of {topic} is {limits.max_bytes}")
 
 
-def sizes(limits: Mapping[str, TopicLimits]) -> dict[str, int]:
-    """Return the largest batch that each topic takes, in bytes."""
-    return {topic: each.max_bytes for topic, each in limits.items()}
+def _has_short_memory(limits: TopicLimits) -> bool:
+    """Return whether the topic may refuse a timestamp that `sinks.release.records` gives."""
+    return limits.max_age_ms // 2 < OVERDUE_MS
+
+
+def _bools(column: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.to_numpy(zero_copy_only=False), bool)
 
 
 def compresses(options: Mapping[str, str]) -> bool:
@@ -99,11 +133,6 @@ def compresses(options: Mapping[str, str]) -> bool:
     return any(options.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
 
 
-def largest_batch(options: Mapping[str, str], limits: Mapping[str, int]) -> int:
-    """Return how many bytes a producer with these options of librdkafka may batch, so that every topic takes them."""
-    return min(int(options.get("batch.size", _BATCH_BYTES)), smallest(limits))
-
-
-def smallest(limits: Mapping[str, int]) -> int:
-    """Return the smallest of the limits, in bytes."""
-    return min(limits.values(), default=NO_LIMIT)
+def batch_bytes(options: Mapping[str, str]) -> int:
+    """Return how many bytes a producer with these options of librdkafka puts into a batch of several records."""
+    return int(options.get("batch.size", _BATCH_BYTES))

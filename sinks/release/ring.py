@@ -24,9 +24,10 @@ from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
+from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.pending import Planned
-from sinks.release.transaction import FaultSearch, GroupRefused, Topics, TransactionWriter
+from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
 from sinks.release.wall_clock import now_ms
 
 log = logging.getLogger(__name__)

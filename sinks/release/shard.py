@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -18,12 +19,13 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
+from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import RateLimiter
 from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
-from sinks.release.transaction import FaultSearch, GroupRefused, Topics
+from sinks.release.transaction import FaultSearch, GroupRefused
 from sinks.release.wall_clock import now_ms, wait_until
 
 log = logging.getLogger(__name__)
@@ -43,14 +45,9 @@ class ShardTaken(Exception):
 
 @dataclass(frozen=True)
 class ReleaseContext:
-    """What all shards of a release process share.
-
-    - `topics`: the output topics that are known at its start
-    - `member`: the name of the process
-    """
+    """What all shards of a release process share. `member` is the name of the process."""
 
     settings: Settings
-    topics: tuple[str, ...]
     member: str
 
 
@@ -130,7 +127,7 @@ class ShardRelease:
         """
         self._in_flight.clear()
         self._search = None
-        topics = self._read_topics()
+        topics = Topics(self._settings, self._options)
         # 1. Open the ring.
         self._ring = self._open_ring(topics)
         try:
@@ -154,14 +151,6 @@ class ShardRelease:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
         finally:
             self._ring.close()
-
-    def _read_topics(self) -> Topics:
-        retry = self._retry()
-        while True:
-            try:
-                return Topics(self._settings, self._options, self._context.topics)
-            except KafkaException as problem:
-                retry.wait(problem)
 
     def _open_ring(self, topics: Topics, retry: BrokerRetry | None = None) -> Ring:
         retry = retry or self._retry()
@@ -245,10 +234,11 @@ class ShardRelease:
                 self._settle(topics)
                 # Also what the refusal has named already is kept until then.
                 self._refused_until = self._in_flight[0].position.released
-                before = dict(topics.limits)
-                self._learn(topics, retry)
+                before = topics.limits[refusal.topic]
+                self._ask(retry, partial(topics.learn, [refusal.topic]))
+                changed = before != topics.limits[refusal.topic]
                 self._reopen(topics, retry)
-                self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=before != topics.limits)
+                self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=changed)
             except KafkaException as failure:
                 self._recover(topics, retry, failure)
             todo = deque(self._in_flight)
@@ -267,11 +257,7 @@ class ShardRelease:
             named = {topic for planned in self._in_flight for topic in topics.of(planned)}
             self._ask(retry, lambda: topics.look_for(named))
         retry.wait(failure)
-        self._learn(topics, retry)
         self._reopen(topics, retry)
-
-    def _learn(self, topics: Topics, retry: BrokerRetry) -> None:
-        self._ask(retry, lambda: topics.learn(topics.limits.keys()))
 
     @staticmethod
     def _ask(retry: BrokerRetry, question: Callable[[], None]) -> None:

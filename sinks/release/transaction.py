@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -20,11 +21,11 @@ from conf.errors import DeliveryFailed, Rejected
 from conf.kafka.clients import fatal_error_raised
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
+from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
-from sinks.release.record_check import RecordCheck, compresses, largest_batch, sizes
-from sinks.release.records import Record, record_id, records
-from sinks.release.reports import DeliveryReports, Refused, topic_barred, topic_gone
-from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
+from sinks.release.record_check import RecordCheck, batch_bytes
+from sinks.release.records import ANY_PARTITION, Record, record_bytes, record_id, records
+from sinks.release.reports import DeliveryReports, Refused
 
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
 # between pieces of the flush.
@@ -65,58 +66,6 @@ class GroupRefused(Exception):
         self.suspects = suspects
 
 
-class Topics:
-    """What is known of the topics that a shard writes to, and of the messages that they refused."""
-
-    def __init__(self, settings: Settings, options: Mapping[str, str], topics: Collection[str]) -> None:
-        """Read the limits of `topics`. Raises KafkaException."""
-        self._options = options
-        self._dead_letter = settings.topics.dead_letter
-        self._position_topic = settings.position_topic
-        self.limits: dict[str, TopicLimits] = {}
-        # To be cleared once they are released: each check costs more as long as there are some.
-        self.refused: dict[tuple[str, bytes], Rejected] = {}
-        self.learn({*topics, self._dead_letter})
-
-    @property
-    def largest_batch(self) -> int:
-        """How many bytes a producer may batch, so that every topic takes them."""
-        return largest_batch(self._options, sizes(self.limits))
-
-    @property
-    def check(self) -> RecordCheck:
-        """The check of records by what is known now."""
-        return RecordCheck(self.limits, self._dead_letter, compresses(self._options), self.refused)
-
-    def learn(self, topics: Collection[str]) -> None:
-        """Read the limits of `topics` again. Raises KafkaException."""
-        self.limits |= read_limits(self._options, topics)
-
-    def check_of(self, planned: Planned) -> RecordCheck:
-        """Return the check for a transaction. Raises KafkaException.
-
-        Reads unknown limits; and before a record is refused, reads all of them again: they may have been raised.
-        """
-        named = set(planned.messages.column("output_topic").unique().to_pylist())
-        if unknown := named - self.limits.keys():
-            self.learn(unknown)
-        if not all(self.check.admits_all(part, planned.largest_bytes) for part in planned.messages.to_batches()):
-            self.learn(self.limits.keys() | named)
-        return self.check
-
-    def of(self, planned: Planned) -> set[str]:
-        """Return the topics that a transaction may be written to: any message may become a dead letter."""
-        outputs = planned.messages.column("output_topic").unique().to_pylist()
-        return {*outputs, self._dead_letter, self._position_topic}
-
-    def look_for(self, topics: Collection[str]) -> None:
-        """Raise TopicMissing or TopicMismatch for the first of `topics` that is gone, or may not be written to."""
-        for topic in missing_topics(self._options, topics):
-            raise topic_gone(topic)
-        for topic in barred_topics(self._options, topics):
-            raise topic_barred(topic)
-
-
 class TransactionWriter:
     """A producer with a transactional id of its own, for one transaction at a time. After an error it is of no use.
 
@@ -132,6 +81,8 @@ class TransactionWriter:
         self._position_topic = settings.position_topic
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
+        # The bytes of the records since the last flush, by topic and partition: of small topics alone.
+        self._unflushed: dict[tuple[str, int], int] = {}
         self.is_open = False
         self._producer = Producer(
             {
@@ -143,8 +94,7 @@ class TransactionWriter:
                 **options,
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
-                # Then only a record alone in its batch can be too large for its topic.
-                "batch.size": str(topics.largest_batch),
+                "batch.size": str(batch_bytes(options)),
                 "delivery.report.only.error": True,
                 "on_delivery": self._reports.failed,
                 "transactional.id": transactional_id,
@@ -172,7 +122,7 @@ class TransactionWriter:
         self.is_open = True
         try:
             if search is None:
-                self._fill_whole(planned, check)
+                self._fill_whole(planned, check, topics)
             else:
                 self._fill_in_groups(planned, check, search, topics)
             # No timestamp: the topic may limit it by the broker's clock.
@@ -208,13 +158,16 @@ class TransactionWriter:
         for part in planned.messages.to_batches():
             yield from map(check.admitted, records(part), part.column("timestamp_ms").to_pylist())
 
-    def _fill_whole(self, planned: Planned, check: RecordCheck) -> None:
+    def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
         for part in planned.messages.to_batches():
-            if check.admits_all(part, planned.largest_bytes):
-                self._produce(records(part))
-                continue
-            for record in map(check.admitted, records(part), part.column("timestamp_ms").to_pylist()):
+            made, written = records(part), 0
+            for row in check.apart(part, planned.largest_bytes):
+                self._produce(islice(made, row - written))
+                record = check.admitted(next(made), part.column("timestamp_ms")[row].as_py())
+                self._make_room(record, check, topics)
                 self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
+                written = row + 1
+            self._produce(made)
 
     def _fill_in_groups(
         self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]
@@ -230,6 +183,7 @@ class TransactionWriter:
                 if suspect:
                     group.append((record.topic, identity))
                     left -= 1
+                self._make_room(record, check, topics)
                 self._produce([record])
                 # The last group may be a smaller one. What comes after it may be refused too, and is no part of it.
                 if suspect and (len(group) == search.group or not left):
@@ -240,6 +194,23 @@ class TransactionWriter:
             if not group:
                 raise
             raise _group_refused(refusal, group) from None
+
+    def _make_room(self, record: Record, check: RecordCheck, topics: Collection[str]) -> None:
+        """Flush if `record` might else share a batch that is larger than its topic takes.
+
+        The client has one `batch.size` for all topics. If that were the smallest limit, one topic would cost the others
+        their large batches. A refused batch costs the whole transaction and a new ring. A flush takes below 1 ms.
+        """
+        limits = check.limits[record.topic]
+        if not check.is_small(limits):
+            return
+        # The client chooses the partition of some dead letters.
+        place = record.topic, ANY_PARTITION if record.topic == check.dead_letter else record.partition
+        # Each counted as a batch of its own: a little too much.
+        nbytes = record_bytes(record)
+        if self._unflushed.get(place, 0) + nbytes > limits.max_bytes:
+            self._flush(topics)
+        self._unflushed[place] = self._unflushed.get(place, 0) + nbytes
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
         """Add records to the open transaction; waits while the producer's queue is full."""
@@ -279,6 +250,7 @@ class TransactionWriter:
                 asked = True
                 self._topics.look_for(topics)
         self._reports.check()
+        self._unflushed.clear()
 
 
 def _group_refused(refusal: Refused, written: Collection[tuple[str, bytes]]) -> GroupRefused:

@@ -14,11 +14,11 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.position import Position
 from sinks.internal_topics.progress import read_progress
+from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Planned
 from sinks.release.ring import Ring
-from sinks.release.transaction import Topics
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import check_topics
 from state.message import decode_chunk, empty_messages
@@ -64,7 +64,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
     2. If the log can be read from there, leave it as it is.
     3. Count what is left in the log, and write a position for it.
     """
-    topics = Topics(settings, options, ())
+    topics = Topics(settings, options)
     for shard in range(settings.bucket.shards):
         # 1. Fence.
         with Ring(settings, options, shard, topics, LatenessWindow()) as ring:

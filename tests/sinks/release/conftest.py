@@ -78,14 +78,14 @@ class ReleaseBench:
         assert producer.flush(_TIMEOUT_S) == 0
         self.end = max([self.end, *(offset + 1 for offset in offsets)])
 
-    def prepare(self, *topics: str) -> ShardRelease:
-        """Make a release that is not started. `topics` are known to the release process from the start."""
-        self.prepared.append(ShardRelease(ReleaseContext(self.settings, topics, "test"), 0))
+    def prepare(self) -> ShardRelease:
+        """Make a release that is not started."""
+        self.prepared.append(ShardRelease(ReleaseContext(self.settings, "test"), 0))
         return self.prepared[-1]
 
-    def start(self, *topics: str) -> ShardRelease:
+    def start(self) -> ShardRelease:
         """Start to release."""
-        release = self.prepare(*topics)
+        release = self.prepare()
         release.start()
         return release
 

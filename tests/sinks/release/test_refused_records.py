@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from conf.errors import DeadLetterRefused, InjectedFailure
-from sinks.release import ring, transaction
+from sinks.release import known_topics, ring
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
 from sources.dead_letters.letter import read_letter
@@ -28,7 +28,7 @@ _FEW_SECONDS = {"message.timestamp.before.max.ms": "20000"}
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides what the topics accept, so that only a refusal shows it."""
-    monkeypatch.setattr(transaction, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
 
 
 @pytest.fixture(params=["described", "hidden"])
@@ -177,15 +177,15 @@ def test_what_was_refused_is_forgotten_once_it_is_released(
     bench: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, hidden: None
 ) -> None:
     asked: list[str] = []
-    hide = transaction.read_limits
+    hide = known_topics.read_limits
 
     def ask(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
         asked.extend(topics)
         return hide(options, topics)
 
-    monkeypatch.setattr(transaction, "read_limits", ask)
+    monkeypatch.setattr(known_topics, "read_limits", ask)
     bench.hand_over(_due(compacted, [{}, {"key": None}]))
-    release = bench.start(compacted)
+    release = bench.start()
     bench.wait(release)
     bench.hand_over(_due(compacted, [{}], first=2))
     bench.wait(release)

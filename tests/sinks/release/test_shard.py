@@ -17,8 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from sinks.internal_topics.position import Position, position_key
 from sinks.release import shard as shard_module
-from sinks.release.pending import Pending, Planned
-from sinks.release.record_check import RecordCheck
+from sinks.release.pending import Pending
 from sinks.release.shard import ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
@@ -180,14 +179,14 @@ def test_a_process_that_loses_the_shard_while_it_fills_a_transaction_ends_withou
     stop = Stop()
     fill_whole = TransactionWriter._fill_whole
 
-    def fill(writer: TransactionWriter, planned: Planned, check: RecordCheck) -> None:
+    def fill(*arguments: Any) -> None:
         is_first = not stop.reached.is_set()
         stop.passed()
-        fill_whole(writer, planned, check)
+        fill_whole(*arguments)
         # More, until the client has found out.
         while is_first:
             time.sleep(0.01)
-            fill_whole(writer, planned, check)
+            fill_whole(*arguments)
 
     monkeypatch.setattr(TransactionWriter, "_fill_whole", fill)
     bench.hand_over(_due(bench, [1] * 20))

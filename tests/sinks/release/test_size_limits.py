@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 from confluent_kafka import Message
 
 from conf.errors import DeadLetterRefused
-from sinks.release import transaction
+from sinks.release import known_topics, shard
 from sinks.release.records import bytes_at_most, record_bytes, records
+from sinks.release.ring import Ring
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
 from sources.intake.partitioner import partitions_for
@@ -56,6 +58,72 @@ def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
     return messages(rows)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The topics of each question for limits."""
+    questions: list[set[str]] = []
+    read = known_topics.read_limits
+
+    def ask(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
+        questions.append(set(topics))
+        return read(options, topics)
+
+    monkeypatch.setattr(known_topics, "read_limits", ask)
+    return questions
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[Ring]:
+    """The rings that were opened: a new one for each refusal."""
+    opened: list[Ring] = []
+
+    def count(*arguments: Any) -> Ring:
+        opened.append(Ring(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(shard, "Ring", count)
+    return opened
+
+
+def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_try_among_those_of_others(
+    bench: ReleaseBench, small: str, make_topic: MakeTopic, rings: list[Ring]
+) -> None:
+    large = make_topic()
+    rows = [
+        {"offset": n, "output_topic": (small, large)[n % 2], "key": b"k", "value": b"%d" % n * 100, "deliver_at_ms": 70}
+        for n in range(1_000)
+    ]
+    assert bench.release(messages(rows)) == 1_000
+    for topic, first in ((small, 0), (large, 1)):
+        assert _values(bench.read(topic)) == [b"%d" % n * 100 for n in range(first, 1_000, 2)]
+    assert len(rings) == 1
+
+
+def test_many_dead_letters_to_a_topic_that_takes_little_are_written_at_the_first_try(
+    bench: ReleaseBench, small: str, rings: list[Ring]
+) -> None:
+    assert bench.release(_batch(small, *[b"x" * 6_000] * 20)) == 20
+    assert len(bench.read(bench.dead_letter)) == 20
+    assert len(rings) == 1
+
+
+def test_only_the_topic_that_would_refuse_a_message_is_asked_for_its_limits_again_and_not_for_each_transaction(
+    bench: ReleaseBench, small: str, make_topic: MakeTopic, asked: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_topic()
+    monkeypatch.setattr(known_topics, "_FRESH_S", 3_600.0)
+    bench.change("release.transaction_messages=5")
+    release = bench.start()
+    for due in (_batch(small, *[b"x" * 6_000] * 20), _batch(other, b"a", first=20)):
+        bench.hand_over(due)
+        bench.wait(release)
+    assert asked == [{small, bench.dead_letter}, {other}]
+    monkeypatch.setattr(known_topics, "_FRESH_S", 0.0)
+    bench.hand_over(pa.concat_tables([_batch(other, b"b", first=21), _batch(small, b"x" * 6_000, first=22)]))
+    bench.wait(release)
+    assert asked[2:] == [{small, bench.dead_letter}]
+
+
 def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(bench: ReleaseBench, small: str) -> None:
     keys = [b"%d" % n for n in range(20)]
     large = {"deliver_at_ms": 1, "output_topic": small, "value": b"x" * 6_000}
@@ -74,10 +142,10 @@ def _ids(delivered: list[Message]) -> set[str | None]:
 
 
 def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order_while_the_limit_changes(
-    bench: ReleaseBench, topic: str, limit: Callable[[str, int], None]
+    bench: ReleaseBench, topic: str, limit: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The process knows the topic's limit from its start.
-    release = bench.start(topic)
+    monkeypatch.setattr(known_topics, "_FRESH_S", 0.0)
+    release = bench.start()
 
     def go(due: pa.Table) -> None:
         bench.hand_over(due)
@@ -130,7 +198,7 @@ def test_a_message_too_large_for_the_dead_letter_topic_stops_the_release_and_is_
 def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(
     bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
     # Together the small messages are too large as well, but none of them is the cause.
     many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
     assert bench.release(_batch(small, *many, large, b"z")) == 10

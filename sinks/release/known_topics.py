@@ -1,0 +1,75 @@
+"""What a shard knows of the topics that it writes to: their limits, and the messages that they refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+
+from conf.errors import Rejected
+from conf.settings import Settings
+from sinks.release.pending import Planned
+from sinks.release.record_check import RecordCheck, batch_bytes, compresses
+from sinks.release.reports import topic_barred, topic_gone
+from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
+
+# How old what is known of a topic's limits may be when a record is refused by them.
+_FRESH_S = 1.0
+
+
+class Topics:
+    """What is known of the topics that a shard writes to, and of the messages that they refused."""
+
+    def __init__(self, settings: Settings, options: Mapping[str, str]) -> None:
+        """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time."""
+        self._options = options
+        self._dead_letter = settings.topics.dead_letter
+        self._position_topic = settings.position_topic
+        self.limits: dict[str, TopicLimits] = {}
+        # When the limits of each topic were read, by the monotonic clock.
+        self._read_s: dict[str, float] = {}
+        # To be cleared once they are released: each check costs more as long as there are some.
+        self.refused: dict[tuple[str, bytes], Rejected] = {}
+
+    @property
+    def check(self) -> RecordCheck:
+        """The check of records by what is known now."""
+        options = self._options
+        return RecordCheck(self.limits, self._dead_letter, compresses(options), batch_bytes(options), self.refused)
+
+    def learn(self, topics: Collection[str]) -> None:
+        """Read the limits of `topics` again. Raises KafkaException."""
+        self.limits |= read_limits(self._options, topics)
+        self._read_s |= dict.fromkeys(topics, time.monotonic())
+
+    def check_of(self, planned: Planned) -> RecordCheck:
+        """Return the check for a transaction. Raises KafkaException.
+
+        Reads unknown limits; and before a record is refused, reads those of its topic again: they may have been raised.
+        """
+        named = set(planned.messages.column("output_topic").unique().to_pylist())
+        if unknown := {*named, self._dead_letter} - self.limits.keys():
+            self.learn(unknown)
+        doubted: set[str] = set()
+        for part in planned.messages.to_batches():
+            rows = pa.array(self.check.doubted(part, planned.largest_bytes))
+            doubted.update(part.column("output_topic").filter(rows).unique().to_pylist())
+        if doubted:
+            doubted.add(self._dead_letter)
+            stale_s = time.monotonic() - _FRESH_S
+            if stale := {topic for topic in doubted if self._read_s[topic] < stale_s}:
+                self.learn(stale)
+        return self.check
+
+    def of(self, planned: Planned) -> set[str]:
+        """Return the topics that a transaction may be written to: any message may become a dead letter."""
+        outputs = planned.messages.column("output_topic").unique().to_pylist()
+        return {*outputs, self._dead_letter, self._position_topic}
+
+    def look_for(self, topics: Collection[str]) -> None:
+        """Raise TopicMissing or TopicMismatch for the first of `topics` that is gone, or may not be written to."""
+        for topic in missing_topics(self._options, topics):
+            raise topic_gone(topic)
+        for topic in barred_topics(self._options, topics):
+            raise topic_barred(topic)
