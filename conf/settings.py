@@ -174,6 +174,8 @@ class LevelSettings(Section):
 
 # The keys of [topics] that name the internal topics, in the order of `Settings.own_topics`.
 _OWN_TOPICS = ("progress", "lease", "ready", "position")
+# How the internal topics of any application end by default.
+INTERNAL_SUFFIXES = tuple(f"-{key}" for key in _OWN_TOPICS)
 
 
 class Settings(BaseSettings):

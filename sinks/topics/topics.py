@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
@@ -13,9 +12,10 @@ from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
 from conf.errors import TopicMismatch, TopicMissing
-from conf.settings import Settings
+from conf.settings import INTERNAL_SUFFIXES, Settings
 from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected
 from sinks.topics.limits import dead_letter_limits
+from state.checkpoint.batch_settings import is_listed
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def partition_counts(settings: Settings, topics: Collection[str] | None = None) 
     """Return the partition count of each of `topics`, without those that do not exist. Raises BrokerUnreachable.
 
     None means every topic to which the job may write messages: the output topic, the dead-letter topic, and the topics
-    that the allow-list matches, but never the job's input, progress and lease topics.
+    that the allow-list has, but never the job's input and internal topics.
     """
     with connected(settings) as admin:
         if topics is None:
@@ -178,10 +178,10 @@ def input_retentions(settings: Settings) -> dict[str, int]:
 
 
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
-    patterns = [settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs]
+    listed = (settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs)
     # A message sent to an input topic still has its delay header, and would loop forever.
     barred = {*settings.topics.input, *settings.own_topics}
-    return [name for name in names if name not in barred and any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in names if name not in barred and is_listed(name, listed, INTERNAL_SUFFIXES)]
 
 
 def _names(admin: KafkaAdminClient) -> list[str]:

@@ -17,7 +17,7 @@ import pydantic.dataclasses
 from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
-from conf.settings import HeaderSettings, Settings
+from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Settings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.stored_json import STORED, read_stored
 
@@ -27,6 +27,7 @@ class BatchSettings:
     """The settings of a range of batches. Durations in ms, sizes in bytes.
 
     - `forbidden_outputs`: the job's own topics, which no pattern of `allowed_outputs` can allow
+    - `internal_suffixes`: the ends of names that no pattern matches (`is_listed`)
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
     - `first_bucket`: batch n seals bucket `first_bucket + n`
@@ -50,8 +51,9 @@ class BatchSettings:
     first_cutoff_ms: int
     # Recorded by earlier versions alone, whose mutable buckets kept only what was due within it: a replay must, too.
     near_ms: int | None = None
-    # Settings recorded before this limit existed have none, and a replay with them applies none.
+    # Settings recorded before these existed have none, and a replay with them applies none.
     max_message_bytes: int = 2**63 - 1
+    internal_suffixes: tuple[str, ...] = ()
 
     @property
     def shards(self) -> int:
@@ -65,7 +67,7 @@ class BatchSettings:
         """
         if topic in self.forbidden_outputs:
             return False
-        return topic == self.output or any(fnmatchcase(topic, pattern) for pattern in self.allowed_outputs)
+        return topic == self.output or is_listed(topic, self.allowed_outputs, self.internal_suffixes)
 
 
 def batch_settings_from(
@@ -89,7 +91,19 @@ def batch_settings_from(
         first_bucket=origin.first_bucket,
         first_cutoff_ms=origin.cutoff_ms,
         max_message_bytes=settings.limits.max_message_bytes,
+        internal_suffixes=INTERNAL_SUFFIXES,
     )
+
+
+def is_listed(topic: str, allowed_outputs: Sequence[str], internal_suffixes: tuple[str, ...]) -> bool:
+    """Return whether an allow-list has `topic`, by its name or by a pattern that matches it.
+
+    No pattern matches a name with one of `internal_suffixes`: it may be an internal topic of another application, which
+    a stray record would stop. Whoever means such a topic names it.
+    """
+    if topic in allowed_outputs:
+        return True
+    return not topic.endswith(internal_suffixes) and any(fnmatchcase(topic, pattern) for pattern in allowed_outputs)
 
 
 @dataclass(frozen=True)

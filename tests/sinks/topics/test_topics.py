@@ -229,10 +229,13 @@ def test_a_job_may_write_to_topics_that_its_allow_list_matches_but_never_to_its_
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     source, other = make_topic(2), make_topic(4)
-    settings = make_settings(f"topics.input={source}", "topics.allowed_outputs=t-*")
+    settings = make_settings(f"topics.input={source}", "topics.allowed_outputs=*")
     ensure_topics(settings, 1)
+    neighbour = make_settings()
+    ensure_topics(neighbour, 1)
     counts = partition_counts(settings)
     assert counts[other] == 4
+    assert not set(neighbour.own_topics) & set(counts)
     assert {settings.topics.output, settings.topics.dead_letter} <= set(counts)
     assert not {source, *settings.own_topics} & set(counts)
 

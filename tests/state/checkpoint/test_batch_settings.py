@@ -27,6 +27,22 @@ def test_no_pattern_allows_one_of_the_jobs_own_topics(topic: str) -> None:
     assert batch_settings.allows("anything-else")
 
 
+@pytest.mark.parametrize("end", ["progress", "lease", "ready", "position"])
+def test_a_topic_that_is_named_like_an_internal_one_is_allowed_by_its_name_alone(end: str) -> None:
+    topic = f"other-{end}"
+    settings = load_settings(None, ["topics.allowed_outputs=*,other-*"], environ={})
+    batch_settings = batch_settings_from(settings, {}, [0], CheckpointOrigin("c", 1, 1))
+    assert not batch_settings.allows(topic)
+    assert batch_settings.allows(f"{topic}-x")
+    assert replace(batch_settings, allowed_outputs=("*", topic)).allows(topic)
+
+
+def test_settings_from_when_patterns_matched_internal_topics_do_so_in_a_replay() -> None:
+    written = json.loads(SettingsHistory(((0, some_batch_settings(allowed_outputs=("*",))),)).to_json())
+    del written["rules"][0]["internal_suffixes"]
+    assert SettingsHistory.from_json(json.dumps(written)).newest.allows("other-ready")
+
+
 def test_deliver_to_may_name_the_default_output_and_topics_that_match_the_list_in_case_too() -> None:
     batch_settings = some_batch_settings(allowed_outputs=("orders", "mail-?", "log-[ab]*", "eu.[!x]"))
     allowed = ("delayline-out", "orders", "mail-1", "log-a", "log-b.7", "eu.y")
