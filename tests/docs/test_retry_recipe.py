@@ -1,0 +1,95 @@
+"""The recipe for a retry as docs/publish.md has it, run with kafka-python against a real broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError
+from kafka.structs import TopicPartition
+
+from sources.intake.accept import accept
+from streaming.local.broker import EmbeddedBroker
+from tests.docs.documents import ROOT
+from tests.messages import headers, records, some_batch_settings
+
+_INPUT = "delayline-in"
+_DUE_MS = 1_700_000_000_000
+# A message that was published with a delay of an hour, as a subscriber receives it.
+_RECEIVED = [
+    ("trace", b"7"),
+    ("deliver-after", b"1h"),
+    ("deliver-to", b"orders"),
+    ("trace", b"8"),
+    ("delayline-id", b"delayline-in/0/1"),
+    ("delayline-deliver-at", b"%d" % _DUE_MS),
+]
+
+
+@pytest.fixture
+def retry() -> Callable[..., Any]:
+    """The function that the document defines."""
+    text = (ROOT / "docs" / "publish.md").read_text()
+    (code,) = re.findall(r"^## Retrying\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102, a reader of the document runs it too
+    return names["retry"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def producer(broker: EmbeddedBroker, admin: KafkaAdminClient) -> Iterator[KafkaProducer]:
+    """A producer, with the input topic that the document names."""
+    with suppress(TopicAlreadyExistsError):
+        admin.create_topics({_INPUT: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+    with closing(KafkaProducer(bootstrap_servers=broker.bootstrap)) as made:
+        yield made
+
+
+def _record(broker: EmbeddedBroker, sent: Any) -> Any:
+    """Return the record of a `send`, as kafka-python receives it."""
+    written = sent.get(30)
+    place = TopicPartition(written.topic, written.partition)
+    with closing(KafkaConsumer(bootstrap_servers=broker.bootstrap)) as consumer:
+        consumer.assign([place])
+        consumer.seek(place, written.offset)
+        return next(consumer)
+
+
+def _accepted(record: Any) -> dict[str, Any]:
+    row = {
+        "key": record.key,
+        "value": record.value,
+        "headers": headers(*record.headers),
+        "timestamp_ms": record.timestamp,
+    }
+    batch_settings = some_batch_settings(allowed_outputs=("orders",))
+    (message,) = accept(pa.table(records([row])), batch_settings, record.timestamp).to_pylist()
+    return dict(message)
+
+
+def test_a_received_message_that_is_published_again_by_the_recipe_is_delayed_from_now(
+    broker: EmbeddedBroker, producer: KafkaProducer, topic: str, retry: Callable[..., Any]
+) -> None:
+    received = _record(broker, producer.send(topic, b"v", b"k", headers=_RECEIVED, timestamp_ms=_DUE_MS))
+    assert received.headers == _RECEIVED
+    again = _record(broker, retry(producer, received, "30s"))
+    assert (again.topic, again.key, again.value) == (_INPUT, b"k", b"v")
+    assert again.headers == [("trace", b"7"), ("deliver-to", b"orders"), ("trace", b"8"), ("deliver-after", b"30s")]
+    message = _accepted(again)
+    assert (message["error_code"], message["output_topic"]) == (None, "orders")
+    assert message["deliver_at_ms"] == again.timestamp + 30_000
+    assert again.timestamp > _DUE_MS + 3_600_000
+
+
+def test_a_received_message_with_one_more_delay_header_is_refused(
+    broker: EmbeddedBroker, producer: KafkaProducer, topic: str
+) -> None:
+    twice = [*_RECEIVED, ("deliver-after", b"30s")]
+    message = _accepted(_record(broker, producer.send(topic, b"v", b"k", headers=twice)))
+    assert message["error_code"] == "two-delays"
