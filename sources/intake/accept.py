@@ -83,16 +83,16 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     timestamps = np.where(published < 0, clock_ms, published)
     rejections = _Rejections()
     deliver_at = _schedule(headers, timestamps, batch_settings, clock_ms, rejections)
-    topics = _route(headers, len(timestamps), batch_settings, rejections)
+    names, which = _route(headers, len(timestamps), batch_settings, rejections)
     _check_sizes(records, headers, batch_settings.max_message_bytes, rejections)
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
     for row, error in rejections.errors.items():
         codes[row], texts[row] = error.code, str(error)
-        topics[row] = batch_settings.dead_letter
+        which[row] = len(names)
         deliver_at[row] = min(timestamps[row], clock_ms)
-    names, encoded = np.unique(topics.astype(str), return_inverse=True)
-    counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[encoded]
+    names = [*names, batch_settings.dead_letter]
+    counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
     keys = _one_array(records.column("key"))
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
     columns = {
@@ -101,7 +101,7 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
         "partition": records.column("partition"),
         "offset": records.column("offset"),
         "timestamp_ms": timestamps,
-        "output_topic": pa.array(names).take(pa.array(encoded)),
+        "output_topic": pa.array(names, pa.string()).take(pa.array(which)),
         "output_partition": pa.array(partitions_for(keys, input_partitions, counts), pa.int32()),
         "error_code": pa.array(codes, pa.string()),
         "error_text": pa.array(texts, pa.string()),
@@ -188,24 +188,27 @@ def _parse_distinct(
 
 def _route(
     headers: _Headers, count: int, batch_settings: BatchSettings, rejections: _Rejections
-) -> npt.NDArray[np.object_]:
-    """Return the output topic of each row, and add errors to `rejections`."""
-    topics = np.full(count, batch_settings.output, dtype=object)
+) -> tuple[list[str], Ints]:
+    """Return output topics, and for each row which of these is its own; add errors to `rejections`."""
+    names, which = [batch_settings.output], np.zeros(count, dtype=np.int64)
     rows, values = headers.named(batch_settings.headers.deliver_to)
     if not len(rows):
-        return topics
+        return names, which
     # Before any error of the values: which of a row's values is parsed first depends on the other records.
     repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
     rejections.reject(repeated, BadDeliverTo(f"a message may have one {batch_settings.headers.deliver_to} header"))
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)
+    # Of a value that is not valid: 0, like a row without the header. The row has an error.
+    chosen = np.zeros(len(encoded.dictionary), dtype=np.int64)
     for at, value in enumerate(encoded.dictionary.to_pylist()):
-        chosen = rows[indices == at]
         try:
-            topics[chosen] = _allowed(parse_deliver_to(value), batch_settings)
+            names.append(_allowed(parse_deliver_to(value), batch_settings))
+            chosen[at] = len(names) - 1
         except Rejected as error:
-            rejections.reject(chosen, error)
-    return topics
+            rejections.reject(rows[indices == at], error)
+    which[rows] = chosen[indices]
+    return names, which
 
 
 def _check_sizes(records: pa.Table, headers: _Headers, max_bytes: int, rejections: _Rejections) -> None:
