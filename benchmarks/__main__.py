@@ -28,6 +28,7 @@ from benchmarks import (
     sealed,
     shards,
     spread,
+    topics,
     window,
 )
 from benchmarks.outcome import Outcome
@@ -61,6 +62,7 @@ RESULTS = Path("benchmarks/results")
 BENCHMARKS = {
     "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
     "plain": Benchmark(on_a_stand(plain.measure), plain.draw),
+    "topics": Benchmark(on_a_stand(topics.measure), topics.draw),
     "outage": Benchmark(on_a_stand(outage.measure), outage.draw),
     "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
     "sealed": Benchmark(on_a_stand(sealed.measure), sealed.draw),
@@ -80,6 +82,7 @@ class Which(StrEnum):
 
     lateness = "lateness"
     plain = "plain"
+    topics = "topics"
     outage = "outage"
     ingest = "ingest"
     sealed = "sealed"

@@ -148,5 +148,5 @@ def _watch(stand: Stand, application: Application, count: int, due_s: int, job: 
 
 def _read_back(stand: Stand, application: Application, count: int) -> Received:
     out = stand.folder / "burst.npz"
-    with Receiver(stand.bootstrap, application.output, PARTITIONS, count, 60 + count / 20_000, out) as receiver:
+    with Receiver(stand.bootstrap, [application.output], PARTITIONS, count, 60 + count / 20_000, out) as receiver:
         return receiver.result()

@@ -23,7 +23,7 @@ def kafka_alone(stand: Stand, traffic: Traffic) -> tuple[npt.NDArray[np.float64]
     topic = stand.topic("alone")
     say(f"{traffic.rate:,} messages/s through Kafka alone for {traffic.seconds:.0f} s")
     publisher, out = Publisher(stand.bootstrap, topic, PARTITIONS), stand.folder / "alone.npz"
-    receiving = Receiver(stand.bootstrap, topic, PARTITIONS, traffic.count, traffic.seconds + 60, out)
+    receiving = Receiver(stand.bootstrap, [topic], PARTITIONS, traffic.count, traffic.seconds + 60, out)
     with stand.watch() as watch, receiving as receiver:
         publisher.pace(traffic.rate, traffic.seconds, lambda number, now_s: (int(now_s * 1e6), []))
         received = receiver.result()

@@ -248,7 +248,7 @@ class _Traffic:
         self._publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
         out = stand.folder / f"{application.name}.npz"
         limit_s = seconds + LONGEST_S + DRAIN_S
-        self._receiver = Receiver(stand.bootstrap, application.output, PARTITIONS, self.traffic.count, limit_s, out)
+        self._receiver = Receiver(stand.bootstrap, [application.output], PARTITIONS, self.traffic.count, limit_s, out)
         self._watch = CheckpointWatch(Path(checkpoint_path(application.settings)))
         self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
 

@@ -51,7 +51,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         raise RuntimeError("the messages were not accepted in time: the machine is too busy")
     out = stand.folder / "overload.npz"
     limit_s = first_due_s - time.time() + before_s + flood_s + 120
-    with Receiver(stand.bootstrap, application.output, PARTITIONS, 10**12, limit_s - 60, out) as receiver:
+    with Receiver(stand.bootstrap, [application.output], PARTITIONS, 10**12, limit_s - 60, out) as receiver:
         time.sleep(max(0.0, first_due_s + before_s - time.time()))
         begun_s = time.time()
         say(f"{FLOOD_RATE:,} messages/s for {flood_s:.0f} s into a job that takes {PER_TRIGGER / TRIGGER_S:,.0f}")

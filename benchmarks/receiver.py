@@ -1,8 +1,9 @@
 """A subscriber of committed records in a separate process, so that no other work delays its timestamps.
 
-`python -m benchmarks.receiver BOOTSTRAP TOPIC STARTS COUNT TIMEOUT_S OUT` prints `ready`, and reads the topic from the
-offsets STARTS (one for each partition, such as "0,0") until it has COUNT records. It reads for two more seconds, to
-find surplus records, and writes an array for each column to OUT, a .npz file.
+`python -m benchmarks.receiver BOOTSTRAP TOPICS STARTS COUNT TIMEOUT_S OUT` prints `ready`, and reads the topics ("a,b",
+with as many partitions each) from the offsets STARTS (one for each partition, such as "0,0,0,0") until it has COUNT
+records. It reads for two more seconds, to find surplus records, and writes an array for each column to OUT, a .npz
+file. Partitions are numbered through all topics.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Receiver:
     def __init__(
         self,
         bootstrap: str,
-        topic: str,
+        topics: Sequence[str],
         partitions: int,
         count: int,
         timeout_s: float,
@@ -92,16 +93,16 @@ class Receiver:
 
         Args:
             bootstrap: `host:port` of the broker.
-            topic: the topic to read.
-            partitions: its number of partitions.
+            topics: the topics to read.
+            partitions: the number of partitions of each.
             count: the number of records to expect.
             timeout_s: the longest time to read.
             out: the file for the columns.
-            starts: the offset to start from in each partition; by default 0.
+            starts: the offset to start from in each partition, topic by topic; by default 0.
         """
         self._out, self._timeout_s = out, timeout_s
-        offsets = ",".join(map(str, starts or [0] * partitions))
-        arguments = [bootstrap, topic, offsets, str(count), str(timeout_s), str(out)]
+        offsets = ",".join(map(str, starts or [0] * partitions * len(topics)))
+        arguments = [bootstrap, ",".join(topics), offsets, str(count), str(timeout_s), str(out)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.receiver", *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -124,13 +125,15 @@ class Receiver:
         return Received.read(self._out)
 
 
-def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeout_s: float) -> list[array[int]]:
+def receive(
+    bootstrap: str, topics: Sequence[str], starts: Sequence[int], count: int, timeout_s: float
+) -> list[array[int]]:
     """Read `count` records, or those that arrive within `timeout_s`; return one array for each of `COLUMNS`.
 
     Args:
         bootstrap: `host:port` of the broker.
-        topic: the topic to read.
-        starts: the offset to start from in each partition.
+        topics: the topics to read.
+        starts: the offset to start from in each partition, topic by topic.
         count: the number of records to expect; surplus records within two more seconds are read too.
         timeout_s: the longest time to read.
     """
@@ -140,7 +143,9 @@ def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeo
          # Some benchmarks kill the broker on purpose: the client must not log that it is unreachable.
          "log_level": 0}
     )  # fmt: skip
-    consumer.assign([TopicPartition(topic, number, start) for number, start in enumerate(starts)])
+    each = len(starts) // len(topics)
+    places = {(topic, number): at * each + number for at, topic in enumerate(topics) for number in range(each)}
+    consumer.assign([TopicPartition(*place, starts[at]) for place, at in places.items()])
     columns = [array("q") for _ in COLUMNS]
     print("ready", flush=True)
     deadline, seen = time.monotonic() + timeout_s, 0
@@ -154,7 +159,7 @@ def receive(bootstrap: str, topic: str, starts: Sequence[int], count: int, timeo
                 continue
             raise RuntimeError(error)
         row = (
-            message.partition(),
+            places[message.topic() or "", message.partition() or 0],
             message.offset(),
             *read_value(message.value() or b""),
             received_us,
@@ -180,9 +185,9 @@ def _headers(message: Any) -> tuple[int, int, int]:
 
 def main() -> None:
     """Read the topic, and write the columns."""
-    bootstrap, topic, offsets, count, timeout_s, out = sys.argv[1:]
+    bootstrap, topics, offsets, count, timeout_s, out = sys.argv[1:]
     starts = [int(offset) for offset in offsets.split(",")]
-    columns = receive(bootstrap, topic, starts, int(count), float(timeout_s))
+    columns = receive(bootstrap, topics.split(","), starts, int(count), float(timeout_s))
     arrays = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, columns, strict=True)}
     np.savez(out, **arrays)  # type: ignore[arg-type]
 

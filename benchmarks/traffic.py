@@ -31,6 +31,8 @@ _CURVE = [*range(99), *np.linspace(99, 100, 21).tolist()]
 class Traffic:
     """`rate` messages/s, numbered from `first`, each due after a delay between `shortest_s` and `longest_s`.
 
+    Messages name the topics of `outputs` in turn; without any, they go to the job's default output topic.
+
     With a longest delay of 0 the messages are plain ones, without a header for a due time. Messages that fall due in
     the `load_s` after `warm_up_s` count for lateness; without a warm-up, all do.
     """
@@ -41,6 +43,7 @@ class Traffic:
     warm_up_s: float
     load_s: float
     first: int = 0
+    outputs: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -60,11 +63,13 @@ class Traffic:
     def message(self, number: int, now_s: float, chance: random.Random) -> tuple[int, list[Header]]:
         """Return the due time (epoch microseconds) and the headers of a message that is published at `now_s`."""
         stamp_ms = int(now_s * 1000)
-        trace = ("trace", b"%d" % number)
+        headers = [("trace", b"%d" % number)]
+        if self.outputs:
+            headers.append(("deliver-to", self.outputs[number % len(self.outputs)].encode()))
         if not self.longest_s:
-            return stamp_ms * 1000, [trace]
+            return stamp_ms * 1000, headers
         due_ms = stamp_ms + int(chance.uniform(self.shortest_s, self.longest_s) * 1000)
-        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), trace]
+        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *headers]
 
     def __str__(self) -> str:
         if not self.longest_s:
@@ -146,9 +151,10 @@ def _received(
     chance = random.Random(2)
     publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
     out = stand.folder / f"{application.name}-{traffic.first}.npz"
-    topic, partitions = application.output, application.output_partitions
-    limit_s, starts = traffic.seconds + traffic.longest_s + DRAIN_S, stand.end_offsets(topic, partitions)
-    with Receiver(stand.bootstrap, topic, partitions, traffic.count, limit_s, out, starts) as receiver:
+    topics, partitions = traffic.outputs or (application.output,), application.output_partitions
+    limit_s = traffic.seconds + traffic.longest_s + DRAIN_S
+    starts = [offset for topic in topics for offset in stand.end_offsets(topic, partitions)]
+    with Receiver(stand.bootstrap, topics, partitions, traffic.count, limit_s, out, starts) as receiver:
         begin()
         begun_s = time.time()
         publisher.pace(

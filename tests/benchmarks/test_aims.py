@@ -23,6 +23,7 @@ from benchmarks import (
     sealed,
     shards,
     spread,
+    topics,
     window,
 )
 from benchmarks.aims import FAULTS, Figures
@@ -134,6 +135,17 @@ CASES = {
             "came out": (ingest.JOB, "came_out", 1),
             "dead letters": (ingest.JOB, "dead_letters", 1),
         },
+    ),
+    "topics": Case(
+        topics.aims_of,
+        {topics.ONE: ORDERED, topics.MANY: {"p99_ms": 35.0, "p99_ms_to_one": 1.3, "cpu_job_to_one": 1.3, **ORDERED}},
+        {
+            "p99, 1,000 output topics": (topics.MANY, "p99_ms", 35.1),
+            "p99_ms to that with one topic": (topics.MANY, "p99_ms_to_one", 1.31),
+            "cpu_job to that with one topic": (topics.MANY, "cpu_job_to_one", 1.31),
+        }
+        | ordered_faults(topics.ONE)
+        | ordered_faults(topics.MANY),
     ),
     "plain": Case(
         plain.aims_of,

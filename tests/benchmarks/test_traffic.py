@@ -46,6 +46,12 @@ def test_a_plain_message_has_no_due_time_and_is_due_at_its_timestamp() -> None:
     assert traffic.message(7, 1.2345, random.Random(1)) == (1_234_000, [("trace", b"7")])
 
 
+def test_messages_name_the_output_topics_in_turn() -> None:
+    traffic = Traffic(rate=100, shortest_s=0, longest_s=0, warm_up_s=20, load_s=60, outputs=("a", "b"))
+    named = [dict(traffic.message(number, 1.0, random.Random(1))[1])["deliver-to"] for number in range(3)]
+    assert named == [b"a", b"b", b"a"]
+
+
 def test_messages_due_in_the_window_count_and_its_end_is_exclusive() -> None:
     kept = due_between(received([9.9, 10.0, 19.9, 20.0]), 10.0, 20.0)
     assert (kept["due_us"] / 1e6).tolist() == [10.0, 19.9]

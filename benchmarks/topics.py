@@ -1,0 +1,74 @@
+"""Topics: lateness and CPU with a thousand output topics, beside those with one of as many messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka.admin import NewTopic
+
+from benchmarks.aims import Figures, fault_aims, figure, held_aim, lateness_aims, ratio
+from benchmarks.lateness import light_traffic
+from benchmarks.outcome import Aim, Outcome
+from benchmarks.plots import lateness_figure
+from benchmarks.stand import PARTITIONS, Stand
+from benchmarks.traffic import curve, run_through
+from benchmarks.waiting import say, wait_until
+
+TOPICS = 1_000
+ONE, MANY = "one output topic", "1,000 output topics"
+P99_MS, MOST_OF_ONE = 35.0, 1.3
+# Topics created in one request.
+_AT_ONCE = 100
+_CREATION_S = 300.0
+
+
+def measure(stand: Stand, scale: float) -> Outcome:
+    """Send the same load through a job with one output topic, and through one with many, named in turn."""
+    figures, series = {}, {}
+    for case, count in ((ONE, 1), (MANY, TOPICS)):
+        lateness_ms, figures[case] = _case(stand, f"topics-{count}", count, scale)
+        series[case] = curve(lateness_ms)
+    for name in ("p50_ms", "p99_ms", "cpu_job", "cpu_release", "cpu_broker"):
+        share = ratio(figure(figures, MANY, name), figure(figures, ONE, name))
+        figures[MANY][f"{name}_to_one"] = share and round(share, 2)
+    return Outcome("topics", str(light_traffic(scale)), aims_of(figures), figures, series)
+
+
+def aims_of(figures: Figures) -> list[Aim]:
+    """Return the aims: lateness and the job's CPU nearly as with one topic, and no fault."""
+    faults = [aim for case in (ONE, MANY) for aim in (*fault_aims(figures, case), held_aim(figures, case))]
+    ratios = [
+        Aim(f"{name} to that with one topic", figure(figures, MANY, f"{name}_to_one"), MOST_OF_ONE)
+        for name in ("p99_ms", "cpu_job")
+    ]
+    return [*lateness_aims(figures, MANY, {"p99": P99_MS}), *ratios, *faults]
+
+
+def draw(outcome: Outcome) -> Any:
+    """Draw the share of messages that came within a lateness."""
+    return lateness_figure(outcome, P99_MS)
+
+
+def _are_known(stand: Stand, outputs: Collection[str]) -> bool:
+    """Return whether the broker knows all of `outputs`."""
+    return set(outputs) <= stand.admin.list_topics(timeout=60).topics.keys()
+
+
+def _case(stand: Stand, name: str, count: int, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    application = stand.application(name, f"topics.allowed_outputs={name}-to-*")
+    outputs = tuple(f"{name}-to-{number}" for number in range(count))
+    for at in range(0, count, _AT_ONCE):
+        created = stand.admin.create_topics([NewTopic(each, PARTITIONS, 1) for each in outputs[at : at + _AT_ONCE]])
+        for future in created.values():
+            future.result(60)
+    # The broker makes their files after it has answered.
+    wait_until(lambda: _are_known(stand, outputs), _CREATION_S, f"{count} topics", lambda: None)
+    job = stand.job(application)
+    say(f"{name}: the job started in {job.start_s:.0f} s")
+    lateness_ms, measured = run_through(stand, application, job, replace(light_traffic(scale), outputs=outputs))
+    job.stop()
+    return lateness_ms, {"topics": count, "start_s": round(job.start_s, 1)} | measured
