@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from conf.errors import quoted
+
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 # Longer names of the units, as Go, Java, Spring and people write them.
 _NAMES = {
@@ -39,13 +41,13 @@ def parse_duration_ms(text: str) -> int:
     text = text.strip()
     if _NUMBER.fullmatch(text):
         if "." in text:
-            raise ValueError(f"{text!r} is not a duration: a fraction needs a unit; write {FORMS}")
+            raise ValueError(f"{quoted(text)} is not a duration: a fraction needs a unit; write {FORMS}")
         return int(text)
     if parts := _parts(text):
         return _round_up(sum((number * unit_ms for number, unit_ms in parts), Decimal(0)))
     match = _ISO.fullmatch(text)
     if match is None or not any(match.groups()):
-        raise ValueError(f"{text[:80]!r} is not a duration; write {FORMS}")
+        raise ValueError(f"{quoted(text)} is not a duration; write {FORMS}")
     return _round_up(sum((Decimal(n) * _UNIT_MS[unit] for unit, n in match.groupdict().items() if n), Decimal(0)))
 
 

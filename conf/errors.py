@@ -27,6 +27,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# The most bytes of a dead letter's error text.
+MOST_TEXT_BYTES = 1_024
+_CUT = "..."
+_MOST_QUOTED = 40
+
+
+def quoted(value: str | bytes) -> str:
+    """Return how an error quotes a value that a stranger has written: its first 40 characters or bytes.
+
+    For example `'10 parsecs'`.
+    """
+    return f"{value!r}" if len(value) <= _MOST_QUOTED else f"{value[:_MOST_QUOTED]!r}{_CUT}"
+
 
 class DelaylineError(Exception):
     """Root of every error that Delayline raises on purpose.
@@ -249,9 +262,19 @@ class InjectedFailure(DelaylineError):
 
 
 class Rejected(DelaylineError):
-    """A message cannot be scheduled or delivered. It goes to the dead-letter topic with this error's code."""
+    """A message cannot be scheduled or delivered. It goes to the dead-letter topic with this error's code.
+
+    Its text has `MOST_TEXT_BYTES` bytes of UTF-8 at most, whatever it quotes.
+    """
 
     code = "rejected"
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        encoded = text.encode(errors="replace")
+        if len(encoded) <= MOST_TEXT_BYTES:
+            return encoded.decode()
+        return encoded[: MOST_TEXT_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
 class TwoDelays(Rejected):

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from conf.durations import FORMS, parse_duration_ms
-from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo
+from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, quoted
 
 # Far above any instant that limits.max_delay allows, and safe to add to in 64 bits.
 MAX_INSTANT_MS = 2**61
@@ -19,18 +19,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Epoch ms of these lengths are before April 1970, and after the year 33,000.
 _DIGITS_OF_SECONDS = (9, 10)
 _LEAST_DIGITS_OF_MICROSECONDS = 15
+# Far above what any form needs, so that none has to be searched for in a value of megabytes.
+_MOST_BYTES = 1_024
 
 
 def _text(value: bytes | None) -> str:
     if value is None:
         raise ValueError("it has no value")
+    if len(value) > _MOST_BYTES:
+        raise ValueError(f"{quoted(value)} has {len(value)} bytes, more than {_MOST_BYTES}")
     if len(value) in (4, 8) and not value.strip().decode("latin-1").isprintable():
         number = int.from_bytes(value, signed=True)
         raise ValueError(f"{value!r} is binary, perhaps the number {number}: write it as text")
     try:
         text = value.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise ValueError(f"{value[:40]!r} is not UTF-8 text") from None
+        raise ValueError(f"{quoted(value)} is not UTF-8 text") from None
     # A JSON string: Spring's header mapper writes these.
     return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] == '"' else text
 
@@ -38,6 +42,15 @@ def _text(value: bytes | None) -> str:
 def _number(digits: str, maximum: int) -> int:
     # Cut, since Python refuses to parse a number of thousands of digits.
     return min(int(digits.lstrip("0")[:40] or "0"), maximum)
+
+
+def _instant(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as problem:
+        # Python's sentence quotes all of the text, unless it is about a number in it.
+        reason = "" if repr(text) in str(problem) else f": {problem}"
+        raise ValueError(f"{quoted(text)} is no instant{reason}") from None
 
 
 def parse_deliver_at(value: bytes | None) -> int:
@@ -52,19 +65,19 @@ def parse_deliver_at(value: bytes | None) -> int:
         if text.isascii() and text.isdigit():
             digits = len(text.lstrip("0"))
             if digits in _DIGITS_OF_SECONDS:
-                raise ValueError(f"{text[:40]!r} is seconds by its length; write milliseconds")
+                raise ValueError(f"{quoted(text)} is seconds by its length; write milliseconds")
             if digits >= _LEAST_DIGITS_OF_MICROSECONDS:
-                raise ValueError(f"{text[:40]!r} is microseconds or less by its length; write milliseconds")
+                raise ValueError(f"{quoted(text)} is microseconds or less by its length; write milliseconds")
             return _number(text, MAX_INSTANT_MS)
-        instant = datetime.fromisoformat(text)
+        instant = _instant(text)
         if instant.tzinfo is None:
-            raise ValueError(f"{text[:40]!r} has no offset from UTC; add one, or Z")
+            raise ValueError(f"{quoted(text)} has no offset from UTC; add one, or Z")
         # Round up to whole milliseconds: rounding down would be early. Python drops the digits below 1 us.
         if _NANOSECONDS.search(text):
             instant += timedelta(microseconds=1)
         ms = -((_EPOCH - instant) // timedelta(milliseconds=1))
         if ms < 0:
-            raise ValueError(f"{text[:40]!r} is before 1970")
+            raise ValueError(f"{quoted(text)} is before 1970")
         return ms
     except (ValueError, OverflowError) as problem:
         raise BadDeliverAt(
@@ -85,7 +98,7 @@ def parse_delay_level(value: bytes | None) -> int:
     try:
         text = _text(value)
         if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{text[:40]!r} is not a whole number of 0 or more")
+            raise ValueError(f"{quoted(text)} is not a whole number of 0 or more")
         return _number(text, 2**31)
     except ValueError as problem:
         raise BadDelayLevel(f"delay-level is 0 (at once), 1, 2, ...: {problem}") from None
@@ -101,7 +114,7 @@ def parse_deliver_to(value: bytes | None) -> str:
     try:
         text = _text(value)
         if not _TOPIC.fullmatch(text):
-            raise ValueError(f"{text[:40]!r} is not 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'")
+            raise ValueError(f"{quoted(text)} is not 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'")
         return text
     except ValueError as problem:
         raise BadDeliverTo(f"deliver-to names a topic: {problem}") from None

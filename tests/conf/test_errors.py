@@ -2,7 +2,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.errors import DelaylineError, KafkaError, Rejected, SettingError, SetupError, StorageError, UsageError
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import (
+    MOST_TEXT_BYTES,
+    DelaylineError,
+    KafkaError,
+    Rejected,
+    SettingError,
+    SetupError,
+    StorageError,
+    UsageError,
+    quoted,
+)
 
 
 def descendants(root: type[DelaylineError]) -> Iterator[type[DelaylineError]]:
@@ -36,3 +50,17 @@ def test_errors_that_the_caller_can_fix_have_exit_code_2_and_all_others_1() -> N
 
 def test_every_rejection_has_a_docstring() -> None:
     assert all(error.__doc__ for error in descendants(Rejected))
+
+
+@given(st.sampled_from(list(Rejected.__subclasses__())), st.text(max_size=50), st.integers(0, 3_000))
+def test_the_text_of_a_dead_letter_is_bounded_whatever_it_quotes(error: type[Rejected], text: str, times: int) -> None:
+    whole = f"{error.code}: {text * times}".encode(errors="replace")
+    encoded = str(error(text * times)).encode()
+    assert len(encoded) <= MOST_TEXT_BYTES
+    assert encoded == whole if len(whole) <= MOST_TEXT_BYTES else whole.startswith(encoded[:-10])
+
+
+@pytest.mark.parametrize("value", ["x" * 41, b"\x01" * 600_000])
+def test_a_long_value_is_quoted_by_its_beginning(value: str | bytes) -> None:
+    assert quoted(value) == f"{value[:40]!r}..."
+    assert quoted(value[:40]) == f"{value[:40]!r}"
