@@ -9,6 +9,9 @@ import pyarrow as pa
 _M = np.uint32(0x5BD1E995)
 _SEED = np.uint32(0x9747B28C)
 _BYTES_AT_ONCE = 4 * 1024 * 1024
+# For fewer keys than these, a loop over their words in Python's own numbers is faster than one over columns in numpy.
+_FEW_KEYS = 32
+_WORDS_AT_ONCE = 65_536
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
@@ -26,8 +29,38 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
         # The index of each byte takes eight bytes, so large keys are hashed in parts.
         step = max(1, _BYTES_AT_ONCE // max(1, int(length)))
         for rows in (same[at : at + step] for at in range(0, len(same), step)):
-            hashes[rows] = _murmur2_of_one_length(flat[starts[rows, None] + np.arange(length)])
+            first = int(starts[rows[0]])
+            same_length = flat[None, first : first + length] if len(rows) == 1 else flat[_places(starts[rows], length)]
+            hashes[rows] = _murmur2_of_one_length(same_length)
     return hashes
+
+
+def _places(starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    return np.asarray(starts[:, None] + np.arange(length))
+
+
+def _mix(words: npt.NDArray[np.uint32], h: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Mix the words of each row into the row's hash, a column at a time."""
+    for column in range(words.shape[1]):
+        h = h * _M ^ _scrambled(words[:, column])
+    return h
+
+
+def _mix_few(words: npt.NDArray[np.uint32], h: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Do the same a row at a time. A key of megabytes takes milliseconds, not seconds."""
+    factor, mixed = int(_M), []
+    for row, first in zip(words, h.tolist(), strict=True):
+        value = first
+        for at in range(0, len(row), _WORDS_AT_ONCE):
+            for word in _scrambled(row[at : at + _WORDS_AT_ONCE]).tolist():
+                value = (value * factor & 0xFFFFFFFF) ^ word
+        mixed.append(value)
+    return np.array(mixed, dtype=np.uint32)
+
+
+def _scrambled(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    k = words * _M
+    return np.asarray((k ^ (k >> np.uint32(24))) * _M)
 
 
 def _murmur2_of_one_length(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
@@ -37,10 +70,7 @@ def _murmur2_of_one_length(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32
         h = np.full(count, _SEED ^ np.uint32(length), dtype=np.uint32)
         whole = length // 4 * 4
         words = np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((count, 0), np.uint32)
-        for column in range(words.shape[1]):
-            k = words[:, column] * _M
-            k = (k ^ (k >> np.uint32(24))) * _M
-            h = h * _M ^ k
+        h = _mix_few(words, h) if count < _FEW_KEYS else _mix(words, h)
         tail = keys[:, whole:].astype(np.uint32)
         if tail.shape[1]:
             for at in range(tail.shape[1]):
