@@ -8,7 +8,7 @@ DelaylineError
 |   |-- TopicMissing, TopicMismatch
 |   |-- RecordsExpired, RecordUnreadable          of the input
 |   |-- ReadyLogLost                              what was handed over is not all there
-|   `-- DeadLetterRefused, DeliveryFailed, PublishFailed, PositionInvalid
+|   `-- DeliveryFailed, PublishFailed, PositionInvalid
 |-- StorageError
 |   |-- StorageFailed                             full, read-only, not there
 |   |-- CheckpointUnreadable, CheckpointVersion
@@ -145,12 +145,6 @@ class RecordUnreadable(KafkaError):
     """An input record has a timestamp that Spark cannot read. Names topic, partition, offset and timestamp."""
 
     code = "record-unreadable"
-
-
-class DeadLetterRefused(KafkaError):
-    """The output topic and the dead-letter topic both refuse a message. Names the message."""
-
-    code = "dead-letter-refused"
 
 
 class PublishFailed(KafkaError):

@@ -32,6 +32,9 @@ from conf.setting_types import (
     read_list,
 )
 
+# The largest message that can be carried: the ready log's record of it is smaller than the largest request of a broker.
+MOST_MESSAGE_BYTES = 64 * 1024 * 1024
+
 
 class KafkaSettings(OptionTable):
     """How to reach the brokers. Other keys are passed to every Kafka client (`conf.kafka.options`)."""
@@ -80,7 +83,7 @@ class LimitSettings(Section):
 
     max_delay: Annotated[int, duration(0, LONGEST)] = 366 * DAY
     # Kafka's own default for a topic's max.message.bytes.
-    max_message_bytes: Count = 1_048_588
+    max_message_bytes: Annotated[int, Bounded(1, MOST_MESSAGE_BYTES)] = 1_048_588
     messages_per_trigger: Count = 200_000
 
 

@@ -18,6 +18,8 @@ Headers = list[tuple[str, bytes | None]]
 
 # In this order, after all others.
 _SERVICE_HEADERS = [ID_HEADER, ERROR_HEADER, ERROR_TEXT_HEADER, TIMESTAMP_HEADER]
+# How many headers of a dead letter are the service's.
+SERVICE_HEADERS = len(_SERVICE_HEADERS)
 
 
 class Verdict(NamedTuple):
@@ -42,7 +44,7 @@ def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
 
 def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers, Verdict] | None:
     """Return the record's own headers and its verdict, or None if the service did not write the last headers."""
-    own, service = list(headers[: -len(_SERVICE_HEADERS)]), headers[-len(_SERVICE_HEADERS) :]
+    own, service = list(headers[:-SERVICE_HEADERS]), headers[-SERVICE_HEADERS:]
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None
     identity, code, text, stamp = ((value or b"").decode(errors="replace") for _, value in service)

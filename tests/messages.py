@@ -19,7 +19,10 @@ from state.order import in_order
 RECORD_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
+        ("key_bytes", pa.int32()),
         ("value", pa.binary()),
+        ("value_bytes", pa.int32()),
+        ("value_sha256", pa.string()),
         ("headers", HEADERS),
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -53,8 +56,14 @@ def headers(*pairs: tuple[str, bytes | None]) -> list[dict[str, Any]]:
 
 
 def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a table of records. `RECORD` has the values that a row omits."""
-    return pa.Table.from_pylist([{**RECORD, **row} for row in rows], schema=RECORD_SCHEMA)
+    """Return a table of records. `RECORD` has the values that a row omits; lengths are those of key and value."""
+    whole = [{**RECORD, **row} for row in rows]
+    lengths = [
+        {f"{name}_bytes": None if row[name] is None else len(row[name]) for name in ("key", "value")} for row in whole
+    ]
+    return pa.Table.from_pylist(
+        [{**length, **row} for length, row in zip(lengths, whole, strict=True)], schema=RECORD_SCHEMA
+    )
 
 
 def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

@@ -5,7 +5,8 @@ while the job is down. Shards are divided between the processes by a consumer gr
 
 Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
 is released next), `ring` and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`,
-`record_check` and `reports` (what a topic refuses), `rate_limiter`, `lateness`, `wall_clock`.
+`record_check` and `reports` (what a topic refuses), `stubs` (what takes the place of a refused dead letter),
+`rate_limiter`, `lateness`, `wall_clock`.
 
 **Position.** A transaction has messages and the position after them, two bounds that only grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
@@ -16,9 +17,10 @@ the end alone, a millisecond, lies between a due time and the broker. What is ha
 next transaction that is filled: up to the lead late, and behind what is due later.
 
 **Refused records.** A record that a topic refuses, for its size, for want of a key or for its timestamp, goes to the
-dead-letter topic. The writer finds that record for certain: no batch of several records is larger than its topic takes,
-so a batch refused for its size is a single record; and brokers name each invalid record of a batch. A callback for each
-record costs time, so a transaction is first written without.
+dead-letter topic. If that refuses it as well, a stub does, of which only the size can be refused. The writer finds that
+record for certain: no batch of several records is larger than its topic takes, so a batch refused for its size is a
+single record; and brokers name each invalid record of a batch. A callback for each record costs time, so a transaction
+is first written without.
 
 **Neighbours.** What a topic accepts is no burden to others. Brokers are asked again about the topic concerned alone. If
 it takes less than the client's `batch.size`, its records are counted, and flushed before a batch would be too large.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from conf.errors import Rejected
 from conf.settings import Settings
 from sinks.release.pending import Planned
-from sinks.release.record_check import RecordCheck, batch_bytes, compresses
+from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stub_refused
 from sinks.release.reports import topic_barred, topic_gone
 from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
 
@@ -42,6 +42,13 @@ class Topics:
         """Read the limits of `topics` again. Raises KafkaException."""
         self.limits |= read_limits(self._options, topics)
         self._read_s |= dict.fromkeys(topics, time.monotonic())
+
+    def refuse(self, topic: str, identity: bytes, error: Rejected) -> None:
+        """Remember that `topic` refused the record of a message. Raises TopicMismatch if it was a stub."""
+        # A dead letter that is refused is not written again: what comes after it is its stub.
+        if topic == self._dead_letter and (topic, identity) in self.refused:
+            raise stub_refused(topic, identity, error)
+        self.refused[topic, identity] = error
 
     def check_of(self, planned: Planned) -> RecordCheck:
         """Return the check for a transaction. Raises KafkaException.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import DeadLetterRefused, MessageTooLarge, RecordRefused, Rejected
+from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch
 from sinks.release.records import (
     OVERDUE_MS,
     Record,
@@ -20,8 +20,10 @@ from sinks.release.records import (
     record_bytes,
     record_id,
 )
+from sinks.release.stubs import as_stub
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits
+from state.stub import MOST_STUB_BYTES
 
 # What topics refused of a transaction, and the error of each: by topic and message id.
 Refusals = Mapping[tuple[str, bytes], Rejected]
@@ -74,27 +76,23 @@ class RecordCheck:
         return limits.max_bytes < self.batch_bytes
 
     def admitted(self, record: Record, timestamp_ms: int) -> Record:
-        """Return `record`, or the dead letter that takes its place. Raises DeadLetterRefused if that is refused too.
+        """Return `record`, or the dead letter that takes its place, or the stub if that is refused as well.
 
-        `timestamp_ms` (epoch ms) is that of the input record.
+        `timestamp_ms` (epoch ms) is that of the input record. Raises TopicMismatch if the stub is too large.
         """
         # Half of the age, since the broker's clock may be ahead of this one.
         if record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
         error = self._objection(record)
+        if error is not None and record.topic != self.dead_letter:
+            record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
+            error = self._objection(record)
         if error is None:
             return record
-        if record.topic != self.dead_letter:
-            letter = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
-            error = self._objection(letter)
-            if error is None:
-                return letter
-            record = letter
-        raise DeadLetterRefused(
-            f"message {record_id(record).decode()} can go nowhere: {error}. Change that of the dead-letter topic "
-            f"(kafka-configs.sh --alter --topic {self.dead_letter} --add-config ...), and start the job again. "
-            "Nothing is lost"
-        )
+        stub = as_stub(record)
+        if record_bytes(stub) > self.limits[self.dead_letter].max_bytes:
+            raise stub_refused(self.dead_letter, record_id(stub), error)
+        return stub
 
     def is_tried(self, record: Record) -> bool:
         """Return whether the broker may find the record too large, although `admitted` returned it."""
@@ -117,6 +115,15 @@ class RecordCheck:
         if size <= limits.max_bytes or self.compresses:
             return None
         return MessageTooLarge(f"the record takes {size} bytes, and max.message.bytes of {topic} is {limits.max_bytes}")
+
+
+def stub_refused(topic: str, identity: bytes, error: Rejected) -> TopicMismatch:
+    """Return the error for a dead-letter topic that does not even take the stub of the message `identity`."""
+    return TopicMismatch(
+        f"the dead-letter topic {topic} does not take message {identity.decode()}, nor a stub of it: {error}. Let it "
+        f"take any record of {MOST_STUB_BYTES} bytes with a key (max.message.bytes), and start the job again. Nothing "
+        "is lost"
+    )
 
 
 def _has_short_memory(limits: TopicLimits) -> bool:

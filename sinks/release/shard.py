@@ -301,7 +301,7 @@ class ShardRelease:
             return None
         if len(refusal.ids) == 1:
             (identity,) = refusal.ids
-            topics.refused[refusal.topic, identity] = refusal.error
+            topics.refuse(refusal.topic, identity, refusal.error)
             return None
         return FaultSearch(refusal.suspects)
 

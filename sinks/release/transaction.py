@@ -113,8 +113,8 @@ class TransactionWriter:
         """Write a transaction, and wait until the brokers have all of its records.
 
         Raises GroupRefused if a topic refuses a record that was expected to be accepted; TopicMissing or TopicMismatch
-        for a topic that was deleted, or that the login may not write to; DeadLetterRefused; KafkaException for other
-        errors.
+        for a topic that was deleted, or that the login may not write to, and for a dead-letter topic that does not even
+        take stubs; KafkaException for other errors.
         """
         check = self._topics.check_of(planned)
         topics = self._topics.of(planned)
@@ -136,7 +136,8 @@ class TransactionWriter:
                 ) from None
             # The records as they were written: without what is learned from the refusal.
             written = [(record.topic, record_id(record)) for record in self._checked(planned, check)]
-            self._topics.refused.update(refusal.refusals)
+            for (topic, identity), error in refusal.refusals.items():
+                self._topics.refuse(topic, identity, error)
             raise _group_refused(refusal, written) from None
 
     def commit(self) -> None:

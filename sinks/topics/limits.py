@@ -12,6 +12,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Res
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from state.stub import MOST_STUB_BYTES
 
 NO_LIMIT = 2**31 - 1
 # Kafka's value for "no limit".
@@ -68,7 +69,13 @@ def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
     dead_letter = settings.topics.dead_letter
     limits = _known_limits(settings, [*settings.topics.input, dead_letter])
     known = [limits[topic].max_bytes for topic in settings.topics.input if limits[topic].max_bytes != NO_LIMIT]
-    return limits[dead_letter], max(known) + _DEAD_LETTER_BYTES if known else 0
+    return limits[dead_letter], max(max(known) + _DEAD_LETTER_BYTES, MOST_STUB_BYTES) if known else 0
+
+
+def dead_letter_bytes(settings: Settings) -> int:
+    """Return the largest record that the dead-letter topic takes whole with its error. Raises BrokerUnreachable."""
+    topic = settings.topics.dead_letter
+    return _known_limits(settings, [topic])[topic].max_bytes - _DEAD_LETTER_BYTES
 
 
 def input_limits(settings: Settings) -> dict[str, int]:

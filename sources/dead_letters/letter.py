@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sources.subscriber import Received
 from state.dead_letter import FIRST_ID_HEADER, Headers, split_headers
+from state.stub import STUB_HEADER, Stub, read_stub
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class DeadLetter:
     """One record of the dead-letter topic, at `partition` and `offset` there.
 
     `topic`, `input_partition` and `input_offset` are its message id: where it was published. `headers` and
-    `timestamp_ms` (epoch ms) are those of the input record. `code` and `text` are those of the error.
+    `timestamp_ms` (epoch ms) are those of the input record. `code` and `text` are those of the error. `stub` says what
+    the record has, if the letter is only a stub of it.
     """
 
     partition: int
@@ -28,6 +30,7 @@ class DeadLetter:
     headers: Headers
     code: str
     text: str
+    stub: Stub | None = None
 
     @property
     def id(self) -> str:
@@ -46,9 +49,13 @@ def read_letter(record: Received) -> DeadLetter | None:
     if (parts := split_headers(record.headers)) is None:
         return None
     own, verdict = parts
+    # A record with a value is whole, whatever header its publisher has set.
+    stub = read_stub(own[-1][1]) if own and own[-1][0] == STUB_HEADER and record.value is None else None
+    if stub is not None:
+        own = own[:-1]
     return DeadLetter(
         record.partition, record.offset, verdict.topic, verdict.partition, verdict.offset, verdict.timestamp_ms,
-        record.key, record.value, own, verdict.code, verdict.text,
+        record.key, record.value, own, verdict.code, verdict.text, stub,
     )  # fmt: skip
 
 

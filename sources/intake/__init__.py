@@ -3,7 +3,8 @@
 This package decides when and where a message goes, and holds no messages. All but `kafka_reader`, `clock` and
 `stamp_check` is pure.
 
-Read `kafka_reader`, `accept` (a table of records becomes a table of messages), `schedule` (one delay header),
-`partitioner` (Kafka's partitioner for keys), `clock` (moves the watermark), `schedule_headers` (turns `--after 10s`
-into headers), `stamp_check` (finds timestamps that Spark cannot read).
+Read `kafka_reader`, `accept` (a table of records becomes a table of messages), `schedule` (one delay header), `stubs`
+(what stands for a record that is too large to be carried), `partitioner` (Kafka's partitioner for keys), `clock` (moves
+the watermark), `schedule_headers` (turns `--after 10s` into headers), `stamp_check` (finds timestamps that Spark cannot
+read).
 """

@@ -5,7 +5,7 @@ Works on whole columns, and parses each distinct header value once. Pure: the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from conf.errors import (
     TopicUnknown,
     TwoDelays,
 )
+from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake.partitioner import partitions_for
 from sources.intake.schedule import (
     level_delay_ms,
@@ -31,6 +32,7 @@ from sources.intake.schedule import (
     parse_deliver_at,
     parse_deliver_to,
 )
+from sources.intake.stubs import header_counts, sizes, with_stubs
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS, MESSAGE_SCHEMA
 
@@ -38,6 +40,8 @@ Ints = npt.NDArray[np.int64]
 
 # How far a publisher's clock may be ahead of the job's.
 _MOST_SKEW_MS = 24 * 60 * 60 * 1000
+# A subscriber with librdkafka sees none of a record's headers if there are more than 100,000.
+_MOST_HEADERS = 50_000
 
 
 @dataclass
@@ -74,17 +78,21 @@ def _flatten(headers: pa.Array) -> _Headers:
 def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order.
 
-    `records` has key, value, headers, topic, partition, offset, timestamp_ms. `clock_ms` is the batch's clock, epoch
-    ms. A record that cannot be scheduled is addressed to the dead-letter topic, with its error.
+    `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms. A record that
+    cannot be scheduled is addressed to the dead-letter topic, with its error; as a stub if it is larger than both a
+    message and a dead letter may be.
     """
-    headers = _flatten(_one_array(records.column("headers").cast(HEADERS)))
+    records = records.set_column(
+        records.schema.get_field_index("headers"), "headers", _one_array(records.column("headers").cast(HEADERS))
+    )
+    headers = _flatten(_one_array(records.column("headers")))
     # A record without a timestamp (-1) counts as written when its batch began.
     published = records.column("timestamp_ms").to_numpy().astype(np.int64)
     timestamps = np.where(published < 0, clock_ms, published)
     rejections = _Rejections()
     deliver_at = _schedule(headers, timestamps, batch_settings, clock_ms, rejections)
     names, which = _route(headers, len(timestamps), batch_settings, rejections)
-    _check_sizes(records, headers, batch_settings.max_message_bytes, rejections)
+    carried = _check_sizes(records, batch_settings, rejections)
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
     for row, error in rejections.errors.items():
@@ -93,7 +101,7 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
         deliver_at[row] = min(timestamps[row], clock_ms)
     names = [*names, batch_settings.dead_letter]
     counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
-    keys = _one_array(records.column("key"))
+    keys = _one_array(carried.column("key"))
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
     columns = {
         "deliver_at_ms": deliver_at,
@@ -106,8 +114,8 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
         "error_code": pa.array(codes, pa.string()),
         "error_text": pa.array(texts, pa.string()),
         "key": keys,
-        "value": records.column("value"),
-        "headers": records.column("headers"),
+        "value": carried.column("value"),
+        "headers": carried.column("headers"),
     }
     return pa.table(columns).cast(MESSAGE_SCHEMA)
 
@@ -122,21 +130,23 @@ def _schedule(
 ) -> Ints:
     """Return the due time of each row, and add errors to `rejections`."""
     deliver_at = np.minimum(timestamps, clock_ms)
-    header_counts = np.zeros(len(timestamps), dtype=np.int64)
+    known = batch_settings.headers
     forms: list[tuple[str, Callable[[bytes | None], int], bool]] = [
-        (batch_settings.headers.deliver_at, parse_deliver_at, True),
-        (batch_settings.headers.deliver_after, parse_deliver_after, False),
-        (
-            batch_settings.headers.delay_level,
-            lambda v: level_delay_ms(parse_delay_level(v), batch_settings.levels_ms),
-            False,
-        ),
+        (known.deliver_at, parse_deliver_at, True),
+        (known.deliver_after, parse_deliver_after, False),
+        (known.delay_level, lambda v: level_delay_ms(parse_delay_level(v), batch_settings.levels_ms), False),
     ]
-    for name, parse, absolute in forms:
-        rows, values = headers.named(name)
+    found = [headers.named(name) for name, _, _ in forms]
+    # Before any value is parsed: then no row has more than one, however often a header is repeated.
+    counts = np.bincount(np.concatenate([rows for rows, _ in found]), minlength=len(timestamps))
+    names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
+    rejections.reject(
+        np.flatnonzero(counts > 1), TwoDelays(f"a message may have only one of the headers {names}, and only once")
+    )
+    for (name, parse, absolute), (all_rows, all_values) in zip(forms, found, strict=True):
+        rows, values = _only(counts[all_rows] == 1, all_rows, all_values)
         if not len(rows):
             continue
-        np.add.at(header_counts, rows, 1)
         parsed = _parse_distinct(rows, values, parse, rejections)
         delays = parsed - timestamps[rows] if absolute else parsed
         too_long = delays > batch_settings.max_delay_ms
@@ -161,29 +171,34 @@ def _schedule(
                 ),
             )
         deliver_at[rows] = due
-    ambiguous = np.flatnonzero(header_counts > 1)
-    if len(ambiguous):
-        known = batch_settings.headers
-        names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
-        for row in ambiguous.tolist():
-            # Replaces an error of one of the headers.
-            rejections.errors[row] = TwoDelays(f"a message may have only one of the headers {names}, and only once")
     return deliver_at
+
+
+def _only(mask: npt.NDArray[np.bool_], rows: Ints, values: pa.Array) -> tuple[Ints, pa.Array]:
+    return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
+
+
+def _distinct(values: pa.Array) -> Iterator[tuple[bytes | None, Ints]]:
+    """Yield each distinct value, and the places where `values` has it, in a time that grows with `values` alone."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    indices = np.asarray(encoded.indices)
+    places = np.argsort(indices, kind="stable")
+    bounds = np.searchsorted(indices[places], np.arange(len(encoded.dictionary) + 1)).tolist()
+    for at, value in enumerate(encoded.dictionary.to_pylist()):
+        yield value, places[bounds[at] : bounds[at + 1]]
 
 
 def _parse_distinct(
     rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: _Rejections
 ) -> Ints:
     """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected."""
-    encoded = values.dictionary_encode(null_encoding="encode")
-    indices = np.asarray(encoded.indices)
-    results = np.zeros(len(encoded.dictionary), dtype=np.int64)
-    for at, value in enumerate(encoded.dictionary.to_pylist()):
+    results = np.zeros(len(rows), dtype=np.int64)
+    for value, places in _distinct(values):
         try:
-            results[at] = parse(value)
+            results[places] = parse(value)
         except Rejected as error:
-            rejections.reject(rows[indices == at], error)
-    return np.asarray(results[indices], dtype=np.int64)
+            rejections.reject(rows[places], error)
+    return results
 
 
 def _route(
@@ -191,42 +206,40 @@ def _route(
 ) -> tuple[list[str], Ints]:
     """Return output topics, and for each row which of these is its own; add errors to `rejections`."""
     names, which = [batch_settings.output], np.zeros(count, dtype=np.int64)
-    rows, values = headers.named(batch_settings.headers.deliver_to)
-    if not len(rows):
+    all_rows, all_values = headers.named(batch_settings.headers.deliver_to)
+    if not len(all_rows):
         return names, which
-    # Before any error of the values: which of a row's values is parsed first depends on the other records.
-    repeated = np.flatnonzero(np.bincount(rows, minlength=count) > 1)
-    rejections.reject(repeated, BadDeliverTo(f"a message may have one {batch_settings.headers.deliver_to} header"))
-    encoded = values.dictionary_encode(null_encoding="encode")
-    indices = np.asarray(encoded.indices)
-    # Of a value that is not valid: 0, like a row without the header. The row has an error.
-    chosen = np.zeros(len(encoded.dictionary), dtype=np.int64)
-    for at, value in enumerate(encoded.dictionary.to_pylist()):
+    counts = np.bincount(all_rows, minlength=count)
+    repeated = BadDeliverTo(f"a message may have one {batch_settings.headers.deliver_to} header")
+    rejections.reject(np.flatnonzero(counts > 1), repeated)
+    rows, values = _only(counts[all_rows] == 1, all_rows, all_values)
+    for value, places in _distinct(values):
         try:
             names.append(_allowed(parse_deliver_to(value), batch_settings))
-            chosen[at] = len(names) - 1
+            which[rows[places]] = len(names) - 1
         except Rejected as error:
-            rejections.reject(rows[indices == at], error)
-    which[rows] = chosen[indices]
+            rejections.reject(rows[places], error)
     return names, which
 
 
-def _check_sizes(records: pa.Table, headers: _Headers, max_bytes: int, rejections: _Rejections) -> None:
-    """Reject rows whose key, value and headers together have more than `max_bytes` bytes."""
-    sizes = _lengths(records.column("key")) + _lengths(records.column("value"))
-    np.add.at(sizes, headers.rows, _lengths(headers.keys) + _lengths(headers.values))
-    for row in np.flatnonzero(sizes > max_bytes).tolist():
+def _check_sizes(records: pa.Table, batch_settings: BatchSettings, rejections: _Rejections) -> pa.Table:
+    """Reject rows that are too large; return key, value and headers of all rows, with stubs for the largest."""
+    nbytes, counts = sizes(records), header_counts(records)
+    most = min(batch_settings.max_message_bytes, MOST_MESSAGE_BYTES)
+    for row in np.flatnonzero(nbytes > most).tolist():
         rejections.reject(
             np.array([row]),
             MessageTooLarge(
-                f"key, value and headers have {sizes[row]} bytes; limits.max_message_bytes is {max_bytes}: "
-                "send less, or raise that limit"
+                f"key, value and headers have {nbytes[row]} bytes, each header counting 8 more; "
+                f"limits.max_message_bytes is {most}: send less, or raise that limit"
             ),
         )
-
-
-def _lengths(column: pa.Array | pa.ChunkedArray) -> Ints:
-    return np.asarray(pc.binary_length(column).fill_null(0)).astype(np.int64)
+    has_too_many = counts > _MOST_HEADERS
+    rejections.reject(
+        np.flatnonzero(has_too_many), MessageTooLarge(f"a message may have {_MOST_HEADERS} headers: send fewer")
+    )
+    carried = max(most, min(batch_settings.dead_letter_bytes, MOST_MESSAGE_BYTES))
+    return with_stubs(records, np.flatnonzero((nbytes > carried) | has_too_many))
 
 
 def _allowed(topic: str, batch_settings: BatchSettings) -> str:

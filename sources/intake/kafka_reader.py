@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sources.intake.accept import accept
+from sources.intake.stubs import COLUMNS
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import Offsets
 from state.message import encode_chunk
@@ -18,7 +19,7 @@ CHUNK_SCHEMA = pa.schema(
     [("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())]
 )
 _COLUMNS = (
-    "key", "value", "headers", "topic", "partition", "offset",
+    *COLUMNS, "topic", "partition", "offset",
     "unix_millis(timestamp) AS timestamp_ms",
     # The batch's clock, which the offset log records: a replayed batch reads the same value.
     "unix_millis(current_timestamp()) AS clock_ms",

@@ -30,6 +30,7 @@ class BatchSettings:
     - `internal_suffixes`: the ends of names that no pattern matches (`is_listed`)
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
+    - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     """
@@ -53,6 +54,7 @@ class BatchSettings:
     near_ms: int | None = None
     # Settings recorded before these existed have none, and a replay with them applies none.
     max_message_bytes: int = 2**63 - 1
+    dead_letter_bytes: int = 2**63 - 1
     internal_suffixes: tuple[str, ...] = ()
 
     @property
@@ -71,9 +73,16 @@ class BatchSettings:
 
 
 def batch_settings_from(
-    settings: Settings, partitions: Mapping[str, int], shard_keys: Sequence[int], origin: CheckpointOrigin
+    settings: Settings,
+    partitions: Mapping[str, int],
+    shard_keys: Sequence[int],
+    origin: CheckpointOrigin,
+    dead_letter_bytes: int = 2**63 - 1,
 ) -> BatchSettings:
-    """Return those of `settings` that decide a batch's result, for the checkpoint that began as `origin`."""
+    """Return those of `settings` that decide a batch's result, for the checkpoint that began as `origin`.
+
+    `dead_letter_bytes` is the largest record that the dead-letter topic takes whole, if that is known.
+    """
     return BatchSettings(
         headers=settings.headers,
         levels_ms=settings.levels.delays,
@@ -91,6 +100,7 @@ def batch_settings_from(
         first_bucket=origin.first_bucket,
         first_cutoff_ms=origin.cutoff_ms,
         max_message_bytes=settings.limits.max_message_bytes,
+        dead_letter_bytes=dead_letter_bytes,
         internal_suffixes=INTERNAL_SUFFIXES,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +15,10 @@ from streaming.judge.record import ANY_ERROR, ID_HEADER, Header, Published, Rece
 
 # A message that is overdue by more than this when it is written has the time of writing as its timestamp.
 _OVERDUE_MS = 60_000
+_STUB_HEADER = "delayline-stub"
+_MOST_STUB_BYTES = 8_192
+# Every dead-letter topic takes a message of this size whole.
+_NEVER_A_STUB_BYTES = 4_096
 _DEAD_LETTER_HEADERS = [ID_HEADER, "delayline-error", "delayline-error-text", "delayline-timestamp"]
 
 
@@ -55,8 +61,9 @@ def misplacement(record: Received, message: Published, partitions: Mapping[str, 
     """Return a finding if the record is in a wrong topic or partition."""
     if record.topic != message.output:
         return Finding(Fault.MISPLACED, record.id, f"was delivered to {record.topic}, not to {message.output}")
-    if message.key is None and message.error is not None:
-        # A keyless message that the broker refuses at delivery may go to any partition of the dead-letter topic.
+    if message.error is not None and (message.key is None or record.key != message.key):
+        # A keyless message that the broker refuses at delivery may go to any partition of the dead-letter topic, and so
+        # may a stub with another key than the message.
         return None
     _, input_partition, _ = message.source
     number = input_partition if message.key is None else _key_hash(message.key)
@@ -75,6 +82,8 @@ def _key_hash(key: bytes) -> int:
 
 def alteration(record: Received, message: Published, shown_ms: Callable[[int], int]) -> Finding | None:
     """Return a finding if key, value, headers or timestamp differ from what the contract requires."""
+    if is_stub(record) and message.error is not None:
+        return stub_alteration(record, message)
     count = len(message.headers)
     added = record.headers[count:]
     altered = {
@@ -109,6 +118,39 @@ def _are_service_headers(added: tuple[Header, ...], message: Published) -> bool:
         and text.startswith(code)
         and timestamp == str(message.timestamp_ms).encode()
     )
+
+
+def is_stub(record: Received) -> bool:
+    """Return whether the record is a dead letter without the message's value."""
+    names = [name for name, _ in record.headers[-len(_DEAD_LETTER_HEADERS) - 1 :]]
+    return record.value is None and names == [_STUB_HEADER, *_DEAD_LETTER_HEADERS]
+
+
+def stub_alteration(record: Received, message: Published) -> Finding | None:
+    """Return a finding if a stub does not stand for the message: it is the dead letter of one that is too large."""
+    own, service = record.headers[: -len(_DEAD_LETTER_HEADERS)], record.headers[-len(_DEAD_LETTER_HEADERS) :]
+    *kept, (_, stub) = own
+    facts = {
+        "key_bytes": None if message.key is None else len(message.key),
+        "value_bytes": None if message.value is None else len(message.value),
+        "value_sha256": None if message.value is None else hashlib.sha256(message.value).hexdigest(),
+        "headers": len(message.headers),
+    }
+    rest = iter(message.headers)
+    wrong = {
+        "key": record.key not in (message.key, None, message.id.encode()),
+        "facts": json.loads(stub or b"null") != facts,
+        "headers": not all(header in rest for header in kept),
+        "headers of the service": not _are_service_headers(service, message),
+        "size": _nbytes(record) > _MOST_STUB_BYTES or _nbytes(message) <= _NEVER_A_STUB_BYTES,
+    }
+    names = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
+    return Finding(Fault.ALTERED, record.id, f"altered in the {names} of its stub") if names else None
+
+
+def _nbytes(record: Received | Published) -> int:
+    headers = sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def earliness(record: Received, message: Published, shown_ms: Callable[[int], int]) -> Finding | None:

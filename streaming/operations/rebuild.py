@@ -25,6 +25,7 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.writer import fence_writers
+from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
@@ -133,7 +134,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # 5. Seal the rest.
     resealed = 0
     if sealed_in is None:
-        batch_settings = batch_settings_from(settings, partition_counts(settings), range(origin.shards), origin)
+        counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
+        batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         rest = records.mapInArrow(
             _accept_rest(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)

@@ -142,7 +142,9 @@ class _Run:
                 skipped.append(letter)
         # 2. Change and check the chosen ones. `sent` are the indexes of those that are not refused.
         outgoing = [self._outgoing(letter) for letter in chosen]
-        refusals = self._refusals(outgoing)
+        refusals = [
+            _stub_refusal(letter) or refusal for letter, refusal in zip(chosen, self._refusals(outgoing), strict=True)
+        ]
         sent = [index for index, refusal in enumerate(refusals) if refusal is None]
         # 3. Send, and record in the same transaction what is done.
         done = [chosen[index] for index in sent]
@@ -235,7 +237,10 @@ def _table(records: list[Outgoing]) -> pa.Table:
     return pa.table(
         {
             "key": pa.array([record.key for record in records], pa.binary()),
+            "key_bytes": pa.array([_length(record.key) for record in records], pa.int32()),
             "value": pa.array([record.value for record in records], pa.binary()),
+            "value_bytes": pa.array([_length(record.value) for record in records], pa.int32()),
+            "value_sha256": pa.nulls(len(records), pa.string()),
             "headers": pa.array(headers, HEADERS),
             "topic": pa.array([record.topic for record in records]),
             "partition": pa.array([record.partition or 0 for record in records], pa.int32()),
@@ -243,6 +248,21 @@ def _table(records: list[Outgoing]) -> pa.Table:
             "timestamp_ms": pa.array([record.timestamp_ms for record in records], pa.int64()),
         }
     )
+
+
+def _stub_refusal(letter: DeadLetter) -> str | None:
+    """Return why a stub is not resent, or None for a whole dead letter."""
+    if letter.stub is None:
+        return None
+    return (
+        f"it is a stub, without the record's value ({letter.stub.value_bytes} bytes). The record is in partition "
+        f"{letter.input_partition} of {letter.topic} at offset {letter.input_offset}, as long as that topic keeps it: "
+        "publish it again from there, smaller, or after raising the limits"
+    )
+
+
+def _length(content: bytes | None) -> int | None:
+    return None if content is None else len(content)
 
 
 def _now_ms() -> int:

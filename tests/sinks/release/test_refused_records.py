@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conf.errors import DeadLetterRefused, InjectedFailure
+from conf.errors import InjectedFailure
 from sinks.release import known_topics, ring
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
@@ -18,7 +18,7 @@ from sources.subscriber import received
 from state.order import in_order
 from tests.conftest import Configure, MakeTopic
 from tests.messages import headers, messages
-from tests.sinks.release.conftest import ReleaseBench, values
+from tests.sinks.release.conftest import HostClock, ReleaseBench, values
 
 _DAY_MS = 86_400_000
 _WEEK = {"message.timestamp.before.max.ms": str(7 * _DAY_MS)}
@@ -235,18 +235,36 @@ def test_a_crash_among_refusals_does_not_change_the_output(
 
 
 @pytest.mark.parametrize("redirected", [True, False])
-def test_a_dead_letter_that_its_topic_refuses_too_stops_the_release_and_is_not_lost(
+def test_a_dead_letter_that_its_topic_refuses_for_its_missing_key_becomes_a_stub_with_one(
     visible_or_hidden: ReleaseBench, compacted: str, configure: Configure, redirected: bool
 ) -> None:
     bench = visible_or_hidden
     configure(bench.dead_letter, **{"cleanup.policy": "compact"})
     rejected = {"output_topic": bench.dead_letter, "error_code": "bad-deliver-at", "error_text": "no instant"}
     due = _due(compacted, [{}, {"key": None, **({} if redirected else rejected)}, {}])
-    pattern = rf"message delayline-in/0/1 can go nowhere: record-refused: .*{bench.dead_letter}.*"
-    with pytest.raises(DeadLetterRefused, match=pattern):
-        bench.release(due)
-    # What was written is aborted at once, and hides nothing from subscribers.
-    assert bench.read(compacted) == bench.read(bench.dead_letter) == []
-    configure(bench.dead_letter, **{"cleanup.policy": "delete"})
-    assert bench.release() == 3
-    assert (values(bench.read(compacted)), values(bench.read(bench.dead_letter))) == ([0, 2], [1])
+    assert bench.release(due) == 3
+    assert values(bench.read(compacted)) == [0, 2]
+    (record,) = bench.read(bench.dead_letter)
+    letter = read_letter(received(record, 0))
+    assert letter is not None
+    assert (letter.id, letter.key, letter.value) == ("delayline-in/0/1", b"delayline-in/0/1", None)
+    assert letter.code == ("record-refused" if redirected else "bad-deliver-at")
+    assert letter.stub is not None
+    assert (letter.stub.key_bytes, letter.stub.value_bytes) == (None, 1)
+
+
+def test_a_dead_letter_with_a_time_that_its_topic_refuses_becomes_a_stub_without_one(
+    visible_or_hidden: ReleaseBench, clock: HostClock, topic: str, configure: Configure
+) -> None:
+    bench = visible_or_hidden
+    configure(bench.dead_letter, **{"message.timestamp.after.max.ms": "3600000"})
+    # This host's clock is two hours ahead of the broker's.
+    clock.ahead_ms = 2 * 3_600_000
+    rejected = {"output_topic": bench.dead_letter, "error_code": "bad-deliver-at", "error_text": "no instant"}
+    assert bench.release(_due(topic, [{}, rejected, {}])) == 3
+    assert values(bench.read(topic)) == [0, 2]
+    (record,) = bench.read(bench.dead_letter)
+    letter = read_letter(received(record, 0))
+    assert letter is not None
+    assert letter.stub is not None
+    assert (letter.id, letter.stub.value_bytes) == ("delayline-in/0/1", 1)

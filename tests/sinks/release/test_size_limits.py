@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -11,14 +12,16 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
-from conf.errors import DeadLetterRefused
+from conf.errors import TopicMismatch
 from sinks.release import known_topics, shard
 from sinks.release.records import bytes_at_most, record_bytes, records
 from sinks.release.ring import Ring
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
+from sources.dead_letters.letter import read_letter
 from sources.intake.partitioner import partitions_for
 from sources.subscriber import received
+from state.stub import Stub
 from tests.conftest import Configure, MakeTopic
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import ReleaseBench
@@ -182,17 +185,44 @@ def test_with_compression_only_the_broker_decides_what_is_too_large(bench: Relea
     assert _values(bench.read(bench.dead_letter)) == [noise, noise]
 
 
-def test_a_message_too_large_for_the_dead_letter_topic_stops_the_release_and_is_not_lost(
+@pytest.mark.parametrize("is_hidden", [False, True])
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_message_too_large_for_the_dead_letter_topic_too_becomes_a_stub(
+    bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch, is_hidden: bool, compression: str
+) -> None:
+    bench.change(f"kafka.compression.type={compression}")
+    if is_hidden:
+        monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    large = os.urandom(30_000)
+    assert bench.release(_batch(small, b"a", large, b"b")) == 3
+    assert _values(bench.read(small)) == [b"a", b"b"]
+    (record,) = bench.read(bench.dead_letter)
+    letter = read_letter(received(record, 0))
+    assert letter is not None
+    assert (letter.id, letter.code, letter.key, letter.value) == ("delayline-in/0/1", "message-too-large", b"k", None)
+    assert letter.stub == Stub(1, 30_000, hashlib.sha256(large).hexdigest(), 0)
+    assert letter.headers == []
+
+
+def test_a_dead_letter_topic_that_takes_no_stub_stops_the_release_and_nothing_is_lost(
     bench: ReleaseBench, small: str, limit: Callable[[str, int], None]
 ) -> None:
-    with pytest.raises(
-        DeadLetterRefused, match=rf"delayline-in/0/1 .* takes 30\d+ bytes.*of {bench.dead_letter} is 20000"
-    ):
+    limit(bench.dead_letter, 300)
+    with pytest.raises(TopicMismatch, match=rf"topic {bench.dead_letter} does not take message delayline-in/0/1, nor"):
         bench.release(_batch(small, b"a", b"x" * 30_000, b"b"))
     assert bench.read(small) == bench.read(bench.dead_letter) == []
     limit(bench.dead_letter, 40_000)
     assert bench.release() == 3
     assert (_values(bench.read(small)), len(bench.read(bench.dead_letter))) == ([b"a", b"b"], 1)
+
+
+def test_a_dead_letter_topic_that_refuses_stubs_unseen_stops_the_release_too(
+    bench: ReleaseBench, small: str, limit: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+    limit(bench.dead_letter, 300)
+    with pytest.raises(TopicMismatch, match=rf"topic {bench.dead_letter} does not take message delayline-in/0/0, nor"):
+        bench.release(_batch(small, b"x" * 30_000))
 
 
 def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, Headers, read_letter
 from sources.subscriber import Received
+from state.stub import Stub
 
 SERVICE: Headers = [
     ("delayline-id", b"in/2/7"),
@@ -105,3 +107,15 @@ def test_changed_headers_do_not_move_the_others(to_set: Any, to_drop: list[str],
 def test_a_letter_that_comes_back_keeps_the_link_to_its_first_id() -> None:
     returned = letter(("delayline-first-id", b"in/0/1"), ("a", b"1"))
     assert HeaderChanges().applied(returned) == [("a", b"1"), ("delayline-first-id", b"in/0/1")]
+
+
+def test_a_stub_is_told_from_a_whole_letter_with_such_a_header() -> None:
+    stub = Stub(1, 2_000_000, "ab", 3)
+    own: Headers = [("a", b"1"), stub.to_header()]
+    read = letter(*own)
+    assert (read.stub, read.headers) == (stub, [("a", b"1")])
+    whole = read_letter(replace(record([*own, *SERVICE]), value=b"v"))
+    assert whole is not None
+    assert (whole.stub, whole.headers) == (None, own)
+    assert letter(("delayline-stub", b"mine")).stub is None
+    assert letter(("delayline-stub", None)).stub is None

@@ -166,14 +166,16 @@ def test_bytes_and_headers_are_unchanged(content: bytes | None) -> None:
         ({"key": bytes(400), "value": bytes(600)}, 1_000),
         ({"key": None, "value": bytes(1_001)}, 1_001),
         ({"key": bytes(1_001), "value": None}, 1_001),
-        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("ö", bytes(47)))}, 1_000),
-        ({"value": bytes(900), "headers": headers(("ö", bytes(49)), ("öx", bytes(47)))}, 1_001),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(41)), ("ö", bytes(39)))}, 1_000),
+        ({"value": bytes(900), "headers": headers(("ö", bytes(41)), ("öx", bytes(39)))}, 1_001),
+        ({"value": bytes(0), "headers": headers(*[("", None)] * 126)}, 1_008),
     ],
 )
 def test_key_value_and_headers_count_together_against_the_size_limit(record: dict[str, Any], bytes_: int) -> None:
     message = accept_one(**record)
     assert message["error_code"] == (None if bytes_ <= 1_000 else "message-too-large")
-    assert bytes_ <= 1_000 or f" {bytes_} bytes; limits.max_message_bytes is 1000:" in message["error_text"]
+    assert bytes_ <= 1_000 or f" have {bytes_} bytes, each header counting 8 more;" in message["error_text"]
+    assert bytes_ <= 1_000 or " limits.max_message_bytes is 1000:" in message["error_text"]
 
 
 def test_null_and_empty_headers_stay_distinct() -> None:

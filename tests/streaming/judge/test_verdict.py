@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -241,3 +243,37 @@ def test_a_problem_shows_only_a_few_ids() -> None:
     (problem,) = _judged(messages, []).problems(least_checked=0)
     assert problem.startswith("1,000 lost, such as in/0/0: ")
     assert problem.count("in/0/") == 5
+
+
+_LARGE = Published("in/0/7", 5, b"abc", b"v" * 9_000, (("a", b"1"), ("b", b"2")), "dead", error="bad-deliver-at")
+
+
+def _stub(message: Published, kept: tuple[tuple[str, bytes | None], ...], **facts: object) -> Received:
+    whole = record_of(message, partition=1)
+    told = {"key_bytes": 3, "value_bytes": 9_000, "value_sha256": sha256(b"v" * 9_000).hexdigest(), "headers": 2}
+    stub = ("delayline-stub", json.dumps(told | facts).encode())
+    return replace(whole, value=None, headers=(*kept, stub, *whole.headers[-4:]))
+
+
+@pytest.mark.parametrize(
+    ("message", "record", "is_altered"),
+    [
+        (_LARGE, _stub(_LARGE, _LARGE.headers), False),
+        (_LARGE, _stub(_LARGE, _LARGE.headers[1:]), False),
+        (_LARGE, replace(_stub(_LARGE, ()), key=None, partition=1), False),
+        (_LARGE, _stub(_LARGE, _LARGE.headers[::-1]), True),
+        (_LARGE, _stub(_LARGE, (("a", b"2"),)), True),
+        (_LARGE, _stub(_LARGE, (), value_bytes=8_999), True),
+        (_LARGE, _stub(_LARGE, (), value_sha256="0"), True),
+        (_LARGE, _stub(_LARGE, (), headers=1), True),
+        (_LARGE, replace(_stub(_LARGE, ()), key=b"foobar"), True),
+        (_LARGE, replace(_stub(_LARGE, ()), value=b"v"), True),
+        (replace(_LARGE, value=b"v" * 4_000), _stub(_LARGE, ()), True),
+        (replace(_LARGE, error=None, output="out"), replace(_stub(_LARGE, ()), topic="out"), True),
+    ],
+)
+def test_a_stub_stands_for_a_dead_letter_that_is_too_large_and_says_what_it_has(
+    message: Published, record: Received, is_altered: bool
+) -> None:
+    run = Run({message.id: message}, [record], CheckpointLog())
+    assert (run.judged().faults[Fault.ALTERED] > 0) == is_altered

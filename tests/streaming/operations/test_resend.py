@@ -21,6 +21,7 @@ from sinks.resender import Outgoing, Resender
 from sinks.topics.topics import ensure_topics
 from sources.dead_letters.reader import DeadLetterReader
 from sources.subscriber import Received, Subscriber
+from state.stub import Stub
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
@@ -164,6 +165,18 @@ def test_the_rest_can_be_skipped_for_good(desk: Desk) -> None:
     assert desk.resent("--code", "bad-deliver-at", "--skip-rest") == [ids[1]]
     assert desk.resent() == []
     assert desk.resent("--again", "--code", "two-delays") == [ids[0], ids[2]]
+
+
+def test_a_stub_is_refused_with_the_place_of_its_record(desk: Desk) -> None:
+    header = Stub(None, 3_000_000, "ab", 0).to_header()
+    stub, whole = desk.add({"headers": [header], "value": None, "input_partition": 2}, {"headers": [header]})
+    result = desk.resend("--unchecked")
+    assert (result.exit_code, result.stderr) == (1, "1 resent, 1 refused\n")
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith(stub))
+    offset = stub.rsplit("/", 1)[1]
+    assert "it is a stub, without the record's value (3000000 bytes)" in row
+    assert f"in partition 2 of {desk.input} at offset {offset}" in row
+    assert desk.inputs(1)[0].header("delayline-first-id") == whole.encode()
 
 
 def test_a_letter_that_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None:

@@ -1,0 +1,36 @@
+"""The stub that takes the place of a dead letter which the dead-letter topic refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sinks.release.records import Record, record_bytes, record_id
+from state.dead_letter import SERVICE_HEADERS
+from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, digest, headers_left, key_left
+
+# Kafka's value for a record without a timestamp, to which it applies no limit.
+_NO_TIMESTAMP = -1
+
+
+def as_stub(letter: Record) -> Record:
+    """Return the stub of a dead letter, of which a topic can refuse nothing but `MOST_STUB_BYTES` bytes.
+
+    It has a key, since a compacted topic demands one: the message id if the record has no short one. It has no
+    timestamp, since this host's clock may be ahead of what the topic takes.
+    """
+    own, service = letter.headers[:-SERVICE_HEADERS], letter.headers[-SERVICE_HEADERS:]
+    # The intake may have made a stub of it, with what it alone knows.
+    is_stub = letter.value is None and bool(own) and own[-1][0] == STUB_HEADER
+    if not is_stub or record_bytes(letter) > MOST_STUB_BYTES:
+        sizes = np.array([len(name.encode()) + len(value or b"") for name, value in own], dtype=np.int64)
+        facts = Stub(
+            None if letter.key is None else len(letter.key),
+            None if letter.value is None else len(letter.value),
+            digest(letter.value),
+            len(own),
+        )
+        own = [header for header, is_left in zip(own, headers_left(sizes), strict=True) if is_left]
+        own.append(facts.to_header())
+    key = key_left(letter.key)
+    key = record_id(letter) if key is None else key
+    return Record(_NO_TIMESTAMP, letter.topic, letter.partition, key, None, [*own, *service])
