@@ -7,14 +7,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+from kafka.admin import KafkaAdminClient, OffsetSpec
 from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
 from conf.errors import TopicMismatch, TopicMissing
 from conf.settings import INTERNAL_SUFFIXES, Settings
-from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected
+from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected, topic_configs
 from sinks.topics.limits import dead_letter_limits
+from sinks.topics.record_protection import INPUT_PROTECTION, READY_MAX_BYTES, check_records
 from state.checkpoint.batch_settings import is_listed
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _COMPACTED = {"cleanup.policy": "compact"}
 _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
 # Only the release stage may delete what is handed over, and it takes a chunk as large as a broker takes a request.
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-READY_MAX_BYTES = 100_000_000
+
 
 Role = Literal["input", "output", "dead letter", "progress", "lease", "ready", "position"]
 
@@ -81,8 +82,10 @@ def show_topics(settings: Settings) -> list[TopicReport]:
 def check_topics(settings: Settings) -> dict[str, int]:
     """Return the partition count of every topic that the job needs, and log a warning if dead letters may be refused.
 
-    Raises TopicMissing (which names each missing topic), TopicMismatch if the progress or lease topic has a wrong
-    partition count or cleanup policy, BrokerUnreachable.
+    Warns of input topics that let in records which the job could not read.
+
+    Raises TopicMissing (which names each missing topic), TopicMismatch if an internal topic has a wrong form or the
+    dead-letter topic takes no stubs, BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
@@ -94,7 +97,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
             )
         _check_shards(admin, settings, counts)
         _check_policy(admin, settings.lease_topic)
-    _check_dead_letter(settings)
+        check_records(admin, settings)
     return counts
 
 
@@ -167,7 +170,7 @@ def input_retentions(settings: Settings) -> dict[str, int]:
     """
     keys = ("retention.ms", "cleanup.policy", "message.timestamp.type")
     with connected(settings) as admin:
-        configs = _configs(admin, settings.topics.input, keys)
+        configs = topic_configs(admin, settings.topics.input, keys)
     return {
         name: int(config["retention.ms"])
         for name, config in configs.items()
@@ -210,6 +213,8 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
     if role == "ready":
         configs = _KEPT | {"max.message.bytes": str(READY_MAX_BYTES)}
         return form | {"num_partitions": settings.bucket.shards, "configs": configs}
+    if role == "input":
+        return form | {"configs": INPUT_PROTECTION}
     if role == "lease":
         return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS}
     return form
@@ -260,7 +265,7 @@ def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[s
 def _check_retention(admin: KafkaAdminClient, topic: str) -> None:
     """Raise TopicMismatch if the broker may delete records of the ready log."""
     keys = ("retention.ms", "retention.bytes")
-    config = _configs(admin, [topic], keys)[topic]
+    config = topic_configs(admin, [topic], keys)[topic]
     if limited := [f"{key}={config[key]}" for key in keys if int(config[key]) != -1]:
         raise TopicMismatch(
             f"ready topic {topic} has {' and '.join(limited)}: what is handed over and not yet due could be deleted. "
@@ -268,41 +273,9 @@ def _check_retention(admin: KafkaAdminClient, topic: str) -> None:
         )
 
 
-def _check_dead_letter(settings: Settings) -> None:
-    limits, needed = dead_letter_limits(settings)
-    if limits.max_bytes < needed:
-        log.warning(
-            "dead-letter topic %s has max.message.bytes=%d: if a message as large as an input topic allows became a "
-            "dead letter, it would stop the job. Set it to %d or more",
-            settings.topics.dead_letter, limits.max_bytes, needed,
-        )  # fmt: skip
-    if limits.needs_key:
-        log.warning(
-            "dead-letter topic %s is compacted: it loses dead letters, and one without a key would stop the job. "
-            "Set its cleanup.policy to delete",
-            settings.topics.dead_letter,
-        )
-
-
 def _check_policy(admin: KafkaAdminClient, name: str, allowed: str = "compact") -> None:
-    policy = _configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
+    policy = topic_configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
     if policy != allowed:
         raise TopicMismatch(
             f"topic {name} has cleanup.policy={policy}, and would lose what the job keeps there: set it to {allowed}"
         )
-
-
-def _configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the values of `keys` for each of `topics`, which must exist.
-
-    Raises TopicMismatch if the broker hides them.
-    """
-    resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
-    described = admin.describe_configs(resources, config_filter="all")["topic"]
-    # kafka-python returns a topic that the broker refuses to describe as one without configuration.
-    if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
-        raise TopicMismatch(
-            f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
-            "DescribeConfigs there"
-        )
-    return {name: {key: described[name][key]["value"] for key in keys} for name in topics}

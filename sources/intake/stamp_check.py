@@ -15,7 +15,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 
-# The last timestamp that Spark can read: in the year 294,247.
+# The last timestamp that Spark can read: in the year 294,247. The first one is as far before 1970.
 LAST_MS = ((1 << 63) - 1) // 1000
 _TIMEOUT_S = 60.0
 _POLL_MESSAGES = 10_000
@@ -76,7 +76,7 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
                     if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                         continue
                     raise BrokerUnreachable(f"{place[0]}/{place[1]} cannot be read: {error.str()}")
-                if error is None and (stamp := message.timestamp()[1]) > LAST_MS and offset < unread.get(place, 0):
+                if error is None and abs(stamp := message.timestamp()[1]) > LAST_MS and offset < unread.get(place, 0):
                     unreadable.append(Unreadable(*place, offset, stamp))
                 # The end-of-partition event has the offset of the next record.
                 if place in unread and offset + (error is None) >= unread[place]:

@@ -193,10 +193,10 @@ def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
         return
     if records := unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets):
         raise RecordUnreadable(
-            f"{'; '.join(map(str, records))}: Spark reads none later than {LAST_MS} (was it stamped in microseconds or "
-            "nanoseconds?). Publish the unread records before it again, delete the partition's records up to it "
-            "(kafka-delete-records.sh), and start with topics.skip_expired=true. With message.timestamp.after.max.ms "
-            "the broker refuses such records"
+            f"{'; '.join(map(str, records))}: Spark reads none later than {LAST_MS}, or as far before 1970 (was it "
+            "stamped in nanoseconds?). Publish the unread records before it again, delete the partition's records up "
+            "to it (kafka-delete-records.sh), and start with topics.skip_expired=true. With "
+            "message.timestamp.after.max.ms and message.timestamp.before.max.ms the broker refuses such records"
         )
 
 

@@ -6,12 +6,14 @@ import time
 import uuid
 
 import pytest
+from confluent_kafka import KafkaError, Message, Producer
 from kafka.admin import ConfigResource, KafkaAdminClient
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.topics.limits import dead_letter_limits
+from sinks.topics.record_protection import INPUT_PROTECTION
 from sinks.topics.topics import (
     check_topics,
     ensure_shards,
@@ -23,8 +25,12 @@ from sinks.topics.topics import (
     show_topics,
 )
 from sources.publisher import Publisher
+from streaming.local.broker import EmbeddedBroker
 from tests.conftest import Configure, MakeSettings, MakeTopic
 from tests.eventually import assert_eventually
+
+# Kafka's value for no limit.
+_FOREVER_MS = str((1 << 63) - 1)
 
 
 def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings) -> None:
@@ -127,7 +133,7 @@ def test_internal_topics_grow_with_the_shards_and_never_shrink(settings: Setting
 def test_more_partitions_than_shards_are_fine(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     topics = {
         "progress": make_topic(3, **{"cleanup.policy": "compact"}),
-        "ready": make_topic(4, **{"retention.ms": "-1"}),
+        "ready": make_topic(4, **{"retention.ms": "-1", "max.message.bytes": "2000000"}),
         "position": make_topic(5, **{"cleanup.policy": "compact"}),
     }
     settings = make_settings(*(f"topics.{role}={topic}" for role, topic in topics.items()))
@@ -170,13 +176,13 @@ def test_the_input_bounds_are_given_for_each_partition(settings: Settings) -> No
 def test_the_dead_letter_topic_is_created_with_the_size_limit_of_the_input_and_a_smaller_limit_is_logged(
     make_settings: MakeSettings, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large = make_topic(**{"max.message.bytes": "3000000"})
-    settings = make_settings(f"topics.input={large},{make_topic()}")
+    large = make_topic(**{"max.message.bytes": "3000000", **INPUT_PROTECTION})
+    settings = make_settings(f"topics.input={large},{make_topic(**INPUT_PROTECTION)}")
     ensure_topics(settings)
     limits, needed = dead_letter_limits(settings)
     assert (limits.max_bytes, needed) == (3_004_096, 3_004_096)
     check_topics(settings)
-    assert caplog.text == ""
+    assert settings.topics.dead_letter not in caplog.text
     small = make_settings(f"topics.input={large}", f"topics.dead_letter={make_topic()}")
     ensure_topics(small)
     check_topics(small)
@@ -191,6 +197,65 @@ def test_a_warning_names_a_dead_letter_topic_that_requires_keys(
     ensure_topics(settings)
     check_topics(settings)
     assert f"{settings.topics.dead_letter} is compacted: it loses dead letters" in caplog.text
+
+
+def test_a_dead_letter_topic_without_room_for_a_stub_is_refused(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(**{"max.message.bytes": "8191"})
+    settings = make_settings(f"topics.dead_letter={topic}")
+    ensure_topics(settings)
+    with pytest.raises(TopicMismatch, match=rf"{topic} has max.message.bytes=8191, .* takes up to 8192: set it to"):
+        check_topics(settings)
+
+
+def test_a_ready_topic_without_room_for_the_largest_message_is_refused(
+    settings: Settings, make_settings: MakeSettings, configure: Configure
+) -> None:
+    ensure_topics(settings)
+    configure(settings.ready_topic, **{"max.message.bytes": "1048588"})
+    with pytest.raises(TopicMismatch, match=f"{settings.ready_topic} has max.message.bytes=1048588, too little"):
+        check_topics(settings)
+
+
+def test_a_new_input_topic_refuses_what_the_job_could_not_read(settings: Settings, broker: EmbeddedBroker) -> None:
+    ensure_topics(settings)
+    options = {"bootstrap.servers": broker.bootstrap, "compression.type": "zstd", "message.max.bytes": 10_000_000}
+    producer = Producer(options)
+    errors: list[str | None] = []
+
+    def report(error: KafkaError | None, _: Message) -> None:
+        errors.append(None if error is None else error.name())
+
+    for value, timestamp_ms in ((bytes(3_000_000), 1), (b"v", time.time_ns()), (b"v", -time.time_ns()), (b"v", 1)):
+        producer.produce(settings.topics.input[0], value, timestamp=timestamp_ms, on_delivery=report)
+        assert producer.flush(30) == 0
+    assert errors == ["MSG_SIZE_TOO_LARGE", "INVALID_TIMESTAMP", "INVALID_TIMESTAMP", None]
+
+
+@pytest.mark.parametrize(
+    ("configs", "warned"),
+    [
+        (INPUT_PROTECTION, []),
+        (INPUT_PROTECTION | {"compression.type": "producer"}, ["compression.type=producer"]),
+        (INPUT_PROTECTION | {"message.timestamp.after.max.ms": _FOREVER_MS}, ["message.timestamp.after.max.ms"]),
+        (INPUT_PROTECTION | {"message.timestamp.before.max.ms": _FOREVER_MS}, ["message.timestamp.before.max.ms"]),
+        ({"message.timestamp.type": "LogAppendTime"}, ["compression.type=producer"]),
+    ],
+)
+def test_an_input_topic_that_takes_what_the_job_cannot_read_is_named(
+    make_settings: MakeSettings,
+    make_topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    configs: dict[str, str],
+    warned: list[str],
+) -> None:
+    topic = make_topic(**configs)
+    settings = make_settings(f"topics.input={topic}")
+    ensure_topics(settings)
+    check_topics(settings)
+    assert caplog.text.count("input topic") == len(warned)
+    assert all(f"input topic {topic} has {key}" in caplog.text for key in warned)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_records_with_timestamps_that_spark_cannot_read_are_found_between_the_of
     topic = make_topic(2, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
-    for timestamps_ms in ([1, LAST_MS, LAST_MS + 1, 1_700_000_000_000_000_000], [5, LAST_MS + 9]):
+    for timestamps_ms in ([1, LAST_MS, LAST_MS + 1, 1_700_000_000_000_000_000], [-LAST_MS, -LAST_MS - 1]):
         producer.begin_transaction()
         for timestamp_ms in timestamps_ms:
             producer.produce(topic, b"v", partition=1, timestamp=timestamp_ms)
@@ -26,7 +26,7 @@ def test_records_with_timestamps_that_spark_cannot_read_are_found_between_the_of
         return unreadable_records(settings, {topic: {"1": start}}, {topic: {"0": 0, "1": end}})
 
     first, second, third = (Unreadable(topic, 1, at, timestamp_ms) for at, timestamp_ms in
-                            ((2, LAST_MS + 1), (3, 1_700_000_000_000_000_000), (6, LAST_MS + 9)))  # fmt: skip
+                            ((2, LAST_MS + 1), (3, 1_700_000_000_000_000_000), (6, -LAST_MS - 1)))  # fmt: skip
     # Offsets 4 and 7 are the commit markers of the transactions.
     assert unreadable(0, 8) == [first, second, third]
     assert unreadable(0, 3) == [first]

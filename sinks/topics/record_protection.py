@@ -1,0 +1,104 @@
+"""What keeps a single record from stopping the job, topic by topic: set on new topics, and checked before a start.
+
+An input topic is created with:
+
+- `compression.type=uncompressed`: a broker then applies `max.message.bytes` to what a batch holds when it is not
+  compressed. Otherwise a batch of a few kilobytes can hold a record of gigabytes, which no memory of Spark's can take.
+- `message.timestamp.after.max.ms`: Spark reads no timestamp after the year 294,247, as those in nanoseconds are.
+- `message.timestamp.before.max.ms`: nor one as far before 1970. Some clients send negative numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from kafka.admin import ConfigResource, KafkaAdminClient
+
+from conf.errors import TopicMismatch
+from conf.settings import Settings
+from sinks.topics.admin_client import topic_configs
+from sinks.topics.limits import dead_letter_limits
+from state.stub import MOST_STUB_BYTES
+
+log = logging.getLogger(__name__)
+
+# A chunk of the ready log may be as large as a broker takes a request.
+READY_MAX_BYTES = 100_000_000
+# Of a chunk with one message: its columns, its summary, and what Arrow and Kafka put around it.
+_READY_OVERHEAD_BYTES = 16_384
+_AFTER, _BEFORE = "message.timestamp.after.max.ms", "message.timestamp.before.max.ms"
+_COMPRESSION, _TIMESTAMP = "compression.type", "message.timestamp.type"
+_HOUR_MS = 3_600_000
+# A limit above this one lets in timestamps that Spark cannot read: it is 1,000 years before the last that it can.
+_LARGEST_MS = 9_190_000_000_000_000
+# The limit of an hour is Kafka's own default since 4.0.
+INPUT_PROTECTION = {_AFTER: str(_HOUR_MS), _BEFORE: str(_LARGEST_MS), _COMPRESSION: "uncompressed"}
+
+
+def check_records(admin: KafkaAdminClient, settings: Settings) -> None:
+    """Warn of topics that take, or refuse, records which the job cannot do without.
+
+    Raises TopicMismatch for a ready topic that has no room for a message, or a dead-letter topic that has none for a
+    stub.
+    """
+    _warn_of_unprotected(admin, settings.topics.input)
+    _check_ready(admin, settings)
+    _check_dead_letter(settings)
+
+
+def _warn_of_unprotected(admin: KafkaAdminClient, topics: Collection[str]) -> None:
+    resources = [ConfigResource("TOPIC", name, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP]) for name in topics]
+    described = admin.describe_configs(resources, config_filter="all")["topic"]
+    for name in topics:
+        # A topic that the broker does not describe has none.
+        config = {key: each["value"] for key, each in described.get(name, {}).items()}
+        if config.get(_COMPRESSION, "uncompressed") != "uncompressed":
+            log.warning(
+                "input topic %s has %s=%s: a small compressed batch may hold records larger than Spark's memory, and "
+                "would stop the job. With %s=uncompressed the broker applies max.message.bytes to what it holds",
+                name, _COMPRESSION, config[_COMPRESSION], _COMPRESSION,
+            )  # fmt: skip
+        limits = (_AFTER, _BEFORE) if config.get(_TIMESTAMP) == "CreateTime" else ()
+        for key in limits:
+            if int(config.get(key, 0)) > _LARGEST_MS:
+                log.warning(
+                    "input topic %s has %s=%s: a record with a timestamp that Spark cannot read, as in nanoseconds, "
+                    "would stop the job. Set it to %s",
+                    name, key, config[key], INPUT_PROTECTION[key],
+                )  # fmt: skip
+
+
+def _check_ready(admin: KafkaAdminClient, settings: Settings) -> None:
+    """Raise TopicMismatch if a message of the largest size may not fit the ready log."""
+    topic, key = settings.ready_topic, "max.message.bytes"
+    most = int(topic_configs(admin, [topic], [key])[topic][key])
+    needed = settings.limits.max_message_bytes * 9 // 8 + _READY_OVERHEAD_BYTES
+    if most < needed:
+        raise TopicMismatch(
+            f"ready topic {topic} has {key}={most}, too little for a message of limits.max_message_bytes: set it to "
+            f"{READY_MAX_BYTES} (kafka-configs.sh --alter), or lower that limit"
+        )
+
+
+def _check_dead_letter(settings: Settings) -> None:
+    """Warn of dead letters that would not be whole. Raises TopicMismatch if there is no room for a stub."""
+    limits, needed = dead_letter_limits(settings)
+    topic = settings.topics.dead_letter
+    if limits.max_bytes < MOST_STUB_BYTES:
+        raise TopicMismatch(
+            f"dead-letter topic {topic} has max.message.bytes={limits.max_bytes}, and a stub of a record takes up to "
+            f"{MOST_STUB_BYTES}: set it to {max(needed, MOST_STUB_BYTES)} or more (kafka-configs.sh --alter)"
+        )
+    if limits.max_bytes < needed:
+        log.warning(
+            "dead-letter topic %s has max.message.bytes=%d: if a message as large as an input topic allows became a "
+            "dead letter, only a stub of it would be there. Set it to %d or more",
+            topic, limits.max_bytes, needed,
+        )  # fmt: skip
+    if limits.needs_key:
+        log.warning(
+            "dead-letter topic %s is compacted: it loses dead letters, and of one without a key it takes only a stub. "
+            "Set its cleanup.policy to delete",
+            topic,
+        )
