@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from subprocess import Popen, TimeoutExpired
 
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from conf.errors import QueryFailed
 from conf.kafka.clients import check_clients
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from streaming.spark.session import open_session
+
+# How long Java may take to end after it has closed its connections.
+_END_S = 10.0
 
 
 @contextmanager
@@ -21,17 +28,43 @@ def exclusive_session(
     """Start Spark and claim the lease; release both at the end of the context.
 
     The two steps run at the same time, because after a crash each of them takes seconds. `options` are Spark options
-    that override all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable, and the errors
-    of `check_clients`.
+    that override all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable, the errors of
+    `check_clients`, and QueryFailed if Java ends within the context.
     """
     check_clients(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
         claiming = claimer.submit(HeldLease, settings, command)
         # The lease is released last: no other process may start while a batch of this one still runs.
         stack.callback(_release, claiming)
+        stack.enter_context(_end_of_java_named())
         spark = open_session(settings, options)
         stack.callback(spark.stop)
         yield spark, claiming.result()
+
+
+@contextmanager
+def _end_of_java_named() -> Iterator[None]:
+    """Raise QueryFailed for what fails because Spark's Java process has ended."""
+    try:
+        yield
+    except (Py4JError, OSError) as problem:
+        code = _exit_code_of_java()
+        if code is None:
+            raise
+        raise QueryFailed(
+            f"Spark's Java process ended with {code}, and its own lines before this one say why. If it had no memory "
+            "left (OutOfMemoryError), give it more (spark.driver.memory) and start the job again; a single record can "
+            "take so much: see docs/operate.md, Records that no job can read. Nothing is lost"
+        ) from problem
+
+
+def _exit_code_of_java() -> int | None:
+    """Return the exit code of the Java process that pyspark has started; None if it runs, or another program did."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    try:
+        return process.wait(_END_S) if isinstance(process, Popen) else None
+    except TimeoutExpired:
+        return None
 
 
 def _release(claiming: Future[HeldLease]) -> None:

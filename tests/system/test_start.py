@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import psutil
+
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 from tests.system.service import Service
@@ -59,3 +61,19 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     ledger.close()
     service.start(None, True, "--fresh")
     assert service.stop() == 0, service.log[-3000:]
+
+
+def test_a_job_whose_java_ends_says_so_in_one_sentence(application: Application, make_service: MakeService) -> None:
+    service, _ = make_service()
+    # Its own process: a warm one is of no use without Java.
+    service.in_own_group = True
+    service.start()
+    children = psutil.Process(service.pid).children()
+    (java,) = (child for child in children if child.name() == "java")
+    java.kill()
+    assert service.wait() == 1
+    last = [line for line in service.log.splitlines() if line.startswith("error: ")]
+    assert len(last) == 1, service.log[-3000:]
+    assert last[0].startswith("error: query-failed: Spark's Java process ended with -9")
+    assert "spark.driver.memory" in last[0]
+    assert "Traceback" not in service.log
