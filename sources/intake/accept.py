@@ -5,7 +5,7 @@ Works on whole columns, and parses each distinct header value once. Pure: the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,27 +178,28 @@ def _only(mask: npt.NDArray[np.bool_], rows: Ints, values: pa.Array) -> tuple[In
     return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
 
 
-def _distinct(values: pa.Array) -> Iterator[tuple[bytes | None, Ints]]:
-    """Yield each distinct value, and the places where `values` has it, in a time that grows with `values` alone."""
-    encoded = values.dictionary_encode(null_encoding="encode")
-    indices = np.asarray(encoded.indices)
-    places = np.argsort(indices, kind="stable")
-    bounds = np.searchsorted(indices[places], np.arange(len(encoded.dictionary) + 1)).tolist()
-    for at, value in enumerate(encoded.dictionary.to_pylist()):
-        yield value, places[bounds[at] : bounds[at + 1]]
-
-
 def _parse_distinct(
     rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: _Rejections
 ) -> Ints:
-    """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected."""
-    results = np.zeros(len(rows), dtype=np.int64)
-    for value, places in _distinct(values):
+    """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected.
+
+    The time grows with the number of values alone, however many of them are not valid.
+    """
+    encoded = values.dictionary_encode(null_encoding="encode")
+    indices = np.asarray(encoded.indices)
+    results = np.zeros(len(encoded.dictionary), dtype=np.int64)
+    errors: dict[int, Rejected] = {}
+    for at, value in enumerate(encoded.dictionary.to_pylist()):
         try:
-            results[places] = parse(value)
+            results[at] = parse(value)
         except Rejected as error:
-            rejections.reject(rows[places], error)
-    return results
+            errors[at] = error
+    if errors:
+        places = np.argsort(indices, kind="stable")
+        bounds = np.searchsorted(indices[places], np.arange(len(results) + 1)).tolist()
+        for at, rejected in errors.items():
+            rejections.reject(rows[places[bounds[at] : bounds[at + 1]]], rejected)
+    return np.asarray(results[indices], dtype=np.int64)
 
 
 def _route(
@@ -213,12 +214,12 @@ def _route(
     repeated = BadDeliverTo(f"a message may have one {batch_settings.headers.deliver_to} header")
     rejections.reject(np.flatnonzero(counts > 1), repeated)
     rows, values = _only(counts[all_rows] == 1, all_rows, all_values)
-    for value, places in _distinct(values):
-        try:
-            names.append(_allowed(parse_deliver_to(value), batch_settings))
-            which[rows[places]] = len(names) - 1
-        except Rejected as error:
-            rejections.reject(rows[places], error)
+
+    def number_of(value: bytes | None) -> int:
+        names.append(_allowed(parse_deliver_to(value), batch_settings))
+        return len(names) - 1
+
+    which[rows] = _parse_distinct(rows, values, number_of, rejections)
     return names, which
 
 
