@@ -36,11 +36,14 @@ class Ledger:
     outputs: list[str]
     checkpoint: Path
     sent: dict[str, Published] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
     # The latest time that the clock of the job's host had shown by an instant of this process' clock, both epoch ms.
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
     # Raises if the job has ended, so that waiting is pointless.
     check: Callable[[], None] = lambda: None
+    # Options of the producer, such as its compression.
+    producer_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.closed = False
@@ -61,6 +64,7 @@ class Ledger:
         delay_ms: int | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        name: str | None = None,
     ) -> None:
         """Publish one message that must be delivered to `output` at `deliver_at_ms`, or `delay_ms` after its timestamp.
 
@@ -74,6 +78,7 @@ class Ledger:
             delay_ms: The expected due time, from the record's timestamp.
             timestamp_ms: The record's timestamp, epoch ms; the time of publication by default.
             partition: The input partition; the client chooses one by default.
+            name: Kept in `names` under the message id.
         """
         headers = tuple(headers or ())
         error = ANY_ERROR if output == self.outputs[-1] else None
@@ -84,6 +89,8 @@ class Ledger:
             published_ms = message.timestamp()[1]  # type: ignore[attr-defined]
             due = published_ms + delay_ms if delay_ms is not None else deliver_at_ms
             self.sent[identity] = Published(identity, published_ms, key, value, headers, output, due, error)
+            if name is not None:
+                self.names[identity] = name
 
         options: dict[str, Any] = {}
         if timestamp_ms is not None:
@@ -95,7 +102,7 @@ class Ledger:
 
     def flush(self) -> None:
         """Wait until all published messages have their ids."""
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(120) == 0
 
     def wait_for_all(self, timeout_s: float) -> None:
         """Wait until all published messages have been received."""
@@ -145,9 +152,14 @@ class Ledger:
         assert not problems, "\n".join(problems)
 
     def _open_producer(self) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "message.max.bytes": 10_000_000}
-        )
+        options = {"linger.ms": 5, "message.max.bytes": 10_000_000, **self.producer_options}
+        self._producer = Producer({"bootstrap.servers": self.bootstrap, **options})
+
+    def publish_with(self, **options: Any) -> None:
+        """Publish with these options of the producer from now on: `publish_with(**{"compression.type": "zstd"})`."""
+        self.flush()
+        self.producer_options = options
+        self._open_producer()
 
     def reread(self) -> None:
         """Subscribe again and open a new producer: both then know partitions that were added meanwhile."""

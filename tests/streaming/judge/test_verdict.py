@@ -246,6 +246,7 @@ def test_a_problem_shows_only_a_few_ids() -> None:
 
 
 _LARGE = Published("in/0/7", 5, b"abc", b"v" * 9_000, (("a", b"1"), ("b", b"2")), "dead", error="bad-deliver-at")
+_FORGED = replace(_LARGE, value=None, headers=(("delayline-stub", b"{}"),))
 
 
 def _stub(message: Published, kept: tuple[tuple[str, bytes | None], ...], **facts: object) -> Received:
@@ -269,6 +270,7 @@ def _stub(message: Published, kept: tuple[tuple[str, bytes | None], ...], **fact
         (_LARGE, replace(_stub(_LARGE, ()), key=b"foobar"), True),
         (_LARGE, replace(_stub(_LARGE, ()), value=b"v"), True),
         (replace(_LARGE, value=b"v" * 4_000), _stub(_LARGE, ()), True),
+        (_FORGED, record_of(_FORGED, partition=1), False),
         (replace(_LARGE, error=None, output="out"), replace(_stub(_LARGE, ()), topic="out"), True),
     ],
 )
