@@ -56,10 +56,12 @@ def test_a_history_is_read_as_it_was_written() -> None:
     assert SettingsHistory.from_json(history.to_json()) == history
 
 
-def test_settings_from_before_the_size_limit_have_no_limit() -> None:
-    written = json.loads(SettingsHistory(((0, OLD),)).to_json())
-    del written["rules"][0]["max_message_bytes"]
-    assert SettingsHistory.from_json(json.dumps(written)).newest.max_message_bytes > 2**60
+@pytest.mark.parametrize("name", ["max_message_bytes", "dead_letter_bytes"])
+def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
+    limited = replace(OLD, max_message_bytes=5, dead_letter_bytes=6)
+    written = json.loads(SettingsHistory(((0, limited),)).to_json())
+    del written["rules"][0][name]
+    assert getattr(SettingsHistory.from_json(json.dumps(written)).newest, name) > 2**60
 
 
 def test_settings_from_when_segments_were_cut_by_due_time_are_read_without_those_of_the_cut() -> None:
