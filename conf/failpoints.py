@@ -1,10 +1,11 @@
-"""Failpoints: named places in the code where a test makes the service die or fail.
+"""Failpoints: named places in the code where a test makes the service die, stop or fail.
 
 The crash matrix uses them. They are off unless the environment has `DELAYLINE_FAILPOINT=<name>[@<n>]=<action>`.
 Then the n-th time (default 1, counted per process) that the point `<name>` is passed, the action is taken:
 
 - `kill`: send SIGKILL to the driver and its descendants. The driver sets its pid in `DELAYLINE_FAILPOINT_ROOT`;
   without it, the process itself is meant.
+- `pause`: send SIGSTOP to the same processes, as if their host slept. A test sends SIGCONT.
 - `raise`: raise InjectedFailure, as a failed task or a failed batch would. Only in a task's first attempt.
 
 A batch passes the points in the order of `POINTS`.
@@ -28,7 +29,7 @@ POINTS = {
     "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
     "transaction-committed": "a transaction of the hand-over is committed, more may follow",
     "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
-    "sealing": "the rows of a bucket are being written; no commit has added it to the table",
+    "sealing": "the lease is checked before a bucket's rows are written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
     "merging": "a slice of buckets is merged beside the batches; no commit has stored it",
     "slice-merged": "a slice of a merge is stored; the merged buckets are not replaced",
@@ -74,11 +75,12 @@ def failpoint(name: str, attempt: int = 0) -> None:
     _passed[name] += 1
     if _passed[name] != passing:
         return
-    if action == "kill":
+    if action in ("kill", "pause"):
         # Here and not above: the service runs without psutil.
-        from conf.process_tree import kill_tree
+        from conf.process_tree import kill_tree, pause_tree
 
-        kill_tree(int(os.environ.get(ROOT_VARIABLE, os.getpid())))
+        end_or_pause = kill_tree if action == "kill" else pause_tree
+        end_or_pause(int(os.environ.get(ROOT_VARIABLE, os.getpid())))
     elif attempt == 0:
         raise InjectedFailure(f"failpoint {name}, passing {passing}")
 
@@ -87,8 +89,8 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
     """Return (point, passing, action). Raises SettingError for an unknown point or action."""
     where, _, action = text.partition("=")
     point, _, passing = where.partition("@")
-    if point not in ALL_POINTS or action not in {"kill", "raise"} or not _PASSING.fullmatch(passing or "1"):
+    if point not in ALL_POINTS or action not in {"kill", "pause", "raise"} or not _PASSING.fullmatch(passing or "1"):
         raise SettingError(
-            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill or =raise, with a point of {', '.join(ALL_POINTS)}"
+            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill, =pause or =raise, with a point of {', '.join(ALL_POINTS)}"
         )
     return point, int(passing or 1), action

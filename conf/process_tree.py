@@ -1,4 +1,4 @@
-"""SIGKILL for a process and all that it started, for failpoints, tests and benchmarks.
+"""SIGKILL and SIGSTOP for a process and all that it started, for failpoints, tests and benchmarks.
 
 Needs psutil, which is installed with the development tools: the service does not import this module.
 """
@@ -18,15 +18,27 @@ def kill_tree(root: int) -> None:
 
     All are stopped first, so that none can start another process in the meantime.
     """
+    family = _stop(root)
+    _signal(family, signal.SIGKILL)
+    if any(process.pid == os.getpid() for process in family):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pause_tree(root: int) -> None:
+    """Send SIGSTOP to the process `root` and all its descendants. The caller may be one of them, and is the last."""
+    if any(process.pid == os.getpid() for process in _stop(root)):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _stop(root: int) -> set[psutil.Process]:
+    """Send SIGSTOP to `root` and all its descendants, except the caller. Return all of them."""
     parent = psutil.Process(root)
     family: set[psutil.Process] = set()
     # A process may start another before it is stopped, so that one look is not enough.
     while new := {parent, *parent.children(recursive=True)} - family:
         _signal(new, signal.SIGSTOP)
         family |= new
-    _signal(family, signal.SIGKILL)
-    if any(process.pid == os.getpid() for process in family):
-        os.kill(os.getpid(), signal.SIGKILL)
+    return family
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

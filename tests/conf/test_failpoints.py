@@ -49,6 +49,7 @@ def _no_point_passed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch-begun@12=raise", ("batch-begun", 12, "raise")),
         ("transaction-filled@3=kill", ("transaction-filled", 3, "kill")),
         ("rest-sealed=raise", ("rest-sealed", 1, "raise")),
+        ("sealing=pause", ("sealing", 1, "pause")),
     ],
 )
 def test_a_failpoint_has_a_point_a_passing_and_an_action(text: str, parsed: tuple[str, int, str]) -> None:
@@ -96,6 +97,31 @@ def test_an_invalid_variable_is_an_error_and_not_ignored(
     monkeypatch.setenv(VARIABLE, "nowhere=kill")
     with pytest.raises(SettingError):
         failpoint("sealed")
+
+
+def test_pause_stops_the_driver_and_all_processes_it_started_until_they_are_continued() -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER],
+        env={**os.environ, VARIABLE: "handed-over=pause"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    sleeper, child = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
+    family = [psutil.Process(driver.pid), sleeper, child]
+    try:
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        assert_eventually(lambda: {process.status() for process in family} == {psutil.STATUS_STOPPED}, what="the pause")
+        for process in family:
+            process.resume()
+        assert driver.wait(20) == 0
+    finally:
+        for process in family:
+            if runs(process):
+                process.kill()
 
 
 def test_kill_ends_the_driver_and_all_processes_it_started() -> None:

@@ -46,16 +46,17 @@ class Service:
 
     def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:
         """Start the job; with `wait`, return once its query runs."""
-        self._launch(failpoint, "run", *arguments)
+        self.launch(failpoint, "run", *arguments)
         if wait:
             assert_eventually(self._running_or_failed, _START_TIMEOUT_S, "the start of the job")
 
     def command(self, *arguments: str, failpoint: str | None = None) -> int:
         """Run another command until it ends, and return the exit code: -9 if it was killed."""
-        self._launch(failpoint, *arguments)
+        self.launch(failpoint, *arguments)
         return self.wait(120)
 
-    def _launch(self, failpoint: str | None, *arguments: str) -> None:
+    def launch(self, failpoint: str | None, *arguments: str) -> None:
+        """Start a command, and return at once."""
         self._runs += 1
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELAYLINE_")}
         environment |= self.environment
@@ -124,6 +125,11 @@ class Service:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
             stopped |= new
+
+    def is_paused(self) -> bool:
+        """Return whether the driver was stopped, which a failpoint does last; fail, with its log, if it has ended."""
+        self.check()
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
 
     def resume(self) -> None:
         """Send SIGCONT to the driver and all its descendants."""
