@@ -166,7 +166,7 @@ class CheckpointMismatch(DelaylineError):
 
 
 class ApplicationHeld(DelaylineError):
-    """Another process holds the lease of this application id; only that one may hand over and seal. Names it."""
+    """Another process has taken over this application id; only that one may hand over and seal."""
 
     code = "application-held"
 

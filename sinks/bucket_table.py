@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from conf.errors import ApplicationHeld, BucketUnreadable
+from conf.failpoints import failpoint
+from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.parts import (
     IS_MARKER,
     IS_METADATA,
@@ -48,8 +50,6 @@ METADATA_COLUMNS = (
 )  # fmt: skip
 # Parquet's compression: the chunks are compressed already.
 _COMPRESSION = "none"
-# The same batch was sealed meanwhile.
-_CONCURRENT_TRANSACTION = "io.delta.exceptions.ConcurrentTransactionException"
 # The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
 _MERGES = "merges"
 _NO_PARTITION = "none"
@@ -139,25 +139,44 @@ class BucketTable:
         """Store the rows of the bucket that batch `batch_id` of `writer_id` sealed, in one commit.
 
         Idempotent: a second append of the same writer and batch writes nothing, and of two concurrent ones only the
-        first writes.
+        first writes. Raises ApplicationHeld if the writer is fenced, or another process has sealed a later batch.
         """
         self._before_append()
+        failpoint("sealing")
         ordered = rows.sortWithinPartitions("part", *ORDER)
         writer = ordered.write.format("delta").mode("append").option("compression", _COMPRESSION)
         writer = writer.option("txnAppId", writer_id).option("txnVersion", batch_id)
         try:
             writer.save(self.path)
         except Py4JJavaError as problem:
-            if _class_of(problem) != _CONCURRENT_TRANSACTION:
+            if not is_concurrent(problem):
                 raise
             # An earlier holder of the lease, paused during a takeover between its check and its commit, has sealed
             # the batch. A batch seals the same rows in every process, and Delta now skips this append.
             writer.save(self.path)
+        # Delta skips without a word. If this batch is the writer's newest one, its rows are in the table.
+        if newest_version(self._log, writer_id) > batch_id:
+            raise ApplicationHeld(
+                f"another process has taken over from checkpoint {writer_id} while batch {batch_id} was sealed: "
+                f"{self.path} takes nothing more of that batch"
+            )
 
     def newest_of(self, writer_id: str) -> int | None:
         """Return the newest `batch_id` that `writer_id` has appended, or None if it appended none."""
-        newest = self._log.unsafeVolatileSnapshot().transactions().get(writer_id)
-        return int(newest.get()) if newest.isDefined() else None
+        return newest_batch(newest_version(self._log, writer_id))
+
+    def fence(self, writer_id: str) -> None:
+        """Let `writer_id` append nothing any more, for good.
+
+        Call it before the metadata is read: a process of the writer may be paused between its check of the lease and
+        its commit, and would append what this process finds missing.
+        """
+        self._before_change()
+        fence_writer(self.spark, self._log, writer_id)
+
+    def is_fenced(self, writer_id: str) -> bool:
+        """Return whether `writer_id` was fenced."""
+        return is_fence(newest_version(self._log, writer_id))
 
     def merge_token(self, fencing_token: int) -> int:
         """Return the token for the merges of a process whose lease has `fencing_token`.
@@ -339,7 +358,7 @@ class BucketTable:
             writer.option("compression", _COMPRESSION).save(self.path)
         except Py4JJavaError as problem:
             # Delta refuses, and does not skip, a write that began before the later merge was committed.
-            if merge_version is None or _class_of(problem) != _CONCURRENT_TRANSACTION:
+            if merge_version is None or not is_concurrent(problem):
                 raise
 
     def _metadata(self, version: int | None) -> DataFrame:
@@ -360,7 +379,3 @@ def _delta_partitions(rows: DataFrame) -> set[str]:
 
 def _merge_version(token: int, number: int) -> int:
     return token * _MERGE_NUMBERS + number
-
-
-def _class_of(problem: Py4JJavaError) -> str:
-    return str(problem.java_exception.getClass().getName())

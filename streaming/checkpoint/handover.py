@@ -26,7 +26,7 @@ def seal_rest(
     store: BucketTable,
     rest: DataFrame,
     origin: CheckpointOrigin,
-    checkpoint: str,
+    writer_id: str,
     batch_settings: BatchSettings,
 ) -> int:
     """Seal the waiting messages that a checkpoint leaves, in the bucket before the first of `origin`.
@@ -35,10 +35,11 @@ def seal_rest(
         store: the table of sealed buckets.
         rest: the messages (`reseal.LEFT_SCHEMA`).
         origin: the origin of the new checkpoint.
-        checkpoint: the id of the checkpoint that leaves them. Its rest is sealed once (`rest_bucket`).
+        writer_id: `writer_of_state` or `writer_of_input` of the checkpoint that leaves them. It seals once.
         batch_settings: how segments are cut.
 
-    Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled.
+    Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled,
+    and ApplicationHeld if another process has fenced the writer.
     """
     rest = rest.persist()
     try:
@@ -52,7 +53,7 @@ def seal_rest(
                 sealed = rows.where(IS_METADATA).selectExpr("sum(count)").collect()[0][0]
                 if sealed != count:
                     raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
-                store.append(rows, _writer_of_rest(checkpoint), origin.overdue_bucket)
+                store.append(rows, writer_id, origin.overdue_bucket)
             finally:
                 rows.unpersist()
     finally:
@@ -63,12 +64,22 @@ def seal_rest(
 
 def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
     """Return the number of the bucket in which the rest of `checkpoint` is sealed, or None if it is not."""
-    return store.newest_of(_writer_of_rest(checkpoint))
+    of_state = store.newest_of(writer_of_state(checkpoint))
+    return store.newest_of(writer_of_input(checkpoint)) if of_state is None else of_state
 
 
-def _writer_of_rest(checkpoint: str) -> str:
-    # Not the id itself: the batches seal under that.
+# Neither is the checkpoint's id itself: the batches seal under that.
+def writer_of_state(checkpoint: str) -> str:
+    """Return the writer, in the table, of the rest of `checkpoint` that `rescale` seals from its state."""
     return f"{checkpoint}-rest"
+
+
+def writer_of_input(checkpoint: str) -> str:
+    """Return the writer, in the table, of the rest of `checkpoint` that `rebuild` accepts again from the input.
+
+    Not the one of `rescale`, which `rebuild` fences.
+    """
+    return f"{checkpoint}-rest-of-input"
 
 
 def switch_over(

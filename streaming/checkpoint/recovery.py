@@ -27,7 +27,7 @@ from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
-from streaming.checkpoint.handover import rest_bucket
+from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.spark.shard_keys import shard_keys
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
@@ -142,6 +142,8 @@ def _begin(
             "(`delayline rescale` or `delayline rebuild`) again"
         )
     if not checkpoint.is_initialized():
+        if fresh:
+            _fence_earlier(store, markers)
         _refuse_second_beginning(checkpoint, store, markers, fresh)
         origin = CheckpointOrigin(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
     else:
@@ -154,6 +156,18 @@ def _begin(
 def _generation(markers: Iterable[Progress | None]) -> int:
     """Return the newest generation of a checkpoint among `markers`; 0 if there are no markers."""
     return max((marker.batch.origin.generation for marker in markers if marker is not None), default=0)
+
+
+def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> None:
+    """Let nothing that an earlier checkpoint may still seal reach the table.
+
+    A process of it may be paused between its check of the lease and its commit. It would add a bucket to those of the
+    new checkpoint, which accepts the same messages again.
+    """
+    for earlier in sorted({marker.batch.origin.checkpoint for marker in markers if marker is not None}):
+        store.create(from_arrow_schema(STORED_SCHEMA))
+        for writer_id in (earlier, writer_of_state(earlier), writer_of_input(earlier)):
+            store.fence(writer_id)
 
 
 def _refuse_second_beginning(
@@ -196,17 +210,18 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int |
 def _refuse_older(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
 ) -> None:
-    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if the checkpoint's rest is sealed.
+    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a handover from it has begun.
 
     Each shard's writer checks its own marker too. But a shard that had delivered less would already begin to deliver.
     """
     for marker in markers:
         if marker is not None:
             refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
-    if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
+    own = checkpoint.origin.checkpoint
+    if store.is_fenced(own) or rest_bucket(store, own) is not None:
         raise CheckpointMismatch(
-            f"the messages of the checkpoint {checkpoint.path} are in {store.path} already, since it was being "
-            "replaced: going on would deliver them twice. Finish that with `delayline rebuild --discard-checkpoint`"
+            f"the checkpoint {checkpoint.path} was being replaced by `delayline rebuild`, which was cut off: going on "
+            "from it would lose or double messages. Finish that with `delayline rebuild --discard-checkpoint`"
         )
 
 

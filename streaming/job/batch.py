@@ -220,7 +220,6 @@ class BatchRunner:
     def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
-        failpoint("sealing")
         self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")
 

@@ -37,7 +37,7 @@ from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex
 from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over
+from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -89,7 +89,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
     1. Fence the writers of the old job, release all that it has handed over, and read from the markers what that is.
-    2. Fence the merges of the old job, and read from the table's metadata what is sealed.
+    2. Fence what the old job may still write to the table, and read from the table's metadata what is sealed. From here
+       on nothing goes on from the old checkpoint.
     3. Choose the origin of the new checkpoint.
     4. Move the old checkpoint aside, if there is one.
     5. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
@@ -108,6 +109,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     store.fence_merges(store.merge_token(lease.fencing_token))
+    # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
+    for writer_id in (delivered.origin.checkpoint, writer_of_state(delivered.origin.checkpoint)):
+        store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     sealed = {source: index.offsets_of(*source) for source in bounds}
@@ -141,7 +145,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             _accept_rest(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
         )
         rest = rest.union(_overdue(store, delivered, origin))
-        resealed = seal_rest(store, rest, origin, delivered.origin.checkpoint, batch_settings)
+        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings)
     # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)

@@ -22,7 +22,7 @@ from state.buckets.reseal import LEFT_SCHEMA, left_in_state
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import seal_rest, switch_over
+from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
 from streaming.job.service import finish_planned
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -125,4 +125,4 @@ def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin:
     )
     store.check_log()
     # Under the id of the old checkpoint: a second try finds it sealed, even with another number of shards.
-    return seal_rest(store, rest, origin, current.origin.checkpoint, batch_settings)
+    return seal_rest(store, rest, origin, writer_of_state(current.origin.checkpoint), batch_settings)

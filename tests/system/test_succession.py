@@ -8,6 +8,8 @@ import signal
 import pytest
 
 from conf.failpoints import SUCCESSION_POINTS
+from tests.eventually import assert_eventually
+from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
@@ -72,3 +74,44 @@ def test_a_lost_checkpoint_is_rebuilt_and_no_message_is_lost_or_duplicated(
     assert "checkpoint-mismatch" in service.log
     assert service.command("rebuild") == 0, service.log[-3000:]
     finish(service, ledger, application, seed=4)
+
+
+@pytest.mark.takes(120)
+def test_a_driver_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_again(
+    application: Application, make_service: MakeService
+) -> None:
+    first, ledger = make_service("release.slice=20ms")
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=40_000)
+    rebuild_while_paused(first, "run", ledger=ledger, application=application)
+
+
+@pytest.mark.takes(150)
+def test_a_rescale_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_again(
+    application: Application, make_service: MakeService
+) -> None:
+    # All that waits is in the state, and no batch is left to replay: what the rescale seals first is the state.
+    first, ledger = make_service("release.slice=20ms", "bucket.max_messages=1000")
+    first.start()
+    publish_mixed(ledger, application, 400, seed=1, longest_ms=80_000)
+    checkpoint = application.folder / "storage" / "checkpoint"
+    assert_eventually(lambda: accepted(checkpoint) == len(ledger.sent), 60, "acceptance")
+    assert first.stop() == 0, first.log[-3000:]
+    rebuild_while_paused(first, "rescale", "--shards", "3", ledger=ledger, application=application)
+
+
+def rebuild_while_paused(first: Service, *command: str, ledger: Ledger, application: Application) -> None:
+    """Pause `command` between its check of the lease and its commit to the table, rebuild, and let it go on."""
+    first.launch("sealing=pause", *command)
+    assert_eventually(first.is_paused, 180, "the pause")
+    folder = application.folder / "second"
+    folder.mkdir()
+    second = Service(folder, application.overrides("release.slice=20ms"))
+    try:
+        assert second.command("rebuild", "--discard-checkpoint") == 0, second.log[-3000:]
+        first.resume()
+        assert first.wait(120) == 1
+        assert "application-held" in first.log
+        ledger.check = second.check
+        finish(second, ledger, application, seed=2)
+    finally:
+        second.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointMismatch
+from conf.errors import ApplicationHeld, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
@@ -21,6 +22,7 @@ from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
+from streaming.checkpoint.handover import writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
@@ -82,9 +84,34 @@ def test_a_checkpoint_whose_remaining_messages_were_sealed_is_refused(
     plan(tmp_path / "checkpoint", 0)
     store, origin = recovered.store, replace(recovered.checkpoint.origin, first_bucket=5)
     rows = sealed_rows(spark, origin.overdue_bucket, [{"deliver_at_ms": 99}], some_batch_settings())
-    store.append(rows, f"{origin.checkpoint}-rest", origin.overdue_bucket)
+    store.append(rows, writer_of_state(origin.checkpoint), origin.overdue_bucket)
     with pytest.raises(CheckpointMismatch, match="delayline rebuild --discard-checkpoint"):
         recover(spark, settings, False, lease)
+
+
+def test_a_checkpoint_that_a_rebuild_has_fenced_is_refused_with_the_command_that_goes_on(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    plan(tmp_path / "checkpoint", 0)
+    recovered.store.fence(recovered.checkpoint.origin.checkpoint)
+    with pytest.raises(CheckpointMismatch, match="Finish that with `delayline rebuild --discard-checkpoint`"):
+        recover(spark, settings, False, lease)
+
+
+def test_after_a_fresh_start_nothing_of_the_checkpoint_before_is_sealed(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    earlier = recovered.checkpoint.origin
+    shutil.rmtree(tmp_path / "checkpoint")
+    fresh = recover(spark, settings, True, lease).checkpoint.origin
+    writers = [earlier.checkpoint, writer_of_state(earlier.checkpoint), writer_of_input(earlier.checkpoint)]
+    for writer_id in writers:
+        with pytest.raises(ApplicationHeld):
+            recovered.store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), writer_id, 1)
+    assert recovered.store.metadata() == []
+    assert not recovered.store.is_fenced(fresh.checkpoint)
 
 
 def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
