@@ -119,10 +119,10 @@ class IndexSettings(Section):
 
 
 class WindowSettings(Section):
-    """How far ahead of the cutoff segments are loaded, in time and in messages."""
+    """How far ahead of the cutoff segments are loaded, in time and in bytes."""
 
     ahead: Annotated[int, duration(SECOND, DAY)] = MINUTE
-    max_messages: Count = 500_000
+    max_bytes: Annotated[int, Bounded(1024, MOST)] = 256 * 1024 * 1024
 
 
 class ReleaseSettings(Section):

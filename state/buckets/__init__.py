@@ -9,7 +9,7 @@ Read in this order:
 3. `segments`: cuts a sealed bucket
 4. `table_rows`: stores the segments as rows
 5. `catalog`: lists the live segments on the driver
-6. `window`: selects the messages that are due next
+6. `reach`: chooses how far ahead messages are loaded; `window`: selects them, in order and by shard
 7. `merge`: makes one bucket of several
 8. `reseal`: seals the messages that a replaced checkpoint leaves behind
 9. `salvage`: rebuilds segments after a file was damaged

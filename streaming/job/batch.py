@@ -52,7 +52,7 @@ class BatchRunner:
             state.delivered_before_ms,
             state.overdue,
             settings.window.ahead,
-            settings.window.max_messages,
+            settings.window.max_bytes,
             settings.bucket.shards,
         )
         self._maintenance = Maintenance(

@@ -3,8 +3,8 @@
 The driver holds only metadata. A *piece* is a range of due time whose sealed messages have been read from the buckets,
 sorted, and cached in Spark as chunks. Each sealed message is in at most one piece.
 
-The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only where few messages
-were due and many are sealed then: what is loaded too far ahead is given up, and loaded again in its time.
+The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only where much is sealed
+into a range that is loaded: what is too far ahead is given up, and loaded again in its time.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.order import ORDER
@@ -31,12 +32,6 @@ from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
 
-
-# A load reads about one chunk too much of each bucket. So it goes on, up to a day ahead, until it has so many messages
-# or bytes that this does not matter.
-_WORTH_A_LOAD = 50_000
-_WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
-_MOST_AHEAD_MS = 24 * 60 * 60 * 1000
 # The scheduler pool in Spark of the loads.
 _POOL = "loads"
 
@@ -45,11 +40,13 @@ _POOL = "loads"
 class _Piece:
     """Cached sealed messages that are due in [start_ms, end_ms).
 
-    `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms.
+    `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms. `nbytes` is about what all of it takes,
+    even if `end_ms` was moved back.
     """
 
     start_ms: int
     end_ms: int
+    nbytes: float
     chunks: DataFrame
     firsts: np.ndarray
     lasts: np.ndarray
@@ -61,19 +58,22 @@ class _Piece:
 
 @dataclass
 class _Load:
-    """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used."""
+    """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used.
+
+    `nbytes` is about what all of it takes.
+    """
 
     start_ms: int
     end_ms: int
+    nbytes: float
     piece: Future[_Piece]
 
 
 class PrefetchWindow:
-    """Loads sealed messages up to `ahead_ms` past the cutoff, at most about `max_messages` in one piece.
+    """Loads sealed messages up to `ahead_ms` past the cutoff, or about `max_bytes` of them if these are due sooner.
 
-    If more messages than that are due within a quarter of `ahead_ms`, it loads several pieces; Spark writes to disk
-    what does not fit into its memory. If few are due, it loads further ahead. Only the query's thread may use the
-    window. Loads run in another thread.
+    What is due within the next seconds is loaded in any case; Spark writes to disk what does not fit into its memory.
+    If few are due, it loads further ahead. Only the query's thread may use the window. Loads run in another thread.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PrefetchWindow:
         start_ms: int,
         overdue: list[Segment],
         ahead_ms: int,
-        max_messages: int,
+        max_bytes: int,
         shards: int,
     ) -> None:
         """Start to load the overdue messages.
@@ -94,14 +94,14 @@ class PrefetchWindow:
             start_ms: the cutoff below which everything is delivered, except what `overdue` holds (epoch ms).
             overdue: the segments with messages below `start_ms` that the first batch must deliver.
             ahead_ms: how far past the cutoff to load (ms).
-            max_messages: about how many messages one piece may hold.
+            max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
         """
         self._store = store
         self._catalog = catalog
         self._shards = shards
         self._ahead_ms = ahead_ms
-        self._max_messages = max_messages
+        self._reach = Reach(catalog, ahead_ms, max_bytes)
         self._pieces: list[_Piece] = []
         self._loading: list[_Load] = []
         self._horizon_ms = start_ms
@@ -116,6 +116,8 @@ class PrefetchWindow:
         of each chunk only those due in [start_ms, until_ms) count. Waits for a running load only if its range begins
         before `end_ms`.
         """
+        # What this batch takes is not given up while it runs.
+        self._cutoff_ms = end_ms
         if end_ms > self._horizon_ms:
             self._load_on(end_ms)
         for load in list(self._loading):
@@ -151,39 +153,22 @@ class PrefetchWindow:
         self._catalog.forget_before(cutoff_ms)
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
-            end = self._reach(cutoff_ms)
+            held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
+            end = self._reach.onward(self._horizon_ms, cutoff_ms, held)
             # In steps of half a window: each load costs a Spark job, however few its messages are.
-            if end - self._horizon_ms >= self._ahead_ms // 2 or loaded_ms < self._ahead_ms // 4:
+            step_ms = end - self._horizon_ms
+            if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
                 self._load_on(end)
 
     def close(self) -> None:
         """Stop loading."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _reach(self, cutoff_ms: int) -> int:
-        """Return the due time up to which the window may reach, by the message counts in the metadata."""
-        start, end = self._horizon_ms, cutoff_ms + self._ahead_ms
-        expected, worth = self._expected(start, end)
-        if expected > self._max_messages:
-            return max(start + 1000, start + int((end - start) * self._max_messages / expected))
-        while worth < 1 and end - cutoff_ms < _MOST_AHEAD_MS:
-            further = start + 2 * (end - start)
-            _, worth = self._expected(start, further)
-            if worth > 2:
-                break
-            end = further
-        return end
-
     def _retreat(self) -> None:
-        """Give up the far part of what is loaded ahead, if so much was sealed into it that a load need not reach there.
-
-        Otherwise everything that is sealed and due within a day would be loaded at once.
-        """
-        near, end = self._cutoff_ms + self._ahead_ms, self._horizon_ms
-        if end <= near or self._expected(self._cutoff_ms, end)[1] <= 2:
+        """Give up the far part of what is loaded ahead, if so much was sealed into it that it need not be there yet."""
+        end = self._reach.back(self._horizon_ms, self._cutoff_ms)
+        if end >= self._horizon_ms:
             return
-        while end > near and self._expected(self._cutoff_ms, end)[1] > 1:
-            end = max(near, (self._cutoff_ms + end) // 2)
         self._horizon_ms = end
         for load in list(self._loading):
             load.end_ms = min(load.end_ms, end)
@@ -194,19 +179,6 @@ class PrefetchWindow:
             if piece.start_ms >= end:
                 piece.chunks.unpersist()
         self._pieces = [_ending_at(end, piece) for piece in self._pieces if piece.start_ms < end]
-
-    def _expected(self, start_ms: int, end_ms: int) -> tuple[float, float]:
-        """Return how many messages are due in [start_ms, end_ms), and how many worthwhile loads these are.
-
-        The messages of each segment are taken for evenly spread.
-        """
-        messages = nbytes = 0.0
-        for segment in self._catalog.overlapping(start_ms, end_ms):
-            span = segment.max_deliver_at_ms - segment.min_deliver_at_ms + 1
-            share = (min(end_ms, segment.max_deliver_at_ms + 1) - max(start_ms, segment.min_deliver_at_ms)) / span
-            messages += segment.count * share
-            nbytes += segment.bytes * share
-        return messages, max(messages / _WORTH_A_LOAD, nbytes / _WORTH_A_LOAD_BYTES)
 
     def _load_on(self, end_ms: int) -> None:
         """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
@@ -225,11 +197,12 @@ class PrefetchWindow:
             parts = self._catalog.parts_of(segments)
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, self._store.version())
             load = inheritable_thread_target(self._store.spark)(self._load)
-            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms)
-            self._loading.append(_Load(start_ms, end_ms, piece))
+            _, nbytes = due_in(segments, start_ms, end_ms)
+            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes)
+            self._loading.append(_Load(start_ms, end_ms, nbytes, piece))
 
-    def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int) -> _Piece:
-        """Read the chunks and cache their messages.
+    def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int, nbytes: float) -> _Piece:
+        """Read the chunks and cache their messages, which have about `nbytes`.
 
         Raises BucketUnreadable if a file is damaged. The error names the file and the messages that wait in it.
         """
@@ -257,7 +230,7 @@ class PrefetchWindow:
             )
         log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)
-        return _Piece(start_ms, end_ms, loaded, *bounds.reshape(-1, 2).T)
+        return _Piece(start_ms, end_ms, nbytes, loaded, *bounds.reshape(-1, 2).T)
 
 
 def _ending_at(end_ms: int, piece: _Piece) -> _Piece:

@@ -13,7 +13,7 @@ def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends
     application: Application, make_service: MakeService
 ) -> None:
     # The window is smaller than a segment.
-    service, ledger = make_service("bucket.shards=3", "window.max_messages=20", partitions=4)
+    service, ledger = make_service("bucket.shards=3", "window.max_bytes=4096", partitions=4)
     service.start()
     together_ms = time.time_ns() // 1_000_000 + 12_000
     for number in range(500):

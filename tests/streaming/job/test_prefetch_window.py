@@ -13,19 +13,22 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
+from state.buckets import reach
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
-from streaming.job import prefetch_window
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import messages, some_batch_settings
+from tests.streaming.sealed import sealed_rows
 
 BATCH_SETTINGS = some_batch_settings()
 Dues = dict[int, list[int]]
+# Of a message that `seal` stores, by its segment's metadata.
+_BYTES = 65
 
 
 def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSettings = BATCH_SETTINGS) -> None:
@@ -40,10 +43,10 @@ def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSet
 
 
 def window_of(
-    store: BucketTable, ahead_ms: int = 1_000, max_messages: int = 10**6
+    store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9
 ) -> tuple[PrefetchWindow, SegmentCatalog]:
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_messages, shards=2), catalog
+    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_bytes, shards=2), catalog
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
@@ -81,7 +84,7 @@ def test_thousands_of_buckets_give_each_message_once(store: BucketTable, count: 
 @pytest.mark.parametrize("dues", [list(range(0, 3_000, 3)), [1_500] * 1_000], ids=["spread", "one millisecond"])
 def test_a_segment_larger_than_the_window_gives_each_message_once(store: BucketTable, dues: list[int]) -> None:
     seal(store, {1: dues}, 1)
-    window, _ = window_of(store, ahead_ms=100, max_messages=50)
+    window, _ = window_of(store, ahead_ms=100, max_bytes=50 * _BYTES)
     batches = list(in_batches(window, range(400, 3_201, 400)))
     window.close()
     taken_messages = [message for batch in batches for message in batch]
@@ -116,7 +119,7 @@ def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable)
     seal(store, dues, 1)
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     overdue = [segment for segment in segments if segment.bucket == 2]
-    window = PrefetchWindow(store, SegmentCatalog(segments), 500, overdue, 100, 100, shards=2)
+    window = PrefetchWindow(store, SegmentCatalog(segments), 500, overdue, 100, 10**6, shards=2)
     assert [due for due, _ in taken(window, 0, 500)] == [120]
     assert sorted(due for due, _ in taken(window, 500, 1_000)) == [900, 950]
     window.close()
@@ -140,7 +143,7 @@ def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at
     store: BucketTable, monkeypatch: pytest.MonkeyPatch, first: list[int]
 ) -> None:
     minute, flood, later = 60_000, 200, 5
-    monkeypatch.setattr(prefetch_window, "_WORTH_A_LOAD", 10)
+    monkeypatch.setattr(reach, "_WORTH_A_LOAD", 10)
     seal(store, {1: [due * minute for due in first]} if first else {1: [10_000 * minute]}, 1)
     loads = count_loads(store, monkeypatch)
     window, _ = window_of(store, ahead_ms=minute)
@@ -167,6 +170,63 @@ def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at
     assert sorted(due for due, _ in taken_messages) == expected
 
 
+def test_all_that_is_loaded_at_a_time_is_bounded_by_bytes_whatever_the_sizes(
+    store: BucketTable,
+) -> None:
+    second, size = 1_000, 1_000
+    # A message each 100 ms; those of the second minute are ten times as large.
+    dues = range(0, 120 * second, 100)
+    rows = [
+        {"deliver_at_ms": due, "offset": due, "value": b"x" * (size if due < 60 * second else 10 * size)}
+        for due in dues
+    ]
+    seal_rows(store, 1, rows)
+    window, _ = window_of(store, ahead_ms=60 * second, max_bytes=200 * size)
+    ahead: list[tuple[int, float]] = []
+    taken_messages: list[tuple[int, int]] = []
+    for cutoff in range(4 * second, 121 * second, 4 * second):
+        taken_messages += taken(window, cutoff - 4 * second, cutoff)
+        ahead.append((window._horizon_ms - cutoff, loaded_bytes(window)))
+    window.close()
+    assert [due for due, _ in sorted(taken_messages)] == list(dues)
+    small, large = ahead[:9], ahead[15:28]
+    # Half the bound is ten seconds of the small ones. Of the large ones, 50 are loaded in any case: those of the next
+    # five seconds. A piece stays whole until all of it is delivered.
+    assert all(8 * second <= ahead_ms < 21 * second for ahead_ms, _ in small)
+    assert all(nbytes < 1.1 * 200 * size for _, nbytes in small)
+    assert all(ahead_ms == 5 * second for ahead_ms, _ in large)
+    assert all(nbytes < 2 * 50 * 10 * size for _, nbytes in large)
+
+
+def test_what_is_sealed_into_a_loaded_range_makes_the_window_give_up_its_far_part(store: BucketTable) -> None:
+    second = 1_000
+    window, _ = window_of(store, ahead_ms=60 * second, max_bytes=100 * 1_000)
+    taken(window, 0, second)
+    assert window._horizon_ms > 60 * second
+    seal_rows(
+        store, 1, [{"deliver_at_ms": due, "offset": due, "value": b"x" * 1_000} for due in range(2_000, 60_000, 100)]
+    )
+    window.add(segments_of(store))
+    # 580 messages in 58 s: a hundred of them are due within ten.
+    assert window._horizon_ms < 20 * second
+    assert sum(len(taken(window, at, at + 10 * second)) for at in range(second, 61 * second, 10 * second)) == 580
+    window.close()
+
+
+def seal_rows(store: BucketTable, number: int, rows: list[dict[str, Any]]) -> None:
+    """Store a bucket with the messages `rows`, in segments of ten messages."""
+    store.append(
+        sealed_rows(store.spark, number, rows, some_batch_settings(segment_max_messages=10)), "checkpoint", number
+    )
+
+
+def loaded_bytes(window: PrefetchWindow) -> int:
+    """Return the bytes of all messages in the window's pieces, including those that load."""
+    pieces = [*window._pieces, *(load.piece.result() for load in window._loading)]
+    chunks = [decode_chunk(bytes(row["chunk"])) for piece in pieces for row in piece.chunks.collect()]
+    return sum(chunk.column("value").nbytes for chunk in chunks)
+
+
 def segments_of(store: BucketTable) -> list[Segment]:
     return [described_segment(row.asDict()) for row in store.metadata()]
 
@@ -186,7 +246,7 @@ def test_a_batch_takes_nothing_from_a_window_that_has_nothing_due(store: BucketT
 def test_a_table_with_fewer_messages_than_its_metadata_says_is_an_error(store: BucketTable) -> None:
     seal(store, {1: [100, 200, 300]}, 1)
     segments = [replace(described_segment(row.asDict()), count=4) for row in store.metadata()]
-    window = PrefetchWindow(store, SegmentCatalog(segments), 0, [], 1_000, 100, shards=2)
+    window = PrefetchWindow(store, SegmentCatalog(segments), 0, [], 1_000, 10**6, shards=2)
     with pytest.raises(BucketUnreadable, match=r"has 3 messages due in .*, and its metadata says 4 or more"):
         taken(window, 0, 1_000)
     window.close()

@@ -25,7 +25,7 @@ def test_messages_of_two_input_topics_are_delivered_in_order_of_due_time_topic_p
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = f"{application.id}-a", f"{application.id}-b"
-    job, ledger = make_job(f"topics.input={first},{second}", "window.max_messages=50")
+    job, ledger = make_job(f"topics.input={first},{second}", "window.max_bytes=8192")
     # Ten due times, each shared by messages of both topics and all partitions.
     base_ms = time.time_ns() // 1_000_000 + 10_000
     for number in range(600):

@@ -1,0 +1,104 @@
+"""How far ahead of the cutoff the prefetch window reaches, decided from the metadata of the live segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.segments import Segment
+
+# A load reads about one chunk too much of each bucket. So it goes on, up to a day ahead, until it has so many messages
+# or bytes that this does not matter.
+_WORTH_A_LOAD = 50_000
+_WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
+_MOST_AHEAD_MS = 24 * 60 * 60 * 1000
+# What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.
+_SOON_MS = 5_000
+# How exactly a due time is searched for.
+_STEP_MS = 1_000
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Chooses due times (epoch ms) up to which messages are loaded.
+
+    - `ahead_ms`: how far past the cutoff to load
+    - `max_bytes`: about how many bytes may be loaded at a time. What is due within the next seconds does not count
+    """
+
+    catalog: SegmentCatalog
+    ahead_ms: int
+    max_bytes: int
+
+    def onward(self, horizon_ms: int, cutoff_ms: int, held_bytes: float) -> int:
+        """Return up to which due time to load, if everything below `horizon_ms` is loaded; no less than that.
+
+        `held_bytes` is what the loaded messages take, including the delivered ones that are not released yet.
+        """
+        end_ms = max(horizon_ms, cutoff_ms + self.ahead_ms)
+        nbytes, worth = self._expected(horizon_ms, end_ms)
+        if held_bytes + nbytes > self.max_bytes:
+            # In pieces of half the bytes: a piece is released when it is delivered whole.
+            half = self.max_bytes // 2
+            fitting_ms = self._fitting(horizon_ms, end_ms, half) if held_bytes <= half else horizon_ms
+            return max(fitting_ms, self._soon(cutoff_ms))
+        while worth < 1 and end_ms - cutoff_ms < _MOST_AHEAD_MS:
+            further_ms = horizon_ms + 2 * (end_ms - horizon_ms)
+            nbytes, worth = self._expected(horizon_ms, further_ms)
+            if worth > 2 or held_bytes + nbytes > self.max_bytes:
+                break
+            end_ms = further_ms
+        return end_ms
+
+    def back(self, horizon_ms: int, cutoff_ms: int) -> int:
+        """Return up to which due time to keep what is loaded below `horizon_ms`, which is about all that was sealed.
+
+        The far part is given up if so much was sealed into it that a load need not reach there. Otherwise everything
+        that is sealed and due within a day would be loaded at once, whatever its size.
+        """
+        end_ms, near_ms = horizon_ms, cutoff_ms + self.ahead_ms
+        nbytes, worth = self._expected(cutoff_ms, end_ms)
+        if worth > 2:
+            while end_ms > near_ms and worth > 1:
+                end_ms = max(near_ms, (cutoff_ms + end_ms) // 2)
+                nbytes, worth = self._expected(cutoff_ms, end_ms)
+        if nbytes > self.max_bytes:
+            fitting_ms = self._fitting(cutoff_ms, end_ms, self.max_bytes // 2)
+            end_ms = min(end_ms, max(fitting_ms, self._soon(cutoff_ms)))
+        return end_ms
+
+    def _soon(self, cutoff_ms: int) -> int:
+        return cutoff_ms + min(_SOON_MS, self.ahead_ms // 4)
+
+    def _fitting(self, start_ms: int, end_ms: int, limit: int) -> int:
+        """Return a due time, `end_ms` at most, up to which no more than `limit` bytes are due from `start_ms` on."""
+        fitting_ms = start_ms
+        # By halves: near and far messages may differ in size.
+        while end_ms - fitting_ms > _STEP_MS:
+            middle_ms = (fitting_ms + end_ms) // 2
+            if self._expected(start_ms, middle_ms)[0] <= limit:
+                fitting_ms = middle_ms
+            else:
+                end_ms = middle_ms
+        return fitting_ms
+
+    def _expected(self, start_ms: int, end_ms: int) -> tuple[float, float]:
+        """Return how many bytes of messages are due in [start_ms, end_ms), and how many worthwhile loads these are."""
+        messages, nbytes = due_in(self.catalog.overlapping(start_ms, end_ms), start_ms, end_ms)
+        return nbytes, max(messages / _WORTH_A_LOAD, nbytes / _WORTH_A_LOAD_BYTES)
+
+
+def due_in(segments: Iterable[Segment], start_ms: int, end_ms: int) -> tuple[float, float]:
+    """Return how many messages of `segments` are due in [start_ms, end_ms), and their bytes.
+
+    The messages of each segment are taken for evenly spread.
+    """
+    messages = nbytes = 0.0
+    for segment in segments:
+        span = segment.max_deliver_at_ms - segment.min_deliver_at_ms + 1
+        due_ms = min(end_ms, segment.max_deliver_at_ms + 1) - max(start_ms, segment.min_deliver_at_ms)
+        share = max(0, due_ms) / span
+        messages += segment.count * share
+        nbytes += segment.bytes * share
+    return messages, nbytes
