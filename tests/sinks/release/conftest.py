@@ -191,7 +191,7 @@ def _settings(bootstrap: str, application_id: str, *overrides: str) -> Settings:
 
 def create_topics(broker: EmbeddedBroker, *topics: NewTopic) -> None:
     """Create topics, and wait until the broker knows them."""
-    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    client = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": "0"})
     for future in client.create_topics(list(topics)).values():
         future.result()
     names = {topic.topic for topic in topics}

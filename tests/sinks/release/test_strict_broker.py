@@ -51,6 +51,8 @@ _LOGIN = [
     "kafka.sasl.password=guest",
 ]
 _SHORT = ["release.transaction_timeout=15s", "lease.period=5s"]
+# The producers of a release that failed live on in its error, and would report for minutes that the broker is gone.
+_SILENT = ["kafka.log_level=0"]
 _ANY_OF_GUEST = AclBindingFilter(
     ResourceType.ANY,
     cast(str, None),
@@ -79,7 +81,8 @@ def owner(strict: EmbeddedBroker) -> Settings:
     application_id = f"app-{uuid.uuid4().hex[:8]}"
     topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
     servers = f"kafka.bootstrap_servers={strict.bootstrap}"
-    settings = load_settings(None, [f"application_id={application_id}", servers, *topics, *_SHORT], environ={})
+    own = [f"application_id={application_id}", servers, *topics, *_SHORT, *_SILENT]
+    settings = load_settings(None, own, environ={})
     ensure_topics(settings)
     return settings
 
@@ -89,14 +92,14 @@ def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
     """Settings of the same application, for a user without permissions."""
     topics = [f"topics.{role}={owner.application_id}-{role}" for role in ("input", "output", "dead_letter")]
     servers = f"kafka.bootstrap_servers={strict.secured('SASL_PLAINTEXT')}"
-    own = [f"application_id={owner.application_id}", servers, *topics, *_LOGIN, *_SHORT]
+    own = [f"application_id={owner.application_id}", servers, *topics, *_LOGIN, *_SHORT, *_SILENT]
     return load_settings(None, own, environ={})
 
 
 @pytest.fixture
 def allow(strict: EmbeddedBroker) -> Allow:
     """A function that gives the guest permissions on topics or other resources: `allow([topic], AclOperation.READ)`."""
-    client = AdminClient({"bootstrap.servers": strict.bootstrap})
+    client = AdminClient({"bootstrap.servers": strict.bootstrap, "log_level": "0"})
 
     def permit(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
         pattern = (ResourcePatternType.LITERAL, "User:guest", "*")
