@@ -112,7 +112,7 @@ class BrokerUnreachable(KafkaError):
 
 
 class LoginRefused(BrokerUnreachable):
-    """A broker refused the user name, the password or the SASL mechanism of [kafka]."""
+    """A broker refused the login of [kafka] or its SASL mechanism, or no token could be fetched for it."""
 
     code = "login-refused"
 

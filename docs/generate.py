@@ -32,7 +32,7 @@ _SHARED_OPTIONS = ("--config", "--set")
 _FURTHER_KEYS = {
     "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
     "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
-    "key that no client has, or that it sets itself. See [TLS and a login](../operate.md#tls-and-a-login).",
+    "key that no client has, or that it sets itself. See [security.md](../security.md).",
     "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default.",
 }
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable, CertificateRefused, LoginRefused, SettingError
+from conf.kafka.oauthbearer import MECHANISM
 from conf.kafka.options import librdkafka_options
 from conf.settings import KafkaSettings
 
@@ -40,7 +41,13 @@ def check_contact(kafka: KafkaSettings) -> None:
     try:
         own: dict[str, Any] = {"log_level": "0", "error_cb": problems.append}
         client = AdminClient({**options, **own})
-        _wait(client, client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S), problems, servers)
+        _wait(
+            client,
+            client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S),
+            problems,
+            servers,
+            options.get("sasl.mechanism"),
+        )
     except KafkaException as problem:
         if problem.args[0].code() == KafkaError._INVALID_ARG:
             raise SettingError(f"[kafka]: {problem.args[0].str()}") from problem
@@ -54,25 +61,27 @@ def check_contact(kafka: KafkaSettings) -> None:
         ) from problem
 
 
-def _wait(client: AdminClient, answer: Future[Any], problems: list[KafkaError], servers: str) -> None:
+def _wait(
+    client: AdminClient, answer: Future[Any], problems: list[KafkaError], servers: str, mechanism: str | None
+) -> None:
     refusal, since_s = None, 0.0
     while not answer.done():
         # Calls `error_cb`, which appends to `problems`.
         client.poll(_POLL_S)
         if refusal is None:
-            refusal = next((found for problem in problems if (found := _refusal(problem, servers))), None)
+            refusal = next((found for problem in problems if (found := _refusal(problem, servers, mechanism))), None)
             since_s = time.monotonic()
         elif time.monotonic() - since_s > _PATIENCE_S:
             raise refusal
     answer.result()
 
 
-def _refusal(problem: KafkaError, servers: str) -> BrokerUnreachable | None:
+def _refusal(problem: KafkaError, servers: str, mechanism: str | None) -> BrokerUnreachable | None:
     reason = _short(problem)
     if problem.code() == KafkaError._AUTHENTICATION:
-        return LoginRefused(
-            f"{servers}: {reason}. Check kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password"
-        )
+        token = "oauthbearer.token.endpoint.url", "oauthbearer.client.id", "oauthbearer.client.secret"
+        keys = token if mechanism == MECHANISM else ("mechanism", "username", "password")
+        return LoginRefused(f"{servers}: {reason}. Check {', '.join(f'kafka.sasl.{key}' for key in keys)}")
     if problem.code() == KafkaError._SSL or _ALERT.search(reason):
         return CertificateRefused(
             f"{servers}: {reason}. Check kafka.ssl.ca.location (who signed the broker's certificate), the host names "

@@ -1,15 +1,16 @@
-"""Reading and writing JAAS entries, which hold the user name and the password of Kafka's Java client."""
+"""Reading and writing JAAS entries, which hold the login of Kafka's Java client."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
+_JAAS_OPTION = re.compile(r"""([\w.]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|([^\s;"']+))""", re.DOTALL)
 _JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
@@ -26,9 +27,9 @@ def read_jaas(jaas: str) -> dict[str, str]:
     return found
 
 
-def write_jaas(mechanism: str, username: str, password: str) -> str:
-    """Return the entry for a login by `mechanism`, one of `LOGIN_MODULES`. Contains the password."""
+def write_jaas(module: str, options: Mapping[str, str]) -> str:
+    """Return the entry for the login module of class `module`. Contains the options' secrets."""
     # Java's tokenizer ends a quoted text at a bare line end.
     escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
-    username, password = username.translate(escapes), password.translate(escapes)
-    return f'{LOGIN_MODULES[mechanism]} required username="{username}" password="{password}";'
+    written = "".join(f' {name}="{value.translate(escapes)}"' for name, value in options.items())
+    return f"{module} required{written};"

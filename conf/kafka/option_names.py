@@ -24,7 +24,7 @@ LIBRDKAFKA_ONLY = _names(
     batch.size broker.address.family broker.address.ttl broker.version.fallback compression.codec
     compression.level compression.type coordinator.query.interval.ms debug delivery.timeout.ms
     enable.random.seed fetch.error.backoff.ms fetch.message.max.bytes fetch.queue.backoff.ms
-    fetch.wait.max.ms https.ca.location linger.ms log.connection.close log.thread.name log_level
+    fetch.wait.max.ms linger.ms log.connection.close log.thread.name log_level
     max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes message.max.bytes
     message.send.max.retries message.timeout.ms metadata.recovery.rebootstrap.trigger.ms
     plugin.library.paths queue.buffering.backpressure.threshold
@@ -74,15 +74,18 @@ KAFKA_PYTHON_NUMBERS = _names(
 )
 TRANSLATED = _names(
     """
-    enable.ssl.certificate.verification sasl.jaas.config sasl.mechanism sasl.mechanisms sasl.password
+    enable.ssl.certificate.verification https.ca.location sasl.jaas.config sasl.mechanism sasl.mechanisms
+    sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+    sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.extensions
+    sasl.oauthbearer.method sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url sasl.password
     sasl.username security.protocol ssl.ca.location ssl.certificate.location
     ssl.endpoint.identification.algorithm ssl.key.location ssl.key.password
     """
 )
 FILES = _names(
     """
-    ssl.ca.location ssl.certificate.location ssl.crl.location ssl.key.location ssl.keystore.location
-    ssl.truststore.location
+    https.ca.location ssl.ca.location ssl.certificate.location ssl.crl.location ssl.key.location
+    ssl.keystore.location ssl.truststore.location
     """
 )
 # Delayline sets these itself, since its guarantees depend on them, or some client does not have them.

@@ -32,13 +32,23 @@ _OTHERS_OPTIONS = {
     "--properties-file",
     "--archives",
     "--files",
+    "--command-config",
     "--supervise",
     "--deploy-mode",
     "--messages",
     "--scale",
     "--out",
 }
-_OTHERS_WORDS = {"spark-submit", "kafka-python", "franz-go", "pre-commit", "confluent-kafka", "import-linter"}
+_OTHERS_WORDS = {
+    "spark-submit",
+    "kafka-python",
+    "franz-go",
+    "pre-commit",
+    "confluent-kafka",
+    "import-linter",
+    "aws-msk-iam-auth",
+    "aws-msk-iam-sasl-signer-python",
+}
 
 
 def failing(quotes: Iterable[Quote], check: Any) -> list[str]:

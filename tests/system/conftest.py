@@ -17,6 +17,7 @@ from tests.quick_java import QUICK_JAVA
 from tests.system import host_clock
 from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
+from tests.system.secured import Secured, secured_broker
 from tests.system.service import Service
 from tests.system.warm import WarmProcesses
 
@@ -67,6 +68,13 @@ class Application:
             f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}",
             *more,
         ]
+
+
+@pytest.fixture(scope="module")
+def secured(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A broker with a listener for each kind of login."""
+    with secured_broker(tmp_path_factory.mktemp("secured")) as secured:
+        yield secured
 
 
 @pytest.fixture

@@ -5,69 +5,24 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from streaming.local.broker import EmbeddedBroker
+from conf.errors import LoginRefused
+from conf.kafka.contact import check_contact
+from conf.settings import KafkaSettings
 from streaming.local.free_port import free_port
-from tests.certificates import STORE_PASSWORD, Authority
+from tests.certificates import STORE_PASSWORD
 from tests.system.conftest import Application
+from tests.system.secured import PASSWORD, Secured
 from tests.system.service import Service
+from tests.token_server import CLIENT_SECRET
 
-# With characters that are special in TOML, in a JAAS entry and in a shell.
-_PASSWORD = "unique-pass-7f3a'\\ $x"
 _STORAGE_KEY = "unique-key-91c2"
-_SECRETS = [secret.encode() for secret in (_PASSWORD[:16], STORE_PASSWORD, _STORAGE_KEY)]
-_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-
-
-@dataclass(frozen=True)
-class Secured:
-    """A broker, the [kafka] section for its secured listener, and the certificate of an authority unknown to it."""
-
-    broker: EmbeddedBroker
-    section: dict[str, str]
-    stranger: Path
-
-
-@pytest.fixture(scope="module")
-def secured(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    folder = tmp_path_factory.mktemp("secured")
-    authority, stranger = Authority(folder / "authority"), Authority(folder / "stranger")
-    certificate, key = authority.issue_pem("client")
-    properties = {
-        "ssl.keystore.location": str(authority.issue("broker")),
-        "ssl.keystore.type": "PKCS12",
-        "ssl.keystore.password": STORE_PASSWORD,
-        "ssl.truststore.location": str(authority.ca),
-        "ssl.truststore.type": "PEM",
-        "listener.name.sasl_ssl.ssl.client.auth": "required",
-        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512",
-        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": _SCRAM,
-    }
-    with EmbeddedBroker(folder / "node", properties=properties, heap="512m", secured=["SASL_SSL"]) as broker:
-        login = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        user = UserScramCredentialUpsertion("delayline", login, _PASSWORD.encode())
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.alter_user_scram_credentials([user])["delayline"].result()
-        section = {
-            "bootstrap_servers": broker.secured("SASL_SSL"),
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "delayline",
-            "sasl.password": _PASSWORD,
-            "ssl.ca.location": str(authority.ca),
-            "ssl.certificate.location": str(certificate),
-            "ssl.key.location": str(key),
-            "ssl.key.password": STORE_PASSWORD,
-        }
-        yield Secured(broker, section, stranger.ca)
+_SECRETS = [secret.encode() for secret in (PASSWORD[:16], CLIENT_SECRET, STORE_PASSWORD, _STORAGE_KEY)]
 
 
 @pytest.fixture
@@ -176,7 +131,7 @@ def test_one_kafka_section_configures_every_client_and_no_secret_leaks(
     [
         ({"sasl.password": "wrong"}, "login-refused", "kafka.sasl.password"),
         ({"sasl.username": "nobody"}, "login-refused", "kafka.sasl.username"),
-        ({"sasl.mechanism": "PLAIN"}, "login-refused", "SCRAM-SHA-512"),
+        ({"sasl.mechanism": "SCRAM-SHA-256"}, "login-refused", "SCRAM-SHA-512"),
         ({"ssl.ca.location": "stranger"}, "certificate-refused", "kafka.ssl.ca.location"),
         ({"ssl.ca.location": "/nowhere/ca.pem"}, "bad-setting", "kafka.ssl.ca.location = '/nowhere/ca.pem'"),
         ({"ssl.key.password": "wrong"}, "bad-setting", "ssl.key.location"),
@@ -200,3 +155,23 @@ def test_every_client_reports_a_wrong_section(
         assert line.startswith(f"error: {code}: ")
         assert names in line
         assert not any(secret.decode() in line for secret in _SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"sasl.oauthbearer.client.secret": "wrong"}, "invalid_client"),
+        ({"https.ca.location": "stranger"}, "certificate"),
+        ({"sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/"}, "connect"),
+    ],
+)
+def test_a_token_that_cannot_be_fetched_is_a_refused_login(
+    secured: Secured, wrong: dict[str, str], reason: str
+) -> None:
+    wrong = {key: str(secured.stranger) if value == "stranger" else value for key, value in wrong.items()}
+    section = KafkaSettings.model_validate({**secured.sections["OAUTHBEARER"], **wrong, "log_level": "0"})
+    with pytest.raises(LoginRefused) as raised:
+        check_contact(section)
+    assert reason in str(raised.value)
+    assert "kafka.sasl.oauthbearer.client.secret" in str(raised.value)
+    assert CLIENT_SECRET not in str(raised.value)
