@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from conf.errors import SettingError
+from conf.kafka.client_properties import with_client_properties
 from conf.kafka.options import check_options
 from conf.secrets import is_secret
 from conf.setting_types import OptionTable
@@ -82,11 +83,14 @@ def load_settings(
     try:
         # The parameter by which pydantic-settings accepts ready sources; its dataclass transform hides it from mypy.
         settings = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg]
+        kafka, from_properties = with_client_properties(settings.kafka)
+        settings = settings.model_copy(update={"kafka": kafka})
+        origins |= from_properties
         check_options(settings.kafka)
     except ValidationError as error:
         problems += [_sentence(detail, origins) for detail in error.errors()]
     except SettingError as error:
-        problems.append(error.args[0])
+        problems += [_with_origin(line, origins) for line in error.args[0].splitlines()]
     if settings is None or problems:
         # Raised outside the except clause: an error of pydantic holds values in clear, and would be shown as the cause.
         raise SettingError("\n".join(problems))
@@ -209,6 +213,13 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     same = [key for key in known if key.rpartition(".")[2] == name.rpartition(".")[2]]
     near = same[:1] or get_close_matches(name, known, n=1)
     return f"; the nearest is {near[0]}" if near else f"; the sections are {', '.join(_SECTIONS)}"
+
+
+def _with_origin(sentence: str, origins: Mapping[str, str]) -> str:
+    """Add to a sentence that begins with a key where that comes from."""
+    key = _KEY.match(sentence)
+    origin = origins.get(key[0]) if key and " (from " not in sentence else None
+    return f"{sentence} (from {origin})" if origin else sentence
 
 
 def _sentence(detail: ErrorDetails, origins: Mapping[str, str]) -> str:

@@ -117,6 +117,7 @@ TopicPattern = Annotated[
 ]
 HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")]
 ServerList = Annotated[str, AfterValidator(_servers)]
+FilePath = Annotated[str, _matching(r"|.*\S.*", "the path of a file, or empty")]
 # Whoever prints a path would print the credentials in it.
 StoragePath = Annotated[
     str,

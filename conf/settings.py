@@ -21,6 +21,7 @@ from conf.setting_types import (
     ApplicationId,
     Bounded,
     Count,
+    FilePath,
     HeaderName,
     OptionTable,
     Section,
@@ -40,6 +41,8 @@ class KafkaSettings(OptionTable):
     """How to reach the brokers. Other keys are passed to every Kafka client (`conf.kafka.options`)."""
 
     bootstrap_servers: ServerList = "127.0.0.1:9092"
+    # `conf.load` adds the file's properties to the passed-on keys.
+    client_properties: FilePath = ""
     outage_limit: Annotated[int, duration(SECOND, DAY)] = 5 * MINUTE
 
 

@@ -58,9 +58,16 @@ def address(host: str, port: int) -> str:
 
 
 def _escape(text: str, special: str = "") -> str:
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    escaped = text.replace("\\", "\\\\")
+    for character, letter in (("\n", "n"), ("\r", "r"), ("\t", "t"), ("\f", "f")):
+        escaped = escaped.replace(character, "\\" + letter)
     for character in special:
         escaped = escaped.replace(character, "\\" + character)
     if escaped.startswith(" "):
         escaped = "\\" + escaped
-    return "".join(c if c.isascii() else f"\\u{ord(c):04x}" for c in escaped)
+    return "".join(c if c.isascii() else _code_units(c) for c in escaped)
+
+
+def _code_units(character: str) -> str:
+    # Java's characters are those of UTF-16: one above U+FFFF is two.
+    return "".join(f"\\u{unit}" for unit in character.encode("utf-16-be").hex(" ", 2).split())

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 
 from conf.kafka.jaas import LOGIN_MODULES, write_jaas
 from streaming.local.broker import EmbeddedBroker
+from streaming.local.broker_properties import properties_text
 from tests.certificates import STORE_PASSWORD, Authority
 from tests.token_server import CLIENT_ID, CLIENT_SECRET, SCOPE, TokenServer, write_key_set
 
@@ -28,7 +29,7 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 class Secured:
     """A broker with secured listeners.
 
-    - `sections`: the [kafka] section for each of `LOGINS`
+    - `sections`: the [kafka] section for each of `LOGINS`; that of SCRAM-SHA-256 names a file of Java's client
     - `stranger`: the certificate of an authority unknown to the broker
     - `tokens`: the token endpoint
     """
@@ -84,7 +85,7 @@ def secured_broker(folder: Path) -> Iterator[Secured]:
             }
             sections = {
                 "PLAIN": _section(broker, "SASL_SSL", "PLAIN", user | tls),
-                "SCRAM-SHA-256": _section(broker, "SASL_PLAINTEXT", "SCRAM-SHA-256", user),
+                "SCRAM-SHA-256": _properties_section(broker, folder / "client.properties"),
                 "SCRAM-SHA-512": _section(broker, "SASL_SSL", "SCRAM-SHA-512", user | tls),
                 "OAUTHBEARER": _section(broker, "SASL_SSL", "OAUTHBEARER", client | tls),
                 MUTUAL_TLS: _section(broker, "SSL", None, tls),
@@ -124,3 +125,16 @@ def _add_users(broker: EmbeddedBroker) -> None:
 def _section(broker: EmbeddedBroker, protocol: str, mechanism: str | None, options: dict[str, str]) -> dict[str, str]:
     login = {} if mechanism is None else {"sasl.mechanism": mechanism}
     return {"bootstrap_servers": broker.secured(protocol), "security.protocol": protocol, **login, **options}
+
+
+def _properties_section(broker: EmbeddedBroker, file: Path) -> dict[str, str]:
+    options = {
+        "bootstrap.servers": broker.secured("SASL_PLAINTEXT"),
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": write_jaas(LOGIN_MODULES["SCRAM-SHA-256"], {"username": _USER, "password": PASSWORD}),
+    }
+    # As people write it: the entry over several lines.
+    text = properties_text(options).replace(" required ", " required \\\n    ")
+    file.write_text("# For Kafka's own tools\n" + text, encoding="latin-1")
+    return {"bootstrap_servers": broker.secured("SASL_PLAINTEXT"), "client_properties": str(file)}
