@@ -5,7 +5,7 @@ DelaylineError
 |-- SetupError: JarsMissing, JavaMissing, BrokerFailed
 |-- KafkaError
 |   |-- BrokerUnreachable: LoginRefused, CertificateRefused
-|   |-- TopicMissing, TopicMismatch
+|   |-- TopicMissing, TopicMismatch, RightMissing
 |   |-- RecordsExpired, RecordUnreadable          of the input
 |   |-- ReadyLogLost                              what was handed over is not all there
 |   `-- DeliveryFailed, PublishFailed, PositionInvalid
@@ -133,6 +133,12 @@ class TopicMismatch(KafkaError):
     """The job cannot use a topic: its partition count, its cleanup policy, or a missing permission."""
 
     code = "topic-mismatch"
+
+
+class RightMissing(KafkaError):
+    """The login of [kafka] lacks a right, by the brokers' access control."""
+
+    code = "right-missing"
 
 
 class RecordsExpired(KafkaError):

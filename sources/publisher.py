@@ -10,11 +10,18 @@ from typing import Any
 
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaConfigurationError, KafkaError, for_code
+from kafka.errors import (
+    AuthorizationError,
+    ClusterAuthorizationFailedError,
+    KafkaConfigurationError,
+    KafkaError,
+    for_code,
+)
 
 from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
 from conf.kafka.contact import check_contact
 from conf.kafka.options import kafka_python_options
+from conf.kafka.rights import right_missing
 from conf.settings import Settings
 
 CONNECT_TIMEOUT_MS = 10_000
@@ -41,8 +48,8 @@ class Publisher:
     def __init__(self, settings: Settings, topic: str, partition: int | None = None) -> None:
         """Connect, and check that the topic and partition exist.
 
-        Raises BrokerUnreachable, TopicMissing, UsageError (no such partition), SettingError, and what `check_contact`
-        raises.
+        Raises BrokerUnreachable, TopicMissing, RightMissing, UsageError (no such partition), SettingError, and what
+        `check_contact` raises.
         """
         self.topic = topic
         self._partition = partition
@@ -98,6 +105,8 @@ class Publisher:
         with KafkaAdminClient(**options) as admin:
             (described,) = admin.describe_topics([self.topic])
         partitions = len(described["partitions"])
+        if issubclass(for_code(described["error_code"]), AuthorizationError):
+            raise right_missing("Write", f"topic {self.topic}")
         if described["error_code"] or not partitions:
             why = for_code(described["error_code"]).__name__
             raise TopicMissing(
@@ -126,6 +135,9 @@ class Publisher:
                 raise sent
             record = sent.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
         except KafkaError as error:
+            # A login that may write to no topic at all may not be idempotent either: the client has only text for that.
+            if isinstance(error, AuthorizationError) or ClusterAuthorizationFailedError.__name__ in str(error):
+                raise right_missing("Write", f"topic {self.topic}") from error
             raise PublishFailed(f"{self.topic} at {self._servers}: {type(error).__name__}: {error}") from error
         return f"{record.topic}/{record.partition}/{record.offset}"
 

@@ -16,9 +16,10 @@ from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable, SettingError, TopicMissing
+from conf.errors import BrokerUnreachable, RightMissing, SettingError, TopicMissing
 from conf.kafka.contact import check_contact
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from state.message import DELIVER_AT_HEADER, ID_HEADER
 
@@ -73,7 +74,7 @@ class Subscriber:
     def __init__(self, settings: Settings, topic: str, from_beginning: bool = False) -> None:
         """Connect, and fix the start offsets: the end of each partition, or its beginning.
 
-        Raises BrokerUnreachable, TopicMissing, SettingError, and what `check_contact` raises.
+        Raises BrokerUnreachable, TopicMissing, RightMissing, SettingError, and what `check_contact` raises.
         """
         check_contact(settings.kafka)
         self.topic = topic
@@ -162,7 +163,9 @@ class Subscriber:
             return
         raise self._unreachable(error)
 
-    def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
+    def _unreachable(self, error: KafkaError) -> BrokerUnreachable | RightMissing:
+        if is_refusal(error):
+            return right_missing("Read", f"topic {self.topic}")
         return BrokerUnreachable(
             f"{self.topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
             "and are kafka.bootstrap_servers and kafka.security.protocol right?"

@@ -32,7 +32,7 @@ hypothesis_settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.collection"]
+pytest_plugins = ["tests.collection", "tests.strict_broker"]
 
 MakeTopic = Callable[..., str]
 Configure = Callable[..., None]

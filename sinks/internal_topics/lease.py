@@ -17,6 +17,7 @@ from confluent_kafka import KafkaException, Producer
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
 from sinks.internal_topics.lease_record import Lease, claim_after
 from sinks.internal_topics.newest_record import newest_value
@@ -141,7 +142,7 @@ class HeldLease:
                 self.failing = True
 
     def _confirm(self, released: bool = False) -> None:
-        """Write a heartbeat. Raises BrokerUnreachable, or ApplicationHeld, then and on every later call."""
+        """Write a heartbeat. Raises BrokerUnreachable, RightMissing; ApplicationHeld, then and on every later call."""
         with self._lock:
             self.check_not_taken()
             begun_s = _clock_s()
@@ -152,6 +153,8 @@ class HeldLease:
                 # Whether fenced, timed out or disconnected: a new producer can go on if no other process has the lease.
                 self._producer = None
                 self._check_claim()
+                if is_refusal(problem.args[0]):
+                    raise right_missing("Write", f"topic {self._topic}") from problem
                 raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
             self._lease, self._confirmed_s = heartbeat, begun_s
 
@@ -169,7 +172,8 @@ class HeldLease:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
         producer = Producer({**self._options, **own})
-        producer.init_transactions(max(self._period_s, OPEN_TIMEOUT_S))
+        with right_named("Write", f"transactional id {self._id}"):
+            producer.init_transactions(max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 
     def _check_claim(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable, TopicMissing
+from conf.kafka.rights import is_refusal, right_missing
 
 _READ_TIMEOUT_S = 30.0
 _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
@@ -18,7 +19,8 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
     """Return the value of the last committed record of `topic`/`partition`, or None if there is none.
 
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
-    `options` are librdkafka's. Raises TopicMissing, and BrokerUnreachable if the record cannot be read within 30 s.
+    `options` are librdkafka's. Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read
+    within 30 s.
     """
     consumer = Consumer(
         {
@@ -45,6 +47,8 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
                 return last
             reach *= 16
     except KafkaException as problem:
+        if is_refusal(problem.args[0]):
+            raise right_missing("Read", f"topic {topic}") from problem
         if problem.args[0].name() in _NO_SUCH_PARTITION:
             raise TopicMissing(
                 f"{topic}/{partition} does not exist: create it with `delayline topics create`"

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.errors import DeliveryFailed
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.origin import CheckpointOrigin
@@ -39,13 +40,16 @@ def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
     last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
     producer = Producer({**options, **own})
     try:
-        producer.init_transactions(_WRITE_TIMEOUT_S)
+        with right_named("Write", f"transactional id {own['transactional.id']}"):
+            producer.init_transactions(_WRITE_TIMEOUT_S)
         producer.begin_transaction()
         for shard, before in enumerate(last):
             marker = Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)
             producer.produce(topic, marker.to_bytes(), marker_key(shard), shard)
         producer.commit_transaction(_WRITE_TIMEOUT_S)
     except KafkaException as problem:
+        if is_refusal(problem.args[0]):
+            raise right_missing("Write", f"topic {topic}") from problem
         raise DeliveryFailed(f"the new checkpoint could not be announced in {topic}: {problem}") from problem
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
+from conf.errors import DeliveryFailed, RightMissing, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_named
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import marker_key, read_progress
@@ -38,9 +39,12 @@ _SLOW_S = 5.0
 # Errors of records that failed because of another record, or with the transaction.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-_BARRED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._UNKNOWN_PARTITION}
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
-_OF_SOME_TOPIC = _NO_TOPIC | _BARRED | {KafkaError._STATE}
+_OF_SOME_TOPIC = _NO_TOPIC | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._STATE,
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class ReadyLogWriter:
                 "transaction.timeout.ms": str(plan.transaction_timeout_ms),
             }
         )
-        self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
+        with right_named("Write", f"transactional id {transactional_id(plan.application_id, shard)}"):
+            self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
         # Again: the lease may have been taken before the last line fenced the earlier writers.
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
@@ -123,8 +128,8 @@ class ReadyLogWriter:
     def write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
         """Write `chunks` and the marker `progress` in one transaction, and commit it.
 
-        Raises TopicMissing or TopicMismatch for an internal topic that is gone or may not be written to; KafkaException
-        for other errors.
+        Raises TopicMissing, TopicMismatch or RightMissing for an internal topic that is gone, has too few partitions or
+        may not be written to; KafkaException for other errors.
         """
         try:
             self._producer.begin_transaction()
@@ -139,8 +144,13 @@ class ReadyLogWriter:
         except KafkaException as problem:
             if problem.args[0].code() in _OF_SOME_TOPIC:
                 self._look_for_topics()
-            if problem.args[0].code() in _BARRED:
+            if is_refusal(problem.args[0]):
                 raise _barred(problem.args[0].str()) from problem
+            if problem.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                raise TopicMismatch(
+                    f"the job cannot write to {problem.args[0].str()}: give the topic a partition for each shard, and "
+                    "start the job again. Nothing is lost"
+                ) from problem
             raise
         self.progress = progress
         failpoint("transaction-committed", attempt)
@@ -185,7 +195,7 @@ class ReadyLogWriter:
             raise KafkaException(self._reports.failure)
 
     def _look_for_topics(self) -> None:
-        """Raise TopicMissing or TopicMismatch for an internal topic that is gone, or may not be written to."""
+        """Raise TopicMissing or RightMissing for an internal topic that is gone, or may not be written to."""
         topics = (self._plan.ready_topic, self._plan.progress_topic)
         for topic in missing_topics(self._plan.options, topics):
             raise TopicMissing(
@@ -196,17 +206,17 @@ class ReadyLogWriter:
             raise _barred(topic)
 
 
-def _barred(place: str) -> TopicMismatch:
-    return TopicMismatch(
-        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there, and the "
-        "topic a partition for each shard. Start the job again then. Nothing is lost"
+def _barred(place: str) -> RightMissing:
+    return RightMissing(
+        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
+        "that, and start the job again. Nothing is lost"
     )
 
 
 def fence_writers(settings: Settings, shards: int) -> None:
     """Fence the writers of the first `shards` shards, and end their open transactions.
 
-    Raises DeliveryFailed if that fails.
+    Raises DeliveryFailed if that fails, RightMissing.
     """
     timeout_s = settings.release.transaction_timeout / 1000
 
@@ -216,7 +226,9 @@ def fence_writers(settings: Settings, shards: int) -> None:
             "transaction.timeout.ms": str(settings.release.transaction_timeout),
         }
         try:
-            Producer({**librdkafka_options(settings.kafka), **own}).init_transactions(max(timeout_s, OPEN_TIMEOUT_S))
+            producer = Producer({**librdkafka_options(settings.kafka), **own})
+            with right_named("Write", f"transactional id {own['transactional.id']}"):
+                producer.init_transactions(max(timeout_s, OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 

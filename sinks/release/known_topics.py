@@ -75,7 +75,7 @@ class Topics:
         return {*outputs, self._dead_letter, self._position_topic}
 
     def look_for(self, topics: Collection[str]) -> None:
-        """Raise TopicMissing or TopicMismatch for the first of `topics` that is gone, or may not be written to."""
+        """Raise TopicMissing or RightMissing for the first of `topics` that is gone, or may not be written to."""
         for topic in missing_topics(self._options, topics):
             raise topic_gone(topic)
         for topic in barred_topics(self._options, topics):

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from conf.errors import ReleaseTaken
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.topics.topics import check_topics
@@ -50,7 +51,7 @@ class ReleaseProcess:
     def __init__(self, settings: Settings, member: str) -> None:
         """`member` is the process's name in the group: of two with one name, the later one fences the other.
 
-        Raises TopicMissing, TopicMismatch, BrokerUnreachable.
+        Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
         """
         check_topics(settings)
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
@@ -63,10 +64,11 @@ class ReleaseProcess:
         self._deleted: dict[int, int] = {}
         self._deleted_s = time.monotonic()
         self._member = member
+        self._group_id = group_id(settings)
         self._group = Consumer(
             {
                 **self._options,
-                "group.id": group_id(settings),
+                "group.id": self._group_id,
                 "group.instance.id": member,
                 "client.id": member,
                 "partition.assignment.strategy": "cooperative-sticky",
@@ -84,7 +86,8 @@ class ReleaseProcess:
     def run(self, should_end: Callable[[ReleaseProcess], bool], on_started: Callable[[], None] = lambda: None) -> None:
         """Release until `should_end`, which is asked several times a second.
 
-        Raises ReleaseTaken if another process of the same name takes its place, and the errors of `ShardRelease`.
+        Raises ReleaseTaken if another process of the same name takes its place, RightMissing, and the errors of
+        `ShardRelease`.
         """
         sys.setswitchinterval(_SWITCH_S)
         self._group.subscribe(
@@ -116,6 +119,8 @@ class ReleaseProcess:
                 f"another release process with the name {self._member} has taken its place ({error.str()}). If both "
                 "are meant to run, give each its own name (delayline release --name)"
             )
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise right_missing("Read", f"group {self._group_id}")
         log.debug("the group of the release processes: %s", error)
 
     def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
@@ -180,4 +185,5 @@ class ReleaseProcess:
             self._deleted |= ends
         except KafkaException as problem:
             # It is tried again, and costs space until then.
-            log.warning("released records of %s could not be deleted: %s", self._ready_topic, problem)
+            lacking = ", for which the login needs the right Delete there" if is_refusal(problem.args[0]) else ""
+            log.warning("released records of %s could not be deleted%s: %s", self._ready_topic, lacking, problem)

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from conf.errors import MessageTooLarge, RecordRefused, Rejected, RightMissing, TopicMismatch, TopicMissing
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
 
@@ -68,7 +68,7 @@ class DeliveryReports:
     def error(self, error: KafkaError, topic: str, partition: int) -> Exception:
         """Return the exception for a record's failure.
 
-        It is Refused, TopicMissing, TopicMismatch if there is no such partition or no right to it, or a KafkaException
+        It is Refused, TopicMissing, TopicMismatch if there is no such partition, RightMissing, or a KafkaException
         that names the partition, unless it is the whole transaction's.
         """
         refusal = f"{topic}/{partition} does not take the record: {error.str()}"
@@ -103,9 +103,9 @@ def topic_gone(topic: str) -> TopicMissing:
     )
 
 
-def topic_barred(place: str) -> TopicMismatch:
+def topic_barred(place: str) -> RightMissing:
     """Return the error for a topic, or a partition of it, that the job may not write to."""
-    return TopicMismatch(
+    return RightMissing(
         f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
         "that, and start the job again. Nothing is lost"
     )

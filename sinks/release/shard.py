@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
@@ -171,11 +172,12 @@ class ShardRelease:
     def _take(self, reader: LogReader, pending: Pending, timeout_s: float) -> None:
         """Add what has come to `pending`; wait for it up to `timeout_s`."""
         try:
-            for offset, summary, payload in reader.read(timeout_s):
-                pending.add(offset, summary, payload)
-                if pending.nbytes > self._most_pending_bytes:
-                    pending.shrink(self._most_pending_bytes)
-                self._reading = None
+            with right_named("Read", f"topic {self._settings.ready_topic}"):
+                for offset, summary, payload in reader.read(timeout_s):
+                    pending.add(offset, summary, payload)
+                    if pending.nbytes > self._most_pending_bytes:
+                        pending.shrink(self._most_pending_bytes)
+                    self._reading = None
         except KafkaException as problem:
             self._reading = self._reading or self._retry()
             self._reading.wait(problem)
@@ -246,7 +248,7 @@ class ShardRelease:
     def _recover(self, topics: Topics, retry: BrokerRetry, failure: KafkaException) -> None:
         """Open a new ring after `failure`.
 
-        Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or TopicMismatch if a topic is
+        Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
         gone, or may not be written to.
         """
         self._ring.close()

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, Rejected
 from conf.kafka.clients import fatal_error_raised
+from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
 from sinks.release.known_topics import Topics
@@ -78,6 +79,7 @@ class TransactionWriter:
         """Fence earlier producers of `transactional_id`, and end their open transaction: see `open`."""
         self._topics = topics
         self._shard = shard
+        self._id = transactional_id
         self._position_topic = settings.position_topic
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
@@ -103,18 +105,19 @@ class TransactionWriter:
         )
 
     def open(self, timeout_s: float) -> None:
-        """Fence earlier producers. Raises KafkaException."""
+        """Fence earlier producers. Raises KafkaException, RightMissing."""
         # A client that is not connected yet looks for its coordinator again only after half a second.
         self._producer.list_topics(self._position_topic, timeout_s)
-        self._producer.init_transactions(timeout_s)
+        with right_named("Write", f"transactional id {self._id}"):
+            self._producer.init_transactions(timeout_s)
 
     @fatal_error_raised()
     def fill(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
         """Write a transaction, and wait until the brokers have all of its records.
 
-        Raises GroupRefused if a topic refuses a record that was expected to be accepted; TopicMissing or TopicMismatch
-        for a topic that was deleted, or that the login may not write to, and for a dead-letter topic that does not even
-        take stubs; KafkaException for other errors.
+        Raises GroupRefused if a topic refuses a record that was expected to be accepted; TopicMissing, TopicMismatch or
+        RightMissing for a topic that was deleted, has too few partitions, or that the login may not write to, and for a
+        dead-letter topic that does not even take stubs; KafkaException for other errors.
         """
         check = self._topics.check_of(planned)
         topics = self._topics.of(planned)

@@ -9,7 +9,7 @@ from typing import Any
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, RetriableError
 
-from conf.errors import BrokerUnreachable, SettingError, TopicMismatch
+from conf.errors import BrokerUnreachable, RightMissing, SettingError
 from conf.kafka.clients import check_clients
 from conf.kafka.contact import check_contact
 from conf.kafka.options import kafka_python_options
@@ -52,13 +52,13 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
 def topic_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the values of `keys` for each of `topics`, which must exist.
 
-    Raises TopicMismatch if the broker hides them.
+    Raises RightMissing if the broker hides them.
     """
     resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
     described = admin.describe_configs(resources, config_filter="all")["topic"]
     # kafka-python returns a topic that the broker refuses to describe as one without configuration.
     if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
-        raise TopicMismatch(
+        raise RightMissing(
             f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
             "DescribeConfigs there"
         )

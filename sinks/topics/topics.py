@@ -11,7 +11,7 @@ from kafka.admin import KafkaAdminClient, OffsetSpec
 from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
-from conf.errors import TopicMismatch, TopicMissing
+from conf.errors import RightMissing, TopicMismatch, TopicMissing
 from conf.settings import INTERNAL_SUFFIXES, Settings
 from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected, topic_configs
 from sinks.topics.limits import dead_letter_limits
@@ -85,7 +85,7 @@ def check_topics(settings: Settings) -> dict[str, int]:
     Warns of input topics that let in records which the job could not read.
 
     Raises TopicMissing (which names each missing topic), TopicMismatch if an internal topic has a wrong form or the
-    dead-letter topic takes no stubs, BrokerUnreachable.
+    dead-letter topic takes no stubs, RightMissing, BrokerUnreachable.
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
@@ -166,7 +166,7 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
 def input_retentions(settings: Settings) -> dict[str, int]:
     """Return retention.ms of each input topic that deletes records by the timestamps that publishers set.
 
-    Raises TopicMismatch for a topic that the login may not describe, BrokerUnreachable.
+    Raises RightMissing for a topic that the login may not describe, BrokerUnreachable.
     """
     keys = ("retention.ms", "cleanup.policy", "message.timestamp.type")
     with connected(settings) as admin:
@@ -196,7 +196,7 @@ def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
     described = admin.describe_topics(list(topics)) if topics else []
     problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
     if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
-        raise TopicMismatch(
+        raise RightMissing(
             f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe "
             "there"
         )
@@ -225,12 +225,20 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
     if not wanted:
         return set()
     created, refused = set(), []
+    barred: list[str] = []
     for topic in admin.create_topics(wanted, raise_errors=False)["topics"]:
         problem = for_code(topic["error_code"])
         if topic["error_code"] == 0:
             created.add(topic["name"])
+        elif issubclass(problem, AuthorizationError):
+            barred.append(topic["name"])
         elif problem is not TopicAlreadyExistsError:
             refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
+    if barred:
+        raise RightMissing(
+            f"the broker refused to create {', '.join(barred)}: the login of [kafka] needs the right Create on the "
+            "cluster, or on topics with such names"
+        )
     if refused:
         raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
     admin.wait_for_topics(list(wanted), timeout_ms=REQUEST_TIMEOUT_MS)

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 
 # The last timestamp that Spark can read: in the year 294,247. The first one is as far before 1970.
@@ -75,6 +76,8 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
                     # The login needs no right to the group, which is neither joined nor written to.
                     if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                         continue
+                    if is_refusal(error):
+                        raise right_missing("Read", f"topic {place[0]}")
                     raise BrokerUnreachable(f"{place[0]}/{place[1]} cannot be read: {error.str()}")
                 if error is None and abs(stamp := message.timestamp()[1]) > LAST_MS and offset < unread.get(place, 0):
                     unreadable.append(Unreadable(*place, offset, stamp))

@@ -29,6 +29,7 @@ from conf.errors import (
 )
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import right_missing
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease, read_lease
 from sinks.ready_log.writer import fence_writers
@@ -359,8 +360,8 @@ def _cause_of_end(query: StreamingQuery, settings: Settings, lease: HeldLease) -
 def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
     """Return the error by which the query ended.
 
-    That is, in this order: the last Delayline error in Spark's text, a failure of the storage, or QueryFailed with the
-    innermost cause.
+    That is, in this order: the last Delayline error in Spark's text, a right that Java's client lacks, a failure of the
+    storage, or QueryFailed with the innermost cause.
     """
     text = text_of_query(query)
     log.debug("the query failed: %s", text)
@@ -369,6 +370,8 @@ def _failure(query: StreamingQuery, settings: Settings) -> DelaylineError:
         name, sentence = own[-1]
         kind: type[DelaylineError] = getattr(errors, name)
         return kind(sentence)
+    if barred := re.findall(r"TopicAuthorizationException: Not authorized to access topics: \[(.*)\]", text):
+        return right_missing("Read", f"topic {barred[-1]}")
     if failure := storage_failure(text, storage_path(settings)):
         return failure
     return QueryFailed(innermost_cause(text))

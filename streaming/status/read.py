@@ -19,6 +19,7 @@ from conf.errors import (
     CheckpointMismatch,
     CheckpointUnreadable,
     ReadyLogLost,
+    RightMissing,
     StorageFailed,
     TopicMissing,
 )
@@ -221,12 +222,12 @@ def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnsw
             lease_problem = str(no_lease)
         lag = input_lag(settings, committed.offsets if committed else {})
         answer = BrokerAnswer(lag, holder, lease_problem=lease_problem)
-    except (BrokerUnreachable, TopicMissing) as problem:
+    except (BrokerUnreachable, TopicMissing, RightMissing) as problem:
         return BrokerAnswer(None, holder, str(problem), lease_problem)
     try:
         last_batch = -1 if committed is None else committed.batch_id
         return replace(answer, ready=ready_shards(settings, last_batch), members=release_members(settings))
-    except (BrokerUnreachable, TopicMissing, ReadyLogLost, CheckpointMismatch) as problem:
+    except (BrokerUnreachable, TopicMissing, RightMissing, ReadyLogLost, CheckpointMismatch) as problem:
         return replace(answer, ready_problem=str(problem))
 
 

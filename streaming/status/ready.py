@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.position import Lateness, Position, read_position
 from sinks.release.log_reader import LogReader
@@ -56,7 +57,8 @@ def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
     options = librdkafka_options(settings.kafka)
     count = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
     try:
-        return [_ready_shard(settings, options, shard, last_batch) for shard in range(count)]
+        with right_named("Read", f"topic {settings.ready_topic}"):
+            return [_ready_shard(settings, options, shard, last_batch) for shard in range(count)]
     except KafkaException as problem:
         raise BrokerUnreachable(f"{settings.ready_topic} cannot be read: {problem}") from problem
 
@@ -88,7 +90,8 @@ def release_members(settings: Settings) -> list[ReleaseMember]:
     # Without the client's remarks when it is closed.
     client = AdminClient({**librdkafka_options(settings.kafka), "log_level": "3"})
     try:
-        described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
+        with right_named("Describe", f"group {group}"):
+            described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
     except KafkaException as problem:
         raise BrokerUnreachable(f"the group {group} cannot be described: {problem}") from problem
     members = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import TopicMismatch
+from conf.errors import RightMissing
 from sinks.release.reports import DeliveryReports, Refused
 
 
@@ -15,7 +15,7 @@ def _error(code: int) -> Exception:
 
 def test_a_missing_permission_is_named_with_the_partition() -> None:
     problem = _error(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    assert isinstance(problem, TopicMismatch)
+    assert isinstance(problem, RightMissing)
     assert "write to orders/3: the login of [kafka] needs the right Write there" in str(problem)
 
 

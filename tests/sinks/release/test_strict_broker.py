@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourceType
 
-from conf.errors import TopicMismatch
+from conf.errors import RightMissing
 from conf.kafka.options import librdkafka_options
-from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import _last_value, newest_value
 from sinks.internal_topics.progress import announce_origin, read_progress
@@ -34,86 +23,11 @@ from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.release.conftest import ReleaseBench
+from tests.strict_broker import Allow
 
-_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-_PROPERTIES = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # The plain listener is for the node itself and for the tests' preparations.
-    "super.users": "User:ANONYMOUS",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{_PLAIN} user_guest="guest";',
-    "transaction.max.timeout.ms": "20000",
-}
-_LOGIN = [
-    "kafka.security.protocol=SASL_PLAINTEXT",
-    "kafka.sasl.mechanism=PLAIN",
-    "kafka.sasl.username=guest",
-    "kafka.sasl.password=guest",
-]
-_SHORT = ["release.transaction_timeout=15s", "lease.period=5s"]
-# The producers of a release that failed live on in its error, and would report for minutes that the broker is gone.
-_SILENT = ["kafka.log_level=0"]
-_ANY_OF_GUEST = AclBindingFilter(
-    ResourceType.ANY,
-    cast(str, None),
-    ResourcePatternType.ANY,
-    "User:guest",
-    cast(str, None),
-    AclOperation.ANY,
-    AclPermissionType.ANY,
-)
-Allow = Callable[..., None]
 _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
 # All permissions on a topic except to see its configuration.
 _USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
-
-
-@pytest.fixture(scope="module")
-def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    folder = tmp_path_factory.mktemp("strict")
-    with EmbeddedBroker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
-        yield running
-
-
-@pytest.fixture
-def owner(strict: EmbeddedBroker) -> Settings:
-    """Settings of an application with its topics, for a user with all permissions."""
-    application_id = f"app-{uuid.uuid4().hex[:8]}"
-    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
-    servers = f"kafka.bootstrap_servers={strict.bootstrap}"
-    own = [f"application_id={application_id}", servers, *topics, *_SHORT, *_SILENT]
-    settings = load_settings(None, own, environ={})
-    ensure_topics(settings)
-    return settings
-
-
-@pytest.fixture
-def guest(strict: EmbeddedBroker, owner: Settings) -> Settings:
-    """Settings of the same application, for a user without permissions."""
-    topics = [f"topics.{role}={owner.application_id}-{role}" for role in ("input", "output", "dead_letter")]
-    servers = f"kafka.bootstrap_servers={strict.secured('SASL_PLAINTEXT')}"
-    own = [f"application_id={owner.application_id}", servers, *topics, *_LOGIN, *_SHORT, *_SILENT]
-    return load_settings(None, own, environ={})
-
-
-@pytest.fixture
-def allow(strict: EmbeddedBroker) -> Allow:
-    """A function that gives the guest permissions on topics or other resources: `allow([topic], AclOperation.READ)`."""
-    client = AdminClient({"bootstrap.servers": strict.bootstrap, "log_level": "0"})
-
-    def permit(names: list[str], *operations: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
-        pattern = (ResourcePatternType.LITERAL, "User:guest", "*")
-        bindings = [
-            AclBinding(kind, name, *pattern, operation, AclPermissionType.ALLOW)
-            for name in names
-            for operation in operations
-        ]
-        for done in client.create_acls(bindings).values():
-            done.result()
-        # The node's controller has the permissions by now; its broker gets them in a moment.
-        assert_eventually(lambda: set(bindings) <= set(client.describe_acls(_ANY_OF_GUEST).result()))
-
-    return permit
 
 
 def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_reported_as_missing(
@@ -123,7 +37,7 @@ def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_
     others = [topic for topic in needed_topics(guest) if topic != lease]
     allow(others, *_USE, AclOperation.DESCRIBE_CONFIGS)
     for command in (show_topics, check_topics, ensure_topics):
-        with pytest.raises(TopicMismatch, match=rf"the existence of {lease}: .* Describe there"):
+        with pytest.raises(RightMissing, match=rf"the existence of {lease}: .* Describe there"):
             command(guest)
     allow([lease], AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
     assert {report.state for report in show_topics(guest)} == {"exists"}
@@ -133,13 +47,13 @@ def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_
 def test_a_configuration_that_may_not_be_described_is_named_with_the_permission(guest: Settings, allow: Allow) -> None:
     allow(list(needed_topics(guest)), *_USE)
     for command in (check_topics, ensure_topics):
-        with pytest.raises(TopicMismatch, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
+        with pytest.raises(RightMissing, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
             command(guest)
     # The topics with a partition for each shard are checked first.
     allow([guest.progress_topic, guest.ready_topic, guest.position_topic], AclOperation.DESCRIBE_CONFIGS)
-    with pytest.raises(TopicMismatch, match=rf"of {guest.lease_topic}: .* DescribeConfigs there"):
+    with pytest.raises(RightMissing, match=rf"of {guest.lease_topic}: .* DescribeConfigs there"):
         check_topics(guest)
-    with pytest.raises(TopicMismatch, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
+    with pytest.raises(RightMissing, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
         input_retentions(guest)
 
 
@@ -200,9 +114,7 @@ def test_a_topic_without_write_permission_is_named_and_messages_are_released_onc
     ]
     bench.hand_over(messages({"error_text": "bad", **row} for row in rows))
     for _ in range(2):
-        with pytest.raises(
-            TopicMismatch, match=rf"not let the job write to {topics[barred]}\b.* the right Write there"
-        ):
+        with pytest.raises(RightMissing, match=rf"not let the job write to {topics[barred]}\b.* the right Write there"):
             bench.release()
     allow([topics[barred]], AclOperation.WRITE)
     assert bench.release() == 2
@@ -217,7 +129,7 @@ def test_a_dead_letter_topic_without_write_permission_is_named_when_a_message_is
     ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
     allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
     large = messages([{"output_topic": owner.topics.output, "value": b"x" * 1_049_000}])
-    with pytest.raises(TopicMismatch, match=rf"not let the job write to {owner.topics.dead_letter}\b"):
+    with pytest.raises(RightMissing, match=rf"not let the job write to {owner.topics.dead_letter}\b"):
         ReleaseBench(strict, guest).release(large)
 
 

@@ -1,0 +1,37 @@
+"""Rights that the login of [kafka] lacks. The brokers' own words name neither the right nor, mostly, the resource."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.errors import RightMissing
+
+_REFUSALS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+
+def right_missing(right: str, on: str) -> RightMissing:
+    """Return the error for the operation `right` of Kafka's access control on a resource, such as "topic orders"."""
+    return RightMissing(f"the login of [kafka] needs the right {right} on the {on}. Nothing is lost")
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Return whether a broker says that the login lacks a right."""
+    return error.code() in _REFUSALS
+
+
+@contextmanager
+def right_named(right: str, on: str) -> Iterator[None]:
+    """Raise RightMissing in place of a KafkaException that says that the login lacks a right: `right` on `on`."""
+    try:
+        yield
+    except KafkaException as problem:
+        if is_refusal(problem.args[0]):
+            raise right_missing(right, on) from problem
+        raise

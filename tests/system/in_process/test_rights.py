@@ -1,0 +1,79 @@
+"""Each process with a login of its own, which has the rights of docs/security.md and no others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.release.process import ReleaseProcess
+from sources.publisher import Publisher
+from sources.subscriber import Subscriber
+from streaming.local.broker import EmbeddedBroker
+from tests.documented_rights import documented_rights
+from tests.strict_broker import USERS, Allow, LogInAs
+from tests.system.in_process.job import JobInProcess
+
+
+@contextmanager
+def released(settings: Settings) -> Iterator[None]:
+    """Run a release process, which must not fail."""
+    ended = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ReleaseProcess(settings, "release-1").run(lambda _: ended.is_set())
+        except BaseException as failure:  # noqa: BLE001 - the test raises it
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.takes(15)
+def test_the_documented_rights_are_enough_for_the_whole_service(
+    strict: EmbeddedBroker,
+    names: list[str],
+    log_in_as: LogInAs,
+    allow: Allow,
+    shared_session: None,
+    restored_signal_handlers: None,
+    tmp_path: Path,
+) -> None:
+    more = [*names, "release.processes=0", "clock.horizon=2s", f"storage.path={tmp_path}"]
+    overrides = {user: [*more, *log_in_as(user)] for user in USERS}
+    settings = {user: load_settings(None, overrides[user], environ={}) for user in USERS}
+    for right in documented_rights(settings["job"]):
+        allow([right.name], right.acl_operation, kind=right.kind, pattern=right.pattern, user=right.login)
+    created = JobInProcess(overrides["topics"]).command("topics", "create")
+    assert created.exit_code == 0, created.output
+    topics = settings["job"].topics
+
+    def publish_and_receive() -> None:
+        with Publisher(settings["publisher"], topics.input[0]) as publisher:
+            assert len(list(publisher.publish([b"good"], headers=[("deliver-after", b"1s")]))) == 1
+        with (
+            released(settings["release"]),
+            Subscriber(settings["subscriber"], topics.output, from_beginning=True) as subscriber,
+        ):
+            (record,) = subscriber.records(count=1, timeout_ms=60_000)
+        assert record.value == b"good"
+
+    JobInProcess(overrides["job"]).run_until(publish_and_receive)
+    shown = JobInProcess(overrides["status"]).command("status", "--format", "json")
+    status = json.loads(shown.stdout)
+    assert (status["waiting"]["total"], status["input_lag"]["total"]) == (0, 0)
+    assert status["release"] is not None, shown.output

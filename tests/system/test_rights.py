@@ -1,0 +1,151 @@
+"""Each right of docs/security.md is needed: without it the login gets an error that names right and resource."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from conf.errors import RightMissing
+from conf.kafka.options import librdkafka_options
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease, read_lease
+from sinks.internal_topics.progress import announce_origin
+from sinks.ready_log.hand_over import hand_over
+from sinks.ready_log.writer import HandOverPlan, fence_writers
+from sinks.release.process import ReleaseProcess
+from sinks.topics.topics import check_topics, ensure_topics, input_bounds, partition_counts
+from sources.intake.stamp_check import unreadable_records
+from sources.publisher import Publisher
+from sources.subscriber import Subscriber
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from streaming.status.ready import ready_shards, release_members
+from tests.documented_rights import Right, documented_rights
+from tests.messages import messages
+from tests.strict_broker import Allow, LogInAs
+
+_ORIGIN = CheckpointOrigin("c", 1, 2)
+# What goes on without these, and how: docs/security.md. By login, operation and the end of the topic's name.
+_NOT_REQUIRED = {
+    ("job", "DescribeConfigs", "input"),
+    ("release", "Delete", "ready"),
+    ("release", "DescribeConfigs", "output"),
+    ("release", "DescribeConfigs", "dead_letter"),
+    ("topics", "DescribeConfigs", "input"),
+}
+
+
+def _hand_over(settings: Settings) -> None:
+    """Do as the job does, with a message and a dead letter that are due."""
+    check_topics(settings)
+    partition_counts(settings)
+    input_bounds(settings)
+    with closing(HeldLease(settings, "test")) as lease:
+        announce_origin(settings, _ORIGIN)
+        fence_writers(settings, _ORIGIN.shards)
+        plan = HandOverPlan(
+            application_id=settings.application_id,
+            batch=BatchSpan(_ORIGIN, 0),
+            clock_ms=0,
+            progress_topic=settings.progress_topic,
+            ready_topic=settings.ready_topic,
+            lease_topic=settings.lease_topic,
+            fencing_token=lease.fencing_token,
+            transaction_timeout_ms=10_000,
+            outage_limit_ms=1_000,
+            tolerates_input_loss=False,
+            options=librdkafka_options(settings.kafka),
+        )
+        letter = {"output_topic": settings.topics.dead_letter, "error_code": "bad", "error_text": "bad", "offset": 1}
+        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter])]))
+        unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
+
+
+def _release(settings: Settings) -> None:
+    def is_done(process: ReleaseProcess) -> bool:
+        shard = process._shards.get(0)
+        return shard is not None and shard.position is not None and shard.position.released == 2
+
+    ReleaseProcess(settings, "test").run(is_done)
+
+
+def _publish(settings: Settings, topic: str = "") -> None:
+    with Publisher(settings, topic or settings.topics.input[0]) as publisher:
+        assert len(list(publisher.publish([b"v"]))) == 1
+
+
+def _publish_output(settings: Settings) -> None:
+    _publish(settings, settings.topics.output)
+
+
+def _subscribe(settings: Settings) -> None:
+    with Subscriber(settings, settings.topics.output, from_beginning=True) as subscriber:
+        assert len(list(subscriber.records(count=1, timeout_ms=30_000))) == 1
+
+
+def _read_status(settings: Settings) -> None:
+    input_bounds(settings)
+    read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    ready_shards(settings, 0)
+    release_members(settings)
+
+
+_DO: dict[str, Callable[[Settings], object]] = {
+    "job": _hand_over,
+    "release": _release,
+    "publisher": _publish,
+    "subscriber": _subscribe,
+    "status": _read_status,
+    "topics": ensure_topics,
+}
+# What another login has done before.
+_BEFORE: dict[str, tuple[Callable[[Settings], object], ...]] = {
+    "job": (_publish,),
+    "release": (_publish, _hand_over),
+    "subscriber": (_publish_output,),
+    "status": (_publish, _hand_over),
+}
+
+
+@pytest.mark.takes(6)
+@pytest.mark.parametrize("login", _DO)
+def test_each_missing_right_is_named(
+    login: str, names: list[str], owner: Settings, log_in_as: LogInAs, allow: Allow, revoke: Allow
+) -> None:
+    if login == "topics":
+        names = [name.replace("app-", "new-") for name in names]
+    settings = load_settings(None, [*names, *log_in_as(login)], environ={})
+    for prepare in _BEFORE.get(login, ()):
+        prepare(owner)
+    rights = [right for right in documented_rights(settings) if right.login == login and not _is_optional(right)]
+    for right in rights:
+        _change(allow, right)
+    for right in rights:
+        if (login, right.operation) == ("topics", "DescribeConfigs"):
+            # Only topics that exist are looked at.
+            ensure_topics(settings)
+        _change(revoke, right)
+        if right.operation != "Describe":
+            # So that the resource is seen, and the error is about the right itself.
+            _change(allow, replace(right, operation="Describe"))
+        with pytest.raises(RightMissing) as raised:
+            _DO[login](settings)
+        assert f"the right {right.operation} " in str(raised.value), right
+        assert right.name.removeprefix("kafka-") in str(raised.value), right
+        _change(allow, right)
+    _DO[login](settings)
+
+
+def _change(permission: Allow, right: Right) -> None:
+    permission([right.name], right.acl_operation, kind=right.kind, pattern=right.pattern, user=right.login)
+
+
+def _is_optional(right: Right) -> bool:
+    return any(
+        (right.login, right.operation) == (login, operation) and right.name.endswith(f"-{end}")
+        for login, operation, end in _NOT_REQUIRED
+    )
