@@ -15,7 +15,7 @@ from streaming.cli.app import app
 from tests.eventually import assert_eventually
 
 # A job that should end by itself, and does not, is ended after this time.
-_END_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 120.0
 
 
 class JobInProcess:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AclOperation
 
 from conf.load import load_settings
 from conf.settings import Settings
@@ -43,12 +44,13 @@ def released(settings: Settings) -> Iterator[None]:
     assert failures == []
 
 
-@pytest.mark.takes(15)
-def test_the_documented_rights_are_enough_for_the_whole_service(
+@pytest.mark.takes(20)
+def test_the_documented_rights_are_enough_for_the_whole_service_and_the_job_needs_read_on_its_input(
     strict: EmbeddedBroker,
     names: list[str],
     log_in_as: LogInAs,
     allow: Allow,
+    revoke: Allow,
     shared_session: None,
     restored_signal_handlers: None,
     tmp_path: Path,
@@ -62,9 +64,18 @@ def test_the_documented_rights_are_enough_for_the_whole_service(
     assert created.exit_code == 0, created.output
     topics = settings["job"].topics
 
-    def publish_and_receive() -> None:
-        with Publisher(settings["publisher"], topics.input[0]) as publisher:
-            assert len(list(publisher.publish([b"good"], headers=[("deliver-after", b"1s")]))) == 1
+    with Publisher(settings["publisher"], topics.input[0]) as publisher:
+        assert len(list(publisher.publish([b"good"], headers=[("deliver-after", b"1s")]))) == 1
+
+    # Java's client reads the input, and has words of its own for what it may not do.
+    revoke([topics.input[0]], AclOperation.READ, user="job")
+    allow([topics.input[0]], AclOperation.DESCRIBE, user="job")
+    refused = JobInProcess(overrides["job"]).failure()
+    assert refused.startswith("error: right-missing: ")
+    assert f"the right Read on the topic {topics.input[0]}" in refused
+    allow([topics.input[0]], AclOperation.READ, user="job")
+
+    def receive() -> None:
         with (
             released(settings["release"]),
             Subscriber(settings["subscriber"], topics.output, from_beginning=True) as subscriber,
@@ -72,7 +83,7 @@ def test_the_documented_rights_are_enough_for_the_whole_service(
             (record,) = subscriber.records(count=1, timeout_ms=60_000)
         assert record.value == b"good"
 
-    JobInProcess(overrides["job"]).run_until(publish_and_receive)
+    JobInProcess(overrides["job"]).run_until(receive)
     shown = JobInProcess(overrides["status"]).command("status", "--format", "json")
     status = json.loads(shown.stdout)
     assert (status["waiting"]["total"], status["input_lag"]["total"]) == (0, 0)
