@@ -56,6 +56,8 @@ def test_two_executors_deliver_and_after_killing_a_worker_and_the_driver_no_mess
     publish_mixed(ledger, application, 300, seed=1, longest_ms=60_000)
     for name in ("worker-1", "worker-2"):
         assert_eventually(lambda: cluster.delivering(name, broker_port), 300, f"a delivery by {name}")  # noqa: B023
+    # However many shards an executor has run.
+    assert [cluster.daemons(name) for name in cluster.workers] == [1, 1]
 
     publish_mixed(ledger, application, 300, seed=2, longest_ms=8_000)
     cluster.kill_worker("worker-1")
