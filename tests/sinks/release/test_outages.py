@@ -160,6 +160,8 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     client = AdminClient(dict(bench.options))
     client.delete_topics([topic])[topic].result()
     assert_eventually(lambda: missing_topics(bench.options, [topic]) == [topic])
+    # The broker says so a moment before it stops to take records.
+    assert_eventually(lambda: not (used.directory / "data" / f"{topic}-0").exists())
     bench.hand_over(_due(bench, 10))
     # A broker with auto-creation makes the topic again, with one partition, unless the client still knows the old one.
     assert_eventually(lambda: release.ended.is_set() or bench.is_done(release), 60)
