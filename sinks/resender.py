@@ -51,7 +51,7 @@ class Resender:
                 "message.max.bytes": "1000000000",
                 **options,
                 # Then only a record alone in its batch can be too large for its topic.
-                "batch.size": str(min(batch_bytes(options), *limits.values())),
+                "batch.size": str(min([batch_bytes(options), *limits.values()])),
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "transactional.id": f"{settings.application_id}-resend",
