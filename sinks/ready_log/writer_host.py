@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import AuthenticationError, current_process
@@ -39,7 +41,9 @@ _address: str | None = None
 def start_host() -> None:
     """Fork the host from this process, which must not have threads. The host ends soon after this process."""
     global _address  # noqa: PLW0603
-    address = str(Path(tempfile.mkdtemp(prefix="delayline-writers-")) / "host")
+    address = f"delayline-{uuid.uuid4().hex[:16]}"
+    # Linux needs no file for a socket, which a kill would leave behind.
+    address = f"\0{address}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / address)
     daemon = os.getpid()
     ready, listening = os.pipe()
     if os.fork() == 0:
@@ -103,8 +107,6 @@ def _serve(address: str, daemon: int, listening: int) -> None:
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
         while os.getppid() == daemon:
             time.sleep(_PARENT_CHECK_S)
-    with suppress(OSError):
-        Path(address).parent.rmdir()
     os._exit(0)
 
 
