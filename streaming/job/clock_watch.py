@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from conf.errors import ClockBehind
-from streaming.checkpoint.checkpoint import PlannedBatch
+from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,19 @@ class ClockWatch:
         if not self._warned:
             self._warned = True
             log.warning("%s: each message that falls due waits until it has caught up", sentence)
+
+
+def watch_from(checkpoint: Checkpoint, newest: PlannedBatch | None) -> ClockWatch:
+    """Return a watch that has checked the clock against the last two batches in the offset log.
+
+    The `newest` one may have been planned after the clock was set back, and before the job ended for that. Raises
+    ClockBehind.
+    """
+    watch = ClockWatch()
+    if newest is not None and newest.batch_id:
+        watch.check(checkpoint.planned(newest.batch_id - 1))
+    watch.check(newest)
+    return watch
 
 
 def _text(instant_ms: int) -> str:

@@ -38,7 +38,7 @@ from sources.intake.stamp_check import LAST_MS, unreadable_records
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import input_starts, recover
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import ClockWatch
+from streaming.job.clock_watch import watch_from
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
@@ -133,8 +133,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             state = recover(spark, settings, fresh, lease)
         failpoint("recovering")
         # 5. Check clock and input.
-        clock = ClockWatch()
-        clock.check(state.planned)
+        clock = watch_from(state.checkpoint, state.planned)
         check_input_loss(settings, state.checkpoint, state.store)
         # 6. Start the query.
         with closing(BatchRunner(state, settings, lease)) as runner:
@@ -210,7 +209,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     if planned is None or checkpoint.last_committed() == planned:
         return
     state = recover(spark, settings, fresh=False, lease=lease)
-    ClockWatch().check(state.planned)
+    watch_from(checkpoint, state.planned)
     check_input_loss(settings, checkpoint, state.store)
     with closing(BatchRunner(state, settings, lease)) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
