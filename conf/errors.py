@@ -324,6 +324,10 @@ class RecordRefused(Rejected):
 
     code = "record-refused"
 
+    def __init__(self, text: str, for_timestamp: bool = False) -> None:
+        super().__init__(text)
+        self.for_timestamp = for_timestamp
+
 
 class TopicNotAllowed(Rejected):
     """The deliver-to topic is not on the allow-list."""

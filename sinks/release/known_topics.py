@@ -31,12 +31,21 @@ class Topics:
         self._read_s: dict[str, float] = {}
         # To be cleared once they are released: each check costs more as long as there are some.
         self.refused: dict[tuple[str, bytes], Rejected] = {}
+        # The topics that did not take the present time of this host.
+        self._stamped_by_due: set[str] = set()
 
     @property
     def check(self) -> RecordCheck:
         """The check of records by what is known now."""
         options = self._options
-        return RecordCheck(self.limits, self._dead_letter, compresses(options), batch_bytes(options), self.refused)
+        return RecordCheck(
+            self.limits,
+            self._dead_letter,
+            compresses(options),
+            batch_bytes(options),
+            self.refused,
+            self._stamped_by_due,
+        )
 
     def learn(self, topics: Collection[str]) -> None:
         """Read the limits of `topics` again. Raises KafkaException."""
@@ -49,6 +58,16 @@ class Topics:
         if topic == self._dead_letter and (topic, identity) in self.refused:
             raise stub_refused(topic, identity, error)
         self.refused[topic, identity] = error
+
+    def stamp_by_due(self, topic: str) -> bool:
+        """Stamp overdue records of `topic` with their due times from now on, and return whether that is new.
+
+        For an output topic that refused a timestamp: this host's clock may be far ahead of its broker's.
+        """
+        is_new = topic != self._dead_letter and topic not in self._stamped_by_due
+        if is_new:
+            self._stamped_by_due.add(topic)
+        return is_new
 
     def check_of(self, planned: Planned) -> RecordCheck:
         """Return the check for a transaction. Raises KafkaException.

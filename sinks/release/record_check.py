@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from sinks.release.records import (
     bytes_at_most,
     message_ids,
     record_bytes,
+    record_due_ms,
     record_id,
 )
 from sinks.release.stubs import as_stub
@@ -35,6 +36,7 @@ _BATCH_BYTES = 1_000_000
 class RecordCheck:
     """What is known when a transaction is written: what the topics accept, and what they refused before.
 
+    `stamped_by_due` are topics whose overdue records must not have the present time as their timestamp.
     The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
@@ -45,6 +47,7 @@ class RecordCheck:
     compresses: bool
     batch_bytes: int
     refused: Refusals
+    stamped_by_due: Collection[str] = ()
 
     def apart(self, batch: pa.RecordBatch, largest_bytes: int) -> list[int]:
         """Return the rows of the messages that must be written one by one: the doubted ones, and those to small topics.
@@ -66,6 +69,9 @@ class RecordCheck:
         if any(_has_short_memory(each) for each in limits):
             oldest_ms = now_ms() - np.array([each.max_age_ms // 2 for each in limits])[which]
             doubted |= batch.column("deliver_at_ms").to_numpy() < oldest_ms
+        if self.stamped_by_due:
+            by_due = pc.is_in(batch.column("output_topic"), pa.array(self.stamped_by_due, pa.string()))
+            doubted |= _bools(by_due) & (batch.column("deliver_at_ms").to_numpy() < now_ms() - OVERDUE_MS)
         if self.refused:
             known = pa.array({identity for _, identity in self.refused}, pa.binary())
             doubted |= _bools(pc.is_in(message_ids(batch), known))
@@ -80,8 +86,10 @@ class RecordCheck:
 
         `timestamp_ms` (epoch ms) is that of the input record. Raises TopicMismatch if the stub is too large.
         """
+        if record.topic in self.stamped_by_due:
+            record = record._replace(timestamp_ms=record_due_ms(record))
         # Half of the age, since the broker's clock may be ahead of this one.
-        if record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
+        elif record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
         error = self._objection(record)
         if error is not None and record.topic != self.dead_letter:

@@ -89,6 +89,12 @@ def record_id(record: Record) -> bytes:
     return next(value or b"" for name, value in reversed(record.headers) if name == ID_HEADER)
 
 
+def record_due_ms(record: Record) -> int:
+    """Return the due time of an output record that is no dead letter, epoch ms."""
+    # The last header: the service adds its own after the publisher's.
+    return int(record.headers[-1][1] or b"")
+
+
 def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejected) -> Record:
     """Return the dead letter that replaces the record of a due message: for the dead-letter `topic`, with the error.
 

@@ -80,7 +80,8 @@ class DeliveryReports:
                 "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
             )
-            return Refused(topic, RecordRefused(f"{refusal}. {advice}"), {})
+            for_timestamp = error.code() == KafkaError.INVALID_TIMESTAMP
+            return Refused(topic, RecordRefused(f"{refusal}. {advice}", for_timestamp), {})
         if error.code() in _NO_TOPIC:
             return topic_gone(topic)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

@@ -14,7 +14,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, RecordRefused
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
@@ -290,7 +290,8 @@ class ShardRelease:
         """Return how to write the refused transaction, the first one in flight, so that the message to blame is found.
 
         A single one that is left is to blame. Nothing is searched if the refusal may have another cause: limits that
-        were changed meanwhile, or a record that was written ahead, at `begun_ms`, which is no fault of the message.
+        were changed meanwhile, or a record that was written ahead, at `begun_ms`, or stamped with this host's time,
+        which is no fault of the message.
 
         Raises ClockSetBack if the transaction is due much later now.
         """
@@ -300,6 +301,9 @@ class ShardRelease:
         if due_ms > begun_ms:
             if not wait_until(due_ms, self._settings.release.transaction_timeout // 2):
                 raise ClockSetBack
+            return None
+        error = refusal.error
+        if isinstance(error, RecordRefused) and error.for_timestamp and topics.stamp_by_due(refusal.topic):
             return None
         if len(refusal.ids) == 1:
             (identity,) = refusal.ids

@@ -107,6 +107,20 @@ def test_a_message_later_than_its_topic_takes_is_delivered_with_the_time_of_writ
     assert all(record.timestamp()[1] >= begun_ms for record in records)
 
 
+def test_overdue_messages_have_their_due_times_as_timestamps_in_a_topic_that_does_not_take_this_hosts_time(
+    visible_or_hidden: ReleaseBench, clock: HostClock, make_topic: MakeTopic
+) -> None:
+    bench, topic = visible_or_hidden, make_topic(**{"message.timestamp.after.max.ms": "3600000"})
+    dues = [now_ms() + number for number in range(100)]
+    # The broker's clock is right.
+    clock.ahead_ms = _DAY_MS
+    assert bench.release(_due(topic, [{"deliver_at_ms": due} for due in dues])) == 100
+    records = bench.read(topic)
+    assert values(records) == [*range(100)]
+    assert [record.timestamp()[1] for record in records] == dues
+    assert bench.read(bench.dead_letter) == []
+
+
 @pytest.mark.usefixtures("hidden")
 @pytest.mark.parametrize(("bad", "count"), [({3}, 10), ({0, 3, 4}, 10), ({0, 1, 2, 3}, 4)])
 def test_a_record_too_old_for_a_topic_that_hides_it_becomes_a_dead_letter_and_the_rest_follows_in_order(
