@@ -21,6 +21,14 @@ def right_missing(right: str, on: str) -> RightMissing:
     return RightMissing(f"the login of [kafka] needs the right {right} on the {on}. Nothing is lost")
 
 
+def write_barred(place: str) -> RightMissing:
+    """Return the error for a topic, or a partition of it, that a running job may not write to."""
+    return RightMissing(
+        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
+        "that, and start the job again. Nothing is lost"
+    )
+
+
 def is_refusal(error: KafkaError) -> bool:
     """Return whether a broker says that the login lacks a right."""
     return error.code() in _REFUSALS

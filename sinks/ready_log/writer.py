@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from conf.errors import DeliveryFailed, RightMissing, TopicMismatch, TopicMissing
+from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import is_refusal, right_named
+from conf.kafka.rights import is_refusal, right_named, write_barred
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import marker_key, read_progress
@@ -145,7 +145,7 @@ class ReadyLogWriter:
             if problem.args[0].code() in _OF_SOME_TOPIC:
                 self._look_for_topics()
             if is_refusal(problem.args[0]):
-                raise _barred(problem.args[0].str()) from problem
+                raise write_barred(problem.args[0].str()) from problem
             if problem.args[0].code() == KafkaError._UNKNOWN_PARTITION:
                 raise TopicMismatch(
                     f"the job cannot write to {problem.args[0].str()}: give the topic a partition for each shard, and "
@@ -203,14 +203,7 @@ class ReadyLogWriter:
                 "again"
             )
         for topic in barred_topics(self._plan.options, topics):
-            raise _barred(topic)
-
-
-def _barred(place: str) -> RightMissing:
-    return RightMissing(
-        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
-        "that, and start the job again. Nothing is lost"
-    )
+            raise write_barred(topic)
 
 
 def fence_writers(settings: Settings, shards: int) -> None:

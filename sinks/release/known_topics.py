@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from conf.errors import Rejected
+from conf.kafka.rights import write_barred
 from conf.settings import Settings
 from sinks.release.pending import Planned
 from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stub_refused
-from sinks.release.reports import topic_barred, topic_gone
+from sinks.release.reports import topic_gone
 from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
 
 # How old what is known of a topic's limits may be when a record is refused by them.
@@ -98,4 +99,4 @@ class Topics:
         for topic in missing_topics(self._options, topics):
             raise topic_gone(topic)
         for topic in barred_topics(self._options, topics):
-            raise topic_barred(topic)
+            raise write_barred(topic)

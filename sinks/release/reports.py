@@ -8,7 +8,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import MessageTooLarge, RecordRefused, Rejected, RightMissing, TopicMismatch, TopicMissing
+from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from conf.kafka.rights import write_barred
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
 
@@ -85,7 +86,7 @@ class DeliveryReports:
         if error.code() in _NO_TOPIC:
             return topic_gone(topic)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return topic_barred(f"{topic}/{partition}")
+            return write_barred(f"{topic}/{partition}")
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             return TopicMismatch(
                 f"messages wait for partition {partition} of {topic}, which has fewer: it was created anew while the "
@@ -101,12 +102,4 @@ def topic_gone(topic: str) -> TopicMissing:
     return TopicMissing(
         f"topic {topic}, to which the job writes, is gone: create it again with as many partitions as it had, and "
         "start the job again. The waiting messages are not lost"
-    )
-
-
-def topic_barred(place: str) -> RightMissing:
-    """Return the error for a topic, or a partition of it, that the job may not write to."""
-    return RightMissing(
-        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
-        "that, and start the job again. Nothing is lost"
     )
