@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import RightMissing
 
@@ -43,3 +43,9 @@ def right_named(right: str, on: str) -> Iterator[None]:
         if is_refusal(problem.args[0]):
             raise right_missing(right, on) from problem
         raise
+
+
+def init_transactions(producer: Producer, transactional_id: str, timeout_s: float) -> None:
+    """Fence earlier producers of `transactional_id`, the one of `producer`. Raises KafkaException, RightMissing."""
+    with right_named("Write", f"transactional id {transactional_id}"):
+        producer.init_transactions(timeout_s)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException, Producer
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import is_refusal, right_missing, right_named
+from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.lease_record import Lease, claim_after
 from sinks.internal_topics.newest_record import newest_value
@@ -172,8 +172,7 @@ class HeldLease:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
         producer = Producer({**self._options, **own})
-        with right_named("Write", f"transactional id {self._id}"):
-            producer.init_transactions(max(self._period_s, OPEN_TIMEOUT_S))
+        init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 
     def _check_claim(self) -> None:

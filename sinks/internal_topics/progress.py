@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.errors import DeliveryFailed
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import is_refusal, right_missing, right_named
+from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.origin import CheckpointOrigin
@@ -40,8 +40,7 @@ def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
     last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
     producer = Producer({**options, **own})
     try:
-        with right_named("Write", f"transactional id {own['transactional.id']}"):
-            producer.init_transactions(_WRITE_TIMEOUT_S)
+        init_transactions(producer, own["transactional.id"], _WRITE_TIMEOUT_S)
         producer.begin_transaction()
         for shard, before in enumerate(last):
             marker = Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)

@@ -20,7 +20,7 @@ from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import is_refusal, right_named, write_barred
+from conf.kafka.rights import init_transactions, is_refusal, write_barred
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import marker_key, read_progress
@@ -99,7 +99,6 @@ class ReadyLogWriter:
         """
         self.id = uuid.uuid4().hex
         self.shard = shard
-        self.opened_for = plan.batch
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
@@ -118,11 +117,16 @@ class ReadyLogWriter:
                 "transaction.timeout.ms": str(plan.transaction_timeout_ms),
             }
         )
-        with right_named("Write", f"transactional id {transactional_id(plan.application_id, shard)}"):
-            self._producer.init_transactions(max(self._timeout_s, OPEN_TIMEOUT_S))
+        own_id = transactional_id(plan.application_id, shard)
+        init_transactions(self._producer, own_id, max(self._timeout_s, OPEN_TIMEOUT_S))
         # Again: the lease may have been taken before the last line fenced the earlier writers.
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self.progress = read_progress(plan.options, plan.progress_topic, shard)
+
+    @property
+    def opened_for(self) -> BatchSpan:
+        """The batch that opened the writer."""
+        return self._plan.batch
 
     @fatal_error_raised()
     def write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
@@ -220,8 +224,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
         }
         try:
             producer = Producer({**librdkafka_options(settings.kafka), **own})
-            with right_named("Write", f"transactional id {own['transactional.id']}"):
-                producer.init_transactions(max(timeout_s, OPEN_TIMEOUT_S))
+            init_transactions(producer, own["transactional.id"], max(timeout_s, OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, Rejected
 from conf.kafka.clients import fatal_error_raised
-from conf.kafka.rights import right_named
+from conf.kafka.rights import init_transactions
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
 from sinks.release.known_topics import Topics
@@ -108,8 +108,7 @@ class TransactionWriter:
         """Fence earlier producers. Raises KafkaException, RightMissing."""
         # A client that is not connected yet looks for its coordinator again only after half a second.
         self._producer.list_topics(self._position_topic, timeout_s)
-        with right_named("Write", f"transactional id {self._id}"):
-            self._producer.init_transactions(timeout_s)
+        init_transactions(self._producer, self._id, timeout_s)
 
     @fatal_error_raised()
     def fill(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
