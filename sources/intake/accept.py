@@ -225,7 +225,8 @@ def _route(
 
 def _check_sizes(records: pa.Table, batch_settings: BatchSettings, rejections: _Rejections) -> pa.Table:
     """Reject rows that are too large; return key, value and headers of all rows, with stubs for the largest."""
-    nbytes, counts = sizes(records), header_counts(records)
+    counts = header_counts(records)
+    nbytes = sizes(records, counts)
     most = min(batch_settings.max_message_bytes, MOST_MESSAGE_BYTES)
     for row in np.flatnonzero(nbytes > most).tolist():
         rejections.reject(

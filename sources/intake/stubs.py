@@ -29,12 +29,14 @@ COLUMNS = (
 )
 
 
-def sizes(records: pa.Table) -> Ints:
-    """Return the bytes of key, value and headers of each record, with `HEADER_BYTES` more for each header."""
+def sizes(records: pa.Table, counts: Ints) -> Ints:
+    """Return the bytes of key, value and headers of each record, with `HEADER_BYTES` more for each header.
+
+    `counts` are the records' `header_counts`.
+    """
     total = np.zeros(records.num_rows, dtype=np.int64)
     for name in ("key_bytes", "value_bytes"):
         total += _numbers(records.column(name))
-    counts = header_counts(records)
     ends = np.cumsum(counts)
     each = _header_lengths(pc.list_flatten(records.column("headers"))) + HEADER_BYTES
     until = np.concatenate([[0], np.cumsum(each)])
