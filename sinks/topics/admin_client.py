@@ -54,12 +54,19 @@ def topic_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collec
 
     Raises RightMissing if the broker hides them.
     """
-    resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
-    described = admin.describe_configs(resources, config_filter="all")["topic"]
-    # kafka-python returns a topic that the broker refuses to describe as one without configuration.
-    if hidden := [name for name in topics if not set(keys) <= described.get(name, {}).keys()]:
+    shown = shown_configs(admin, topics, keys)
+    if hidden := [name for name in topics if not set(keys) <= shown[name].keys()]:
         raise RightMissing(
             f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
             "DescribeConfigs there"
         )
-    return {name: {key: described[name][key]["value"] for key in keys} for name in topics}
+    return shown
+
+
+def shown_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the values of those of `keys` that the broker has and shows, for each of `topics`, which must exist."""
+    resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
+    described = admin.describe_configs(resources, config_filter="all")["topic"]
+    # kafka-python returns a topic that the broker refuses to describe as one without configuration.
+    found = {name: described.get(name, {}) for name in topics}
+    return {name: {key: each[key]["value"] for key in keys if key in each} for name, each in found.items()}

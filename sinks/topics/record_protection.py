@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.admin import KafkaAdminClient
 
 from conf.errors import TopicMismatch
 from conf.settings import Settings
-from sinks.topics.admin_client import topic_configs
+from sinks.topics.admin_client import shown_configs, topic_configs
 from sinks.topics.limits import dead_letter_limits
 from state.stub import MOST_STUB_BYTES
 
@@ -48,11 +48,7 @@ def check_records(admin: KafkaAdminClient, settings: Settings) -> None:
 
 
 def _warn_of_unprotected(admin: KafkaAdminClient, topics: Collection[str]) -> None:
-    resources = [ConfigResource("TOPIC", name, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP]) for name in topics]
-    described = admin.describe_configs(resources, config_filter="all")["topic"]
-    for name in topics:
-        # A topic that the broker does not describe has none.
-        config = {key: each["value"] for key, each in described.get(name, {}).items()}
+    for name, config in shown_configs(admin, topics, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP]).items():
         if config.get(_COMPRESSION, "uncompressed") != "uncompressed":
             log.warning(
                 "input topic %s has %s=%s: a small compressed batch may hold records larger than Spark's memory, and "
