@@ -78,16 +78,18 @@ class Topics:
         named = set(planned.messages.column("output_topic").unique().to_pylist())
         if unknown := {*named, self._dead_letter} - self.limits.keys():
             self.learn(unknown)
+        # It sees what is learned below: it has the same mapping.
+        check = self.check
         doubted: set[str] = set()
         for part in planned.messages.to_batches():
-            rows = pa.array(self.check.doubted(part, planned.largest_bytes))
+            rows = pa.array(check.doubted(part, planned.largest_bytes))
             doubted.update(part.column("output_topic").filter(rows).unique().to_pylist())
         if doubted:
             doubted.add(self._dead_letter)
             stale_s = time.monotonic() - _FRESH_S
             if stale := {topic for topic in doubted if self._read_s[topic] < stale_s}:
                 self.learn(stale)
-        return self.check
+        return check
 
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""

@@ -17,6 +17,8 @@ from state.message import DELIVER_AT_HEADER, ID_HEADER
 
 # Lets the client choose by the key, as Kafka's own partitioner would.
 ANY_PARTITION = -1
+# Kafka's value for a record without a timestamp, to which it applies no limit.
+NO_TIMESTAMP = -1
 # What is overdue by more than this is stamped with the present time. It is more than the lateness of a job that runs or
 # starts again, and little against any `retention.ms`. Subscribers know it (`docs/publish.md`).
 OVERDUE_MS = 60_000

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sinks.release.records import Record, record_bytes, record_id
+from sinks.release.records import NO_TIMESTAMP, Record, record_bytes, record_id
 from state.dead_letter import SERVICE_HEADERS
 from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, digest, headers_left, key_left
-
-# Kafka's value for a record without a timestamp, to which it applies no limit.
-_NO_TIMESTAMP = -1
 
 
 def as_stub(letter: Record) -> Record:
@@ -33,4 +30,4 @@ def as_stub(letter: Record) -> Record:
         own.append(facts.to_header())
     key = key_left(letter.key)
     key = record_id(letter) if key is None else key
-    return Record(_NO_TIMESTAMP, letter.topic, letter.partition, key, None, [*own, *service])
+    return Record(NO_TIMESTAMP, letter.topic, letter.partition, key, None, [*own, *service])

@@ -25,7 +25,7 @@ from sinks.internal_topics.position import Position, position_key
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
 from sinks.release.record_check import RecordCheck, batch_bytes
-from sinks.release.records import ANY_PARTITION, Record, record_bytes, record_id, records
+from sinks.release.records import ANY_PARTITION, NO_TIMESTAMP, Record, record_bytes, record_id, records
 from sinks.release.reports import DeliveryReports, Refused
 
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
@@ -36,8 +36,6 @@ _SLOW_S = 5.0
 _ABORT_S = 5.0
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
-# Kafka's value for a record without a timestamp, to which it applies no limit.
-_NO_TIMESTAMP = -1
 
 
 class FaultSearch:
@@ -129,7 +127,7 @@ class TransactionWriter:
                 self._fill_in_groups(planned, check, search, topics)
             # No timestamp: the topic may limit it by the broker's clock.
             key, value = position_key(self._shard), position.to_bytes()
-            self._produce([Record(_NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
+            self._produce([Record(NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
             self._flush(topics)
         except Refused as refusal:
             if refusal.topic == self._position_topic:
