@@ -27,6 +27,7 @@ import pyarrow as pa
 from conf.errors import DelaylineError
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan
+from state.message import decode_chunk
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ def _answer(connection: Connection) -> None:
 
 
 def _packed(messages: pa.Table) -> pa.Buffer:
+    # Not `encode_chunk`: to compress would take longer than to send.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, messages.schema) as writer:
         writer.write_table(messages)
@@ -148,5 +150,4 @@ def _packed(messages: pa.Table) -> pa.Buffer:
 
 def _received(connection: Connection) -> Iterator[pa.Table]:
     while packed := connection.recv_bytes():
-        with pa.ipc.open_stream(pa.py_buffer(packed)) as reader:
-            yield reader.read_all()
+        yield decode_chunk(packed)
