@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import pytest
 from confluent_kafka.admin import (
@@ -45,6 +45,7 @@ _ANY = AclBindingFilter(
     AclOperation.ANY,
     AclPermissionType.ANY,
 )
+Entry = TypeVar("Entry", AclBinding, AclBindingFilter)
 Allow = Callable[..., None]
 LogInAs = Callable[..., list[str]]
 
@@ -100,23 +101,29 @@ def guest(names: list[str], owner: Settings, log_in_as: LogInAs) -> Settings:
     return load_settings(None, [*names, *log_in_as("guest")], environ={})
 
 
+def _each(
+    form: Callable[..., Entry],
+    names: Iterable[str],
+    operations: Iterable[AclOperation],
+    kind: ResourceType = ResourceType.TOPIC,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+    user: str = "guest",
+) -> list[Entry]:
+    """Return an entry of access control for each name and operation."""
+    return [
+        form(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+        for name in names
+        for operation in operations
+    ]
+
+
 @pytest.fixture
 def allow(strict: EmbeddedBroker) -> Allow:
     """A function that gives a user permissions on topics or other resources: `allow([topic], AclOperation.READ)`."""
     client = AdminClient({"bootstrap.servers": strict.bootstrap, "log_level": "0"})
 
-    def permit(
-        names: list[str],
-        *operations: AclOperation,
-        kind: ResourceType = ResourceType.TOPIC,
-        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
-        user: str = "guest",
-    ) -> None:
-        bindings = [
-            AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
-            for name in names
-            for operation in operations
-        ]
+    def permit(names: list[str], *operations: AclOperation, **rest: Any) -> None:
+        bindings = _each(AclBinding, names, operations, **rest)
         for done in client.create_acls(bindings).values():
             done.result()
         # The node's controller has the permissions by now; its broker gets them in a moment.
@@ -130,18 +137,8 @@ def revoke(strict: EmbeddedBroker) -> Allow:
     """A function that takes permissions away again, with the arguments of `allow`."""
     client = AdminClient({"bootstrap.servers": strict.bootstrap, "log_level": "0"})
 
-    def forbid(
-        names: list[str],
-        *operations: AclOperation,
-        kind: ResourceType = ResourceType.TOPIC,
-        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
-        user: str = "guest",
-    ) -> None:
-        filters = [
-            AclBindingFilter(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
-            for name in names
-            for operation in operations
-        ]
+    def forbid(names: list[str], *operations: AclOperation, **rest: Any) -> None:
+        filters = _each(AclBindingFilter, names, operations, **rest)
         for done in client.delete_acls(filters).values():
             done.result()
         assert_eventually(lambda: not any(client.describe_acls(each).result() for each in filters))

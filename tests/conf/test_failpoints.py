@@ -99,18 +99,23 @@ def test_an_invalid_variable_is_an_error_and_not_ignored(
         failpoint("sealed")
 
 
-def test_pause_stops_the_driver_and_all_processes_it_started_until_they_are_continued() -> None:
+def _driver(action: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a driver that takes `action` once it gets a line; return it, and the processes that it has started."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER],
-        env={**os.environ, VARIABLE: "handed-over=pause"},
+        env={**os.environ, VARIABLE: f"handed-over={action}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert driver.stdin is not None
     assert driver.stdout is not None
-    sleeper, child = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
-    family = [psutil.Process(driver.pid), sleeper, child]
+    return driver, [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+
+
+def test_pause_stops_the_driver_and_all_processes_it_started_until_they_are_continued() -> None:
+    driver, started = _driver("pause")
+    assert driver.stdin is not None
+    family = [psutil.Process(driver.pid), *started]
     try:
         driver.stdin.write("\n")
         driver.stdin.flush()
@@ -125,15 +130,7 @@ def test_pause_stops_the_driver_and_all_processes_it_started_until_they_are_cont
 
 
 def test_kill_ends_the_driver_and_all_processes_it_started() -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER],
-        env={**os.environ, VARIABLE: "handed-over=kill"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert driver.stdout is not None
-    started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+    driver, started = _driver("kill")
     try:
         driver.communicate("\n", timeout=20)
         assert driver.returncode == -9

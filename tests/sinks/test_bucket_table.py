@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 import uuid
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +24,7 @@ from state.buckets.table_rows import STORED_SCHEMA, described_segment, stored_ro
 from state.message import decode_chunk, encode_chunk
 from tests.eventually import assert_eventually
 from tests.messages import messages, some_batch_settings
+from tests.streaming.sealed import written_late
 
 _HOUR = 3_600_000
 
@@ -244,16 +243,9 @@ def test_buckets_sealed_while_others_are_replaced_are_kept_and_nobody_waits(
     store.append_part(slice_of(spark, name, 0, 10, 20))
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
 
-    def late(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begun.touch()
-        deadline_s = time.monotonic() + 60
-        while not sealed.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        yield from rows
-
     rows = slice_of(spark, name, 1, 21)
     with ThreadPoolExecutor(1) as executor:
-        later = executor.submit(store.append_part, rows.mapInArrow(late, rows.schema))
+        later = executor.submit(store.append_part, written_late(rows, begun, sealed))
         assert_eventually(begun.exists, 60, "the slice")
         for number in (3, 4):
             store.append(bucket(spark, number, 10 * number), "checkpoint", number)
@@ -269,16 +261,9 @@ def test_a_bucket_that_two_processes_seal_at_the_same_time_is_stored_once(
 ) -> None:
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
 
-    def late(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begun.touch()
-        deadline_s = time.monotonic() + 60
-        while not sealed.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        yield from rows
-
     rows = bucket(spark, 5, 10, 20)
     with ThreadPoolExecutor(1) as executor:
-        later = executor.submit(store.append, rows.mapInArrow(late, rows.schema), "checkpoint", 5)
+        later = executor.submit(store.append, written_late(rows, begun, sealed), "checkpoint", 5)
         assert_eventually(begun.exists, 60, "the later seal")
         BucketTable(spark, store.path).append(rows, "checkpoint", 5)
         sealed.touch()

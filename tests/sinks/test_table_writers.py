@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -17,7 +14,7 @@ from sinks.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
-from tests.streaming.sealed import sealed_rows
+from tests.streaming.sealed import sealed_rows, written_late
 
 _TAKEN = "another process has taken over from checkpoint old while batch 5 was sealed"
 
@@ -55,16 +52,9 @@ def test_an_append_that_began_before_the_fence_is_refused(
 ) -> None:
     begun, fenced = tmp_path / "begun", tmp_path / "fenced"
 
-    def late(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begun.touch()
-        deadline_s = time.monotonic() + 60
-        while not fenced.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        yield from rows
-
     rows = sealed_rows(spark, 5, [{"deliver_at_ms": 99}], some_batch_settings())
     with ThreadPoolExecutor(1) as executor:
-        later = executor.submit(store.append, rows.mapInArrow(late, rows.schema), "old", 5)
+        later = executor.submit(store.append, written_late(rows, begun, fenced), "old", 5)
         assert_eventually(begun.exists, 60, "the append")
         BucketTable(spark, store.path).fence("old")
         fenced.touch()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +38,19 @@ def sealed_rows(
     batches = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(sealed).to_batches()))
     frame = spark.createDataFrame(pa.Table.from_batches(batches).to_pylist(), from_arrow_schema(STORED_SCHEMA))
     return frame.coalesce(1)
+
+
+def written_late(rows: DataFrame, begun: Path, released: Path) -> DataFrame:
+    """Return `rows`, whose task makes the file `begun` and waits for the file `released` before it gives them."""
+
+    def late(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        deadline_s = time.monotonic() + 60
+        while not released.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        yield from batches
+
+    return rows.mapInArrow(late, rows.schema)
 
 
 def _cut(
