@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 
-# A load reads about one chunk too much of each bucket. So it goes on, up to a day ahead, until it has so many messages
-# or bytes that this does not matter.
+# A load reads about one chunk too much of each bucket. So it goes on, up to eight days ahead, until it has so many
+# messages or bytes that this does not matter.
 _WORTH_A_LOAD = 50_000
 _WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
-_MOST_AHEAD_MS = 24 * 60 * 60 * 1000
+_MOST_AHEAD_MS = 8 * 24 * 60 * 60 * 1000
 # What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.
 _SOON_MS = 5_000
 # How exactly a due time is searched for.
@@ -55,7 +55,7 @@ class Reach:
         """Return up to which due time to keep what is loaded below `horizon_ms`, which is about all that was sealed.
 
         The far part is given up if so much was sealed into it that a load need not reach there. Otherwise everything
-        that is sealed and due within a day would be loaded at once, whatever its size.
+        that is sealed and due within days would be loaded at once, whatever its size.
         """
         end_ms, near_ms = horizon_ms, cutoff_ms + self.ahead_ms
         nbytes, worth = self._expected(cutoff_ms, end_ms)
