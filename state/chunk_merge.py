@@ -13,16 +13,16 @@ from state.order import OrderKey, count_before, in_order
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def merge(chunks: Iterable[tuple[OrderKey | None, pa.Table]]) -> Iterator[pa.Table]:
+def merge(chunks: Iterable[tuple[OrderKey, pa.Table]]) -> Iterator[pa.Table]:
     """Yield the messages of all `chunks` in delivery order, as consecutive tables.
 
-    A chunk's key is the order key of its first message. Chunks come in order of their keys, those without a key before
-    all others. Everything below the next chunk's key can be yielded, so only chunks that overlap stay in memory.
+    A chunk's key is the order key of its first message. Chunks come in order of their keys. Everything below the next
+    chunk's key can be yielded, so only chunks that overlap stay in memory.
     """
     pending: list[pa.Table] = []
     pending_bytes, sort_at_bytes = 0, _PIECE_BYTES
     for key, messages in chunks:
-        if key is not None and pending_bytes >= sort_at_bytes:
+        if pending_bytes >= sort_at_bytes:
             ordered = _sorted(pending)
             ready = count_before(ordered, key)
             if ready:

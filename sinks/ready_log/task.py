@@ -16,27 +16,18 @@ from state.chunk_merge import merge
 from state.message import decode_chunk
 from state.order import OrderKey, keys_of
 
-# The input of a task: the chunks of a shard in order of their first message, those without a key first. A range
-# limits a chunk to the messages due in [from_ms, until_ms); without a range, the whole chunk is handed over.
-DUE_SCHEMA = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("deliver_at_ms", pa.int64()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("from_ms", pa.int64()),
-        pa.field("until_ms", pa.int64()),
-        pa.field("chunk", pa.binary()),
-    ]
-)
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def hand_over_chunks(plan: HandOverPlan) -> ArrowFunction:
-    """Hand over rows of `DUE_SCHEMA`. Those of a shard are all in one task, and consecutive."""
+    """Return the `mapInArrow` function that hands over chunks, and returns a row of `REPORT_SCHEMA` for each shard.
+
+    The input has a row for each chunk, with the columns `shard`, `chunk`, the order key of its first message (`ORDER`),
+    and two due times, `from_ms` and `until_ms`. These limit the chunk to the messages due in [from_ms, until_ms); if
+    they are null, the whole chunk is handed over. The rows of a shard are all in one task, and in order of their keys.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -49,7 +40,7 @@ def hand_over_chunks(plan: HandOverPlan) -> ArrowFunction:
     return run
 
 
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, OrderKey | None, pa.Table]]:
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, OrderKey, pa.Table]]:
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for key, shard, from_ms, until_ms, chunk in zip(keys_of(batch), *columns, strict=True):
@@ -58,4 +49,4 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, OrderKey |
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = messages.slice(start, end - start)
-            yield shard, (None if key.deliver_at_ms is None else key), messages
+            yield shard, key, messages

@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sources.intake.accept import accept
+from sources.intake.grouping import Grouping
 from sources.intake.stubs import COLUMNS
-from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.batch_settings import RunningBatch
 from state.checkpoint.origin import Offsets
-from state.message import encode_chunk
-from state.shards import by_shard
+from state.message import encode_chunk, split_by_bytes
 
 CHUNK_SCHEMA = pa.schema(
     [("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())]
@@ -24,6 +24,9 @@ _COLUMNS = (
     # The batch's clock, which the offset log records: a replayed batch reads the same value.
     "unix_millis(current_timestamp()) AS clock_ms",
 )  # fmt: skip
+# Spark copies a row several times, and sorts the rows of a batch in memory that it shares out in pages. A chunk of one
+# message may be larger.
+_CHUNK_BYTES = 2 * 1024 * 1024
 # The Java client gives up a request for offsets after a minute (default.api.timeout.ms), and Spark repeats it. For
 # records that it knows to exist, Spark waits two minutes by default.
 _OFFSET_TIMEOUT_MS, _POLL_TIMEOUT_MS = 60_000, 120_000
@@ -85,29 +88,29 @@ def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
 
 
 def accepting(
-    settings_now: Callable[[], tuple[int, BatchSettings]],
+    running_batch: Callable[[], RunningBatch],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`.
+    """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`, and fillers without a chunk.
 
     A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row whose event
     time is behind it.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _, batch_settings = settings_now()
-        for batch in batches:
-            if batch.num_rows:
-                records = pa.Table.from_batches([batch])
-                messages = accept(records, batch_settings, records.column("clock_ms")[0].as_py())
-                yield _chunks(messages, batch_settings)
+        batch = running_batch()
+        # Spark reads each input partition in a task of its own.
+        grouping = Grouping(batch)
+        for read in batches:
+            if read.num_rows:
+                records = pa.Table.from_batches([read])
+                messages = accept(records, batch.settings, records.column("clock_ms")[0].as_py())
+                for key, own, filling in grouping.divide(messages):
+                    chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
+                    yield _rows(key, [*chunks, *[None] * filling])
 
     return run
 
 
-def _chunks(messages: pa.Table, batch_settings: BatchSettings) -> pa.RecordBatch:
-    keys, chunks = [], []
-    for shard, own in by_shard(messages, batch_settings.shards):
-        keys.append(batch_settings.shard_keys[shard])
-        chunks.append(encode_chunk(own))
-    rows = {"shard_key": keys, "event_time": [None] * len(keys), "chunk": chunks}
+def _rows(key: int, chunks: list[bytes | None]) -> pa.RecordBatch:
+    rows = {"shard_key": [key] * len(chunks), "event_time": [None] * len(chunks), "chunk": chunks}
     return pa.RecordBatch.from_pydict(rows, schema=CHUNK_SCHEMA)

@@ -41,15 +41,27 @@ def advance(
     waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, batch_settings: BatchSettings
 ) -> BucketAdvance:
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold."""
-    messages = in_order(pa.concat_tables([waiting, *arrivals]).combine_chunks())
-    is_due = pc.or_(pc.less(messages.column("deliver_at_ms"), cutoff_ms), pc.is_valid(messages.column("error_code")))
-    due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
+    due, rest = _split([waiting, *arrivals], cutoff_ms)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
         keep = _rows_to_keep(rest, cutoff_ms, batch_settings)
-    if due.num_rows + rest.num_rows != sum(table.num_rows for table in (waiting, *arrivals)):
-        raise InvariantViolated("a mutable bucket lost or doubled a message")
     return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
+
+
+def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
+    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept."""
+    due, rest = _split(arrivals, cutoff_ms)
+    return BucketAdvance(due, rest, rest.slice(0, 0))
+
+
+def _split(tables: list[pa.Table], cutoff_ms: int) -> tuple[pa.Table, pa.Table]:
+    """Return the messages to deliver now, and all others, each in delivery order."""
+    messages = in_order(pa.concat_tables(tables).combine_chunks())
+    is_due = pc.or_(pc.less(messages.column("deliver_at_ms"), cutoff_ms), pc.is_valid(messages.column("error_code")))
+    due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
+    if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):
+        raise InvariantViolated("a mutable bucket lost or doubled a message")
+    return due, rest
 
 
 def _rows_to_keep(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:

@@ -1,4 +1,9 @@
-"""Adapts the mutable bucket to Spark's `applyInPandasWithState`. Makes no decisions."""
+"""Adapts the mutable bucket to Spark's `applyInPandasWithState`. Makes no decisions.
+
+Spark collects rows for the state function, and rows that it returns, until they are so many, however large they are.
+So rows without a chunk, *fillers*, come with the chunks of overflow groups: as many as make Spark pass on what it has
+after `FILLED_BYTES`. Nothing else bounds the memory that a batch of large messages takes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,14 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from state.buckets.mutable import BucketAdvance, advance, empty_bucket
+from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by
 from state.buckets.segments import cut
-from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.batch_settings import RunningBatch
+from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
+from state.order import key_of
 
-# One row of a batch's output: a chunk of due messages, a sealed segment, or a summary of what a shard keeps.
+# One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, or a filler.
 SHARD_OUTPUT_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string()),
@@ -27,27 +34,44 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
         pa.field("bytes", pa.int64()),
+        # Chunks of due messages only: the id of the first message; with `min_deliver_at_ms` it is its order key.
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
         pa.field("chunk", pa.binary()),
     ]
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-DUE, SEALED, KEPT = "due", "sealed", "kept"
+DUE, SEALED, KEPT, FILLER = "due", "sealed", "kept", "filler"
 
-# Rows are copied whole between the JVM and Python, so a row must not grow with the batch.
-_DUE_CHUNK_BYTES = 16 * 1024 * 1024
+# Of how many bytes of messages Spark may collect the rows.
+FILLED_BYTES = 32 * 1024 * 1024
+# Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And the hand-over holds all
+# chunks in memory that overlap in due time: of a batch of large messages one from each overflow group, or all of them.
+_DUE_CHUNK_BYTES = 1024 * 1024
+# Segment numbers of each overflow group, more than it can have messages.
+_NUMBERS_A_GROUP = 1 << 20
 
 StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
 
-def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> StateFunction:
-    """Return the state function. On the executor, `settings_now` returns the running batch's id and settings."""
+def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
+    """Return the state function. On the executor, `running_batch` returns the running batch."""
 
     def update(key: tuple[int], arrivals: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        batch_id, batch_settings = settings_now()
-        shard = batch_settings.shard_keys.index(key[0])
+        batch = running_batch()
+        batch_settings = batch.settings
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)
-        chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"]]
+        chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"] if chunk is not None]
+        overflow = overflow_of(key[0], batch_settings.shards)
+        if overflow is not None:
+            shard, number = overflow
+            yield _rows(pass_by(chunks, cutoff_ms), batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP)
+            filling = fillers(sum(chunk.nbytes for chunk in chunks), batch.transfer_rows)
+            yield pd.DataFrame(_FILLER, index=range(filling))
+            return
+        shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
         result = advance(waiting, chunks, cutoff_ms, batch_settings)
         if result.kept.num_rows:
@@ -56,23 +80,32 @@ def update_shard(settings_now: Callable[[], tuple[int, BatchSettings]]) -> State
             state.setTimeoutTimestamp(max(1, result.next_due_ms or 0))
         elif state.exists:
             state.remove()
-        rows = list(_rows(result, batch_settings.first_bucket + batch_id, shard, cutoff_ms, batch_settings))
-        yield pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
+        yield _rows(result, batch, shard, cutoff_ms, first_segment=0)
 
     return update
 
 
-def _rows(
-    result: BucketAdvance, bucket: int, shard: int, cutoff_ms: int, batch_settings: BatchSettings
-) -> Iterable[dict[str, Any]]:
-    """Yield the rows of `SHARD_OUTPUT_SCHEMA` for one advance."""
-    base = {"shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket, "segment": 0, "part": ""}
+def fillers(nbytes: int, transfer_rows: int) -> int:
+    """Return how many fillers come with `nbytes` bytes of messages, if Spark passes on `transfer_rows` rows at once."""
+    return -(-nbytes * transfer_rows // FILLED_BYTES)
+
+
+_FILLER = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"kind": FILLER, "part": "", "topic": "", "chunk": b""}
+
+
+def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int, first_segment: int) -> pd.DataFrame:
+    """Return the rows of `SHARD_OUTPUT_SCHEMA` for one group."""
+    bucket = batch.settings.first_bucket + batch.batch_id
+    base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
+    rows = []
     if result.due.num_rows:
         for piece in split_by_bytes(result.due, _DUE_CHUNK_BYTES):
-            yield {**base, "kind": DUE, **_bounds(piece), "chunk": encode_chunk(piece)}
-    for segment, messages in cut(result.sealed, bucket, shard, batch_settings):
-        yield {**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)}
-    yield {**base, "kind": KEPT, **_bounds(result.kept), "chunk": b""}
+            first = {name: value for name, value in key_of(piece)._asdict().items() if name in _FILLER}
+            rows.append({**base, "kind": DUE, **_bounds(piece), **first, "chunk": encode_chunk(piece)})
+    for segment, messages in cut(result.sealed, bucket, shard, batch.settings, first_segment):
+        rows.append({**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)})
+    rows.append({**base, "kind": KEPT, **_bounds(result.kept)})
+    return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
 
 def _bounds(messages: pa.Table) -> dict[str, int]:

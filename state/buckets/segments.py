@@ -87,7 +87,7 @@ class SegmentCutter:
         if messages is None or not messages.num_rows:
             return
         due = messages.column("deliver_at_ms").to_numpy()
-        sizes = _row_bytes(messages)
+        sizes = row_bytes(messages)
         start = 0
         while start < len(due):
             end = self._end(sizes, start)
@@ -116,7 +116,9 @@ class SegmentCutter:
         )
 
 
-def cut(sealed: pa.Table, bucket: int, shard: int, batch_settings: BatchSettings) -> Iterator[tuple[Segment, pa.Table]]:
+def cut(
+    sealed: pa.Table, bucket: int, shard: int, batch_settings: BatchSettings, first_number: int = 0
+) -> Iterator[tuple[Segment, pa.Table]]:
     """Cut `sealed` into segments of the bucket's only part, and yield each one's metadata and messages.
 
     Args:
@@ -124,8 +126,9 @@ def cut(sealed: pa.Table, bucket: int, shard: int, batch_settings: BatchSettings
         bucket: the bucket's number
         shard: the shard of all messages
         batch_settings: has the limits of a segment
+        first_number: the number of the first segment, from which they are counted on
     """
-    cutter = SegmentCutter(bucket, shard, sealed_part(bucket), count(), batch_settings)
+    cutter = SegmentCutter(bucket, shard, sealed_part(bucket), count(first_number), batch_settings)
     yield from cutter.add(sealed)
     yield from cutter.finish()
 
@@ -149,11 +152,11 @@ def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, part: s
         min_deliver_at_ms=due[0].as_py(),
         max_deliver_at_ms=due[-1].as_py(),
         count=messages.num_rows,
-        bytes=int(_row_bytes(messages).sum()),
+        bytes=int(row_bytes(messages).sum()),
     )
 
 
-def _row_bytes(messages: pa.Table) -> np.ndarray:
+def row_bytes(messages: pa.Table) -> np.ndarray:
     """Return the approximate bytes of each message: key, value, headers, and a constant for the rest."""
     sizes = np.full(messages.num_rows, 64, dtype=np.int64)
     for name in ("key", "value"):

@@ -21,6 +21,9 @@ from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Settings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.stored_json import STORED, read_stored
 
+# A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
+_GROUP_BYTES = 64 * 1024 * 1024
+
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class BatchSettings:
@@ -31,6 +34,7 @@ class BatchSettings:
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
+    - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     """
@@ -56,6 +60,7 @@ class BatchSettings:
     max_message_bytes: int = 2**63 - 1
     dead_letter_bytes: int = 2**63 - 1
     internal_suffixes: tuple[str, ...] = ()
+    group_bytes: int = 2**63 - 1
 
     @property
     def shards(self) -> int:
@@ -102,7 +107,24 @@ def batch_settings_from(
         max_message_bytes=settings.limits.max_message_bytes,
         dead_letter_bytes=dead_letter_bytes,
         internal_suffixes=INTERNAL_SUFFIXES,
+        group_bytes=_GROUP_BYTES,
     )
+
+
+@dataclass(frozen=True)
+class RunningBatch:
+    """What a task knows of the batch that it runs for.
+
+    - `batch_id`: Spark's number of the batch
+    - `settings`: its settings
+    - `read_partitions`: the number of input partitions that it reads records of
+    - `transfer_rows`: how many rows Spark passes to the state function at once, and takes from it
+    """
+
+    batch_id: int
+    settings: BatchSettings
+    read_partitions: int
+    transfer_rows: int
 
 
 def is_listed(topic: str, allowed_outputs: Sequence[str], internal_suffixes: tuple[str, ...]) -> bool:

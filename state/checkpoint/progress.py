@@ -59,6 +59,11 @@ class BatchSpan:
             raise ValueError("read and ends must be offsets") from None
         return stored | {"starts": starts}
 
+    @property
+    def read_partitions(self) -> int:
+        """The number of input partitions that the batch reads records of."""
+        return sum(map(len, _difference(self.ends, self.starts).values()))
+
     def same_as(self, other: BatchSpan) -> bool:
         """Return whether both are the same batch, also if one has a start of 0 where the other has none."""
         same: bool = _SPAN.dump_python(self) == _SPAN.dump_python(other)

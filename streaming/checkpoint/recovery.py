@@ -26,9 +26,9 @@ from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress, refuse_older
+from state.group_keys import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
-from streaming.spark.shard_keys import shard_keys
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
 
@@ -92,7 +92,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
         )
     # 3. Record the settings.
-    history = _amended_history(spark, settings, checkpoint, planned)
+    history = _amended_history(settings, checkpoint, planned)
     # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
@@ -236,9 +236,7 @@ def read_markers(settings: Settings) -> list[Progress | None]:
         return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
 
 
-def _amended_history(
-    spark: SparkSession, settings: Settings, checkpoint: Checkpoint, planned: int | None
-) -> SettingsHistory:
+def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | None) -> SettingsHistory:
     """Record the present settings for the first batch that was never planned and those after it.
 
     A batch that is replayed keeps its own settings.
@@ -252,7 +250,7 @@ def _amended_history(
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
     if planned is not None and not history.entries:
         raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {CHECKPOINT_REMEDY}")
-    keys = history.newest.shard_keys if history.entries else shard_keys(spark, origin.shards)
+    keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
     batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes)
     first_new = 0 if planned is None else planned + 1

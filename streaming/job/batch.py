@@ -18,7 +18,7 @@ from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.ready_log.task import DUE_SCHEMA, REPORT_SCHEMA, hand_over_chunks
+from sinks.ready_log.task import REPORT_SCHEMA, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
@@ -31,11 +31,12 @@ from streaming.checkpoint.recovery import Recovered
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.query import tell_tasks
 from streaming.maintenance.maintenance import Maintenance
 
 log = logging.getLogger(__name__)
 
-_DUE, _REPORT, _STORED = (from_arrow_schema(schema) for schema in (DUE_SCHEMA, REPORT_SCHEMA, STORED_SCHEMA))
+_REPORT, _STORED = (from_arrow_schema(schema) for schema in (REPORT_SCHEMA, STORED_SCHEMA))
 
 
 class BatchRunner:
@@ -105,6 +106,7 @@ class BatchRunner:
         #    their bucket's number, which a merge may change.
         if batch_id:
             self._maintenance.before_batch(self._origin.first_bucket + batch_id - 1, span.previous_ms)
+        tell_tasks(self._store.spark, span)
         shard_output = shard_output.persist()
         try:
             # 4. Run the state stage. The chunks stay in Spark's cache.
@@ -177,15 +179,16 @@ class BatchRunner:
     ) -> DataFrame | None:
         """Return the plan that hands the batch over, with one task for each shard, or None if nothing is due.
 
-        Chunks from a mutable bucket have no key, and are handed over whole. Chunks from the window are cut to the range
-        between the batch's cutoffs. Each task merges both kinds.
+        Chunks from the state stage are handed over whole. Chunks from the window are cut to the range between the
+        batch's cutoffs. Each task merges both kinds.
         """
         loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
         if not loaded and not any(row["kind"] == DUE for row in rows):
             return None
         # Expressions as text: each column that is built in Python costs a dozen calls to Java.
-        whole = (f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in _DUE.fields[1:-1])
-        due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *whole, "chunk")
+        key = ("min_deliver_at_ms AS deliver_at_ms", *ORDER[1:])
+        whole = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
+        due = shard_output.where(f"kind = '{DUE}'").selectExpr("shard", *key, *whole, "chunk")
         if loaded:
             from_ms = f"{batch.previous_ms}L AS from_ms"
             sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)

@@ -24,22 +24,33 @@ from conf.kafka.options import java_options
 from conf.settings import Settings
 from sources.intake.clock import tick
 from sources.intake.kafka_reader import CHUNK_SCHEMA, accepting, read_records
-from state.buckets.operator import SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, update_shard
-from state.checkpoint.batch_settings import BatchSettings, SettingsHistory
+from state.buckets.operator import FILLER, SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, update_shard
+from state.checkpoint.batch_settings import RunningBatch, SettingsHistory
 from state.checkpoint.origin import Offsets
+from state.checkpoint.progress import BatchSpan
+
+# The local property of Spark that tells tasks in how many input partitions their batch reads records.
+_READ_PARTITIONS = "delayline.readPartitions"
 
 
-def settings_of_task(history: SettingsHistory) -> Callable[[], tuple[int, BatchSettings]]:
-    """Return a function that returns, inside a task, the id and the settings of the running batch."""
+def tell_tasks(spark: SparkSession, span: BatchSpan) -> None:
+    """Tell the tasks that this thread will start what they need to know of their batch."""
+    spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
 
-    def settings_now() -> tuple[int, BatchSettings]:
+
+def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
+    """Return a function that returns, inside a task, the running batch."""
+
+    def running_batch() -> RunningBatch:
         context = TaskContext.get()
-        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if batch is None:
-            raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
-        return int(batch), history.at(int(batch))
+        names = ("streaming.sql.batchId", _READ_PARTITIONS, "spark.sql.execution.arrow.maxRecordsPerBatch")
+        properties = [context.getLocalProperty(name) for name in names] if context else []
+        match properties:
+            case [str(batch_id), str(read_partitions), str(transfer_rows)]:
+                return RunningBatch(int(batch_id), history.at(int(batch_id)), int(read_partitions), int(transfer_rows))
+        raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
 
-    return settings_now
+    return running_batch
 
 
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
@@ -47,7 +58,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
 
     A new checkpoint reads the input from the offsets `starts`, and from the beginning if `starts` is empty.
     """
-    settings_now = settings_of_task(history)
+    running_batch = batch_of_task(history)
     records = read_records(
         spark,
         java_options(settings.kafka),
@@ -57,7 +68,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         settings.kafka.outage_limit,
         settings.topics.skip_expired,
     )
-    messages = records.mapInArrow(accepting(settings_now), from_arrow_schema(CHUNK_SCHEMA))
+    messages = records.mapInArrow(accepting(running_batch), from_arrow_schema(CHUNK_SCHEMA))
     ticks = tick(spark, settings.clock.horizon)
     return (
         messages.unionByName(ticks)
@@ -66,12 +77,13 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         .where(col("event_time").isNull())
         .groupBy("shard_key")
         .applyInPandasWithState(
-            update_shard(settings_now),
+            update_shard(running_batch),
             from_arrow_schema(SHARD_OUTPUT_SCHEMA),
             from_arrow_schema(STATE_SCHEMA),
             "append",
             GroupStateTimeout.EventTimeTimeout,
         )
+        .where(f"kind <> '{FILLER}'")
     )
 
 

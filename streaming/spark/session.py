@@ -75,12 +75,19 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+        # Spark caches the output of the state stage, and large messages take 16 MB in an element of its cache. By
+        # default it looks at the memory taken after 16 elements, and holds 100 of those that it writes to disk.
+        "spark.storage.unrollMemoryCheckPeriod": "1",
+        "spark.serializer.objectStreamReset": "1",
         # Stored chunks are large rows. A reader should take few at a time, and be able to skip row groups of about
         # eight rows.
         "spark.sql.parquet.columnarReaderBatchSize": "64",
         "spark.hadoop.parquet.block.size": str(1024 * 1024),
         "spark.hadoop.parquet.page.size.row.check.min": "1",
         "spark.hadoop.parquet.enable.dictionary": "false",
+        # The writer of a file holds the least and the largest value of each row group, here chunks of a megabyte, until
+        # it closes the file.
+        "spark.hadoop.parquet.column.statistics.enabled#chunk": "false",
         # Without this check, a byte that changed in storage would be delivered. Parquet writes page checksums by
         # default.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",

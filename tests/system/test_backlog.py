@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -41,10 +42,33 @@ def test_a_large_backlog_is_delivered_completely(
     assert (seen == 1).all(), f"{(seen == 0).sum()} lost, {(seen > 1).sum()} doubled"
 
 
-def _count_by_id(application: Application, count: int, timeout_s: float) -> np.ndarray:
+@pytest.mark.takes(70)
+@pytest.mark.parametrize("count", [1_000, pytest.param(3_000, marks=pytest.mark.soak)])
+def test_a_batch_of_large_messages_needs_no_more_memory_than_one_of_small_ones(
+    application: Application, make_service: MakeService, count: int
+) -> None:
+    service, ledger = make_service("spark.spark.driver.memory=1g", "bucket.max_messages=20000", "window.ahead=60s")
+    # So many bytes are compared one by one instead.
+    ledger.close()
+    value = Random(1).randbytes(900_000)
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+    for number in range(count):
+        delay = (b"0s", b"%dms" % (40 * number), b"60s")[number % 3]
+        producer.produce(application.input, value, partition=number % 2, headers=[("deliver-after", delay)])
+        if number % 50 == 0:
+            assert producer.flush(60) == 0
+    assert producer.flush(60) == 0
+    # All of them are in the first batch.
+    service.start()
+    seen = _count_by_id(application, count, timeout_s=240, value=value)
+    assert service.stop() == 0, service.log[-3000:]
+    assert (seen == 1).all(), f"{(seen == 0).sum()} lost, {(seen > 1).sum()} doubled"
+
+
+def _count_by_id(application: Application, count: int, timeout_s: float, value: bytes | None = None) -> np.ndarray:
     """Return how often each message id of the two input partitions was received, once as many as `count` were.
 
-    Gives up when nothing arrives for `timeout_s`.
+    Gives up when nothing arrives for `timeout_s`. Each message must have the `value`, if there is one.
     """
     consumer = Consumer(
         {"bootstrap.servers": application.bootstrap, "group.id": "counter", "isolation.level": "read_committed"}
@@ -53,10 +77,11 @@ def _count_by_id(application: Application, count: int, timeout_s: float) -> np.n
     seen = np.zeros((2, count // 2), dtype=np.int64)
     count_seen, silent = 0, 0.0
     while count_seen < count and silent < timeout_s:
-        messages = consumer.consume(50_000, 0.5)
+        messages = consumer.consume(50_000 if value is None else 50, 0.5)
         silent = 0.0 if messages else silent + 0.5
         for message in messages:
             assert message.error() is None, message.error()
+            assert value is None or message.value() == value
             _, partition, offset = str(received(message, 0).id).rsplit("/", 2)
             seen[int(partition), int(offset)] += 1
         count_seen += len(messages)

@@ -9,8 +9,19 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructType
 
-from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
+from state.buckets.operator import (
+    DUE,
+    FILLED_BYTES,
+    FILLER,
+    KEPT,
+    SEALED,
+    SHARD_OUTPUT_SCHEMA,
+    fillers,
+    update_shard,
+)
 from state.buckets.parts import sealed_part
+from state.checkpoint.batch_settings import RunningBatch
+from state.group_keys import OVERFLOW_GROUPS, overflow_key
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
 
@@ -38,10 +49,16 @@ def due_at(*instants_ms: int) -> pa.Table:
     return messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in enumerate(instants_ms))
 
 
+def frames_of(state: GroupState, *chunks: pa.Table, key: int) -> list[pd.DataFrame]:
+    arrivals = [pd.DataFrame({"chunk": [encode_chunk(chunk), None]}) for chunk in chunks]
+    batch = RunningBatch(12, BATCH_SETTINGS, read_partitions=1, transfer_rows=100)
+    frames = list(update_shard(lambda: batch)((key,), iter(arrivals), state))
+    assert all(list(frame.columns) == SHARD_OUTPUT_SCHEMA.names for frame in frames)
+    return frames
+
+
 def updated(state: GroupState, *chunks: pa.Table, key: int = 1) -> pd.DataFrame:
-    frames = [pd.DataFrame({"chunk": [encode_chunk(chunk)]}) for chunk in chunks]
-    (frame,) = update_shard(lambda: (12, BATCH_SETTINGS))((key,), iter(frames), state)
-    assert list(frame.columns) == SHARD_OUTPUT_SCHEMA.names
+    (frame,) = frames_of(state, *chunks, key=key)
     return frame
 
 
@@ -87,3 +104,30 @@ def test_a_message_due_at_the_epoch_is_kept_at_the_first_cutoff() -> None:
     assert updated(state, due_at(0))["kind"].tolist() == [KEPT]
     assert state._timeout_timestamp == 1
     assert updated(group_state(cutoff_ms=1, kept=state.get[0]))["kind"].tolist() == [DUE, KEPT]
+
+
+def test_a_chunk_of_due_messages_has_the_order_key_of_its_first_message() -> None:
+    frame = updated(group_state(cutoff_ms=100), due_at(60, 50))
+    first, *_ = frame[["min_deliver_at_ms", "topic", "partition", "offset"]].to_numpy().tolist()
+    assert first == [50, "delayline-in", 0, 1]
+
+
+def test_an_overflow_group_keeps_nothing_and_seals_segments_with_numbers_of_their_own() -> None:
+    numbers = []
+    for group in (0, OVERFLOW_GROUPS - 1):
+        state = group_state(cutoff_ms=100)
+        frame, filler = frames_of(state, due_at(50, 60), due_at(200, 7000), key=overflow_key(1, group, 2))
+        assert frame["kind"].tolist() == [DUE, SEALED, KEPT]
+        assert frame["count"].tolist() == [2, 2, 0]
+        assert set(frame["shard"]) == {1}
+        assert not state.exists
+        assert state._timeout_timestamp == GroupState.NO_TIMESTAMP
+        assert set(filler["kind"]) == {FILLER}
+        numbers.append(frame["segment"].tolist()[1])
+    assert 0 < numbers[0] < numbers[1] < 2**31 - 2**20
+
+
+def test_fillers_make_spark_pass_on_its_rows_after_the_bytes_that_it_may_collect() -> None:
+    assert fillers(FILLED_BYTES, 10_000) == 10_000
+    assert fillers(FILLED_BYTES // 2 + 1, 10_000) == 5_001
+    assert fillers(1, 10_000) == 1

@@ -1,0 +1,57 @@
+"""Choosing the group of the state stage that takes each message of a batch: its shard's own, or an overflow group.
+
+Pure. The choice depends on the messages that a task has read before, and not on how Spark cuts them into tables: a
+replay of the batch finds the same.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from state.buckets.operator import FILLED_BYTES, fillers
+from state.buckets.segments import row_bytes
+from state.checkpoint.batch_settings import RunningBatch
+from state.group_keys import OVERFLOW_GROUPS, overflow_key
+from state.shards import by_shard
+
+
+class Grouping:
+    """Divides the messages of one input partition among groups, table by table, in the order of their offsets.
+
+    A shard's own group takes the first messages, up to this partition's part of `group_bytes`, and each overflow group
+    about `FILLED_BYTES` of the others. Partitions may share an overflow group.
+    """
+
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
+        self._own_bytes = batch.settings.group_bytes // max(1, batch.read_partitions)
+        # By shard: the bytes of the messages so far.
+        self._bytes: dict[int, int] = {}
+
+    def divide(self, messages: pa.Table) -> Iterator[tuple[int, pa.Table, int]]:
+        """Yield key and messages of each group that takes some of `messages`, and how many fillers go with them."""
+        settings = self._batch.settings
+        for shard, own in by_shard(messages, settings.shards):
+            ends = self._bytes.get(shard, 0) + np.cumsum(row_bytes(own))
+            self._bytes[shard] = int(ends[-1])
+            numbers = np.where(ends <= self._own_bytes, -1, (ends - self._own_bytes) // FILLED_BYTES)
+            bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ends)]
+            for start, end in pairwise(bounds):
+                piece = own.slice(start, end - start)
+                if numbers[start] < 0:
+                    yield settings.shard_keys[shard], piece, 0
+                else:
+                    number = (_base(piece) + int(numbers[start])) % OVERFLOW_GROUPS
+                    filling = fillers(piece.nbytes, self._batch.transfer_rows)
+                    yield overflow_key(shard, number, settings.shards), piece, filling
+
+
+def _base(messages: pa.Table) -> int:
+    """Return a number for the input partition: large batches of several should not meet in the same groups."""
+    topic, partition = (messages.column(name)[0].as_py() for name in ("topic", "partition"))
+    return zlib.crc32(f"{topic}/{partition}".encode())

@@ -1,0 +1,70 @@
+"""The groups of the state stage, by key: a group for each shard, and overflow groups beside it.
+
+Spark puts a group on the state partition that the hash of its key names. The keys of all groups of a shard hash to the
+partition with the shard's number, so that one task does the work of one shard.
+
+Spark passes a group to Python whole: it holds all of its arrivals in memory, several times. So a shard's own group,
+which has the mutable bucket as its state, takes only so many bytes of a batch. The rest goes to the shard's *overflow
+groups*, which keep no message: what is due is handed over, and everything else is sealed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+# How many overflow groups a shard has. Their number bounds that of segments, whose numbers are 32 bits.
+OVERFLOW_GROUPS = 1024
+# With a range of 64 keys for each shard, the chance that none of them hashes to one shard is e^-64.
+_KEYS_A_SHARD = 64
+# Above every key that a shard's own group can have: there are 1024 shards at most.
+_FIRST_OVERFLOW_KEY = 1 << 20
+
+
+def shard_keys(shards: int) -> tuple[int, ...]:
+    """Return, for each shard, the key of its own group.
+
+    With the shard numbers as keys, two shards could share a partition, and one task would do the work of both.
+    """
+    _, keys = np.unique(_partitions(np.arange(_KEYS_A_SHARD * shards), shards), return_index=True)
+    return tuple(keys.tolist())
+
+
+@cache
+def overflow_key(shard: int, number: int, shards: int) -> int:
+    """Return the key of the overflow group `number`, below `OVERFLOW_GROUPS`, of a shard."""
+    return _least_key(_FIRST_OVERFLOW_KEY + number * _KEYS_A_SHARD * shards, shard, shards)
+
+
+def overflow_of(key: int, shards: int) -> tuple[int, int] | None:
+    """Return the shard and the number of the overflow group with this key; None for a shard's own group."""
+    if key < _FIRST_OVERFLOW_KEY:
+        return None
+    return int(_partitions(np.array([key]), shards)[0]), (key - _FIRST_OVERFLOW_KEY) // (_KEYS_A_SHARD * shards)
+
+
+def _least_key(first: int, shard: int, shards: int) -> int:
+    keys = np.arange(first, first + _KEYS_A_SHARD * shards)
+    return int(keys[np.argmax(_partitions(keys, shards) == shard)])
+
+
+def _partitions(keys: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int64]:
+    """Return the partition of each key: Spark's `pmod(hash(key), partitions)` of a 32-bit integer.
+
+    Source: `org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt`, with the seed 42.
+    """
+    word = keys.astype(np.uint32)
+    word = _rotated(word * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    mixed = _rotated(np.uint32(42) ^ word, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    # The length of an integer, in bytes.
+    mixed = mixed ^ np.uint32(4)
+    mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    mixed = mixed ^ (mixed >> np.uint32(16))
+    return mixed.astype(np.int32).astype(np.int64) % partitions
+
+
+def _rotated(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
