@@ -7,7 +7,7 @@
 # make unit               what needs neither a broker nor Spark: below a minute
 # make test               the checks and every test but the soak tests
 # make test ARGS=...      only these, with pytest's own arguments: ARGS="tests/system/test_clock.py -k hour"
-# make soak               what needs longer
+# make soak               what needs longer, and three hours of `benchmarks endurance`
 # make coverage           every test but the soak tests, under coverage.py: a table, and htmlcov/
 
 # The first that runs and that pyarrow has a wheel for: a version manager may have a python3.12 on the path that does not.
@@ -56,6 +56,7 @@ endif
 
 soak: $(STAMP)
 	$(BIN)/pytest -m soak $(ARGS)
+	$(BIN)/python -m benchmarks endurance
 
 coverage: $(STAMP)
 	rm -rf .coverage && mkdir .coverage

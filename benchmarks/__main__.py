@@ -18,6 +18,7 @@ import typer
 from benchmarks import (
     burst,
     commits,
+    endurance,
     idle,
     index,
     ingest,
@@ -74,7 +75,10 @@ BENCHMARKS = {
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
+    "endurance": Benchmark(on_a_stand(endurance.measure), endurance.draw),
 }
+# They take hours, and are not part of `all`.
+_LONG = ("scale", "endurance")
 
 
 class Which(StrEnum):
@@ -94,6 +98,7 @@ class Which(StrEnum):
     commits = "commits"
     window = "window"
     shards = "shards"
+    endurance = "endurance"
     scale = "scale"
     all = "all"
 
@@ -109,7 +114,7 @@ class Spread(StrEnum):
 
 def main(
     which: Annotated[
-        Which, typer.Argument(help="The benchmark to run; `all` excludes scale, which takes hours.")
+        Which, typer.Argument(help=f"The benchmark to run; `all` excludes {' and '.join(_LONG)}, which take hours.")
     ] = Which.all,
     scale: Annotated[
         float, typer.Option(min=0.001, max=1, help="Share of the messages and seconds; below 1 the run is a trial.")
@@ -127,7 +132,8 @@ def main(
     # SIGTERM becomes SystemExit, so that the broker and the jobs are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = out or (RESULTS if scale == 1 else Path(tempfile.mkdtemp(prefix="delayline-trial-")))
-    failed = [name for name in BENCHMARKS if which in (Which.all, name) and not _run(name, scale, folder)]
+    chosen = [name for name in BENCHMARKS if which == name or (which is Which.all and name not in _LONG)]
+    failed = [name for name in chosen if not _run(name, scale, folder)]
     if which is Which.scale:
         counts = [messages] if messages else [int(count * scale) for count in COUNTS]
         failed = [] if run_scale(counts, scale, folder, spread.value) else ["scale"]

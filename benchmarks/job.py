@@ -138,6 +138,13 @@ class Job:
         self.usage.start()
 
     @property
+    def pid(self) -> int:
+        """The process id of the driver. Raises RuntimeError if the job does not run."""
+        self.check()
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """Everything that the process has printed."""
         return self.log_file.read_text(errors="replace")

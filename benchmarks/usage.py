@@ -140,7 +140,7 @@ class UsageWatch(threading.Thread):
     def _processes(self) -> list[tuple[str, psutil.Process]]:
         # List the job's processes last: one that it starts between the two lists must not count as the load.
         everything = [self._own, *self._own.children(recursive=True)]
-        job = [] if self._root is None else [("driver", self._root), *_job_children(self._root)]
+        job = [] if self._root is None else job_processes(self._root)
         job += [(_RELEASE, process) for process in self._releases]
         known = {process for _, process in job} | {self._broker}
         rest = [process for process in everything if process not in known]
@@ -178,11 +178,13 @@ def usage_of(samples: list[Sample]) -> dict[str, float]:
     }
 
 
-def _job_children(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
+def job_processes(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
+    """Return the processes of a job by role; `root` is its driver."""
     try:
-        return [(_role_of(child), child) for child in root.children(recursive=True)]
+        children = [(_role_of(child), child) for child in root.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return []
+        children = []
+    return [("driver", root), *children]
 
 
 def _role_of(child: psutil.Process) -> str:
