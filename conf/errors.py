@@ -307,6 +307,12 @@ class BadDeliverTo(Rejected):
     code = "bad-deliver-to"
 
 
+class BadSchedule(Rejected):
+    """A header of another scheduler, which a preset reads, is nothing that Delayline can follow."""
+
+    code = "bad-schedule"
+
+
 class DelayTooLong(Rejected):
     """The delay exceeds `limits.max_delay`."""
 

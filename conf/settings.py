@@ -164,6 +164,26 @@ class HeaderSettings(Section):
         return self
 
 
+# The schedulers whose publishers' headers are understood (`sources.intake.presets`).
+PRESETS = ("activemq", "nats", "rabbitmq", "rocketmq", "spring-retry")
+
+
+class PresetSettings(OptionTable):
+    """For input topics: the schedulers whose publishers' headers are understood there, besides Delayline's own."""
+
+    @model_validator(mode="after")
+    def _known(self) -> PresetSettings:
+        for topic, names in self.by_topic.items():
+            if not names or set(names) - set(PRESETS) or len(set(names)) != len(names):
+                raise ValueError(f"one or more of {', '.join(PRESETS)}, separated by commas, for {topic!r}")
+        return self
+
+    @property
+    def by_topic(self) -> dict[str, tuple[str, ...]]:
+        """The names of the presets of each input topic that has any."""
+        return {topic: tuple(read_list(names)) for topic, names in self.options.items()}
+
+
 class LevelSettings(Section):
     """RocketMQ's `messageDelayLevel`: level n is the n-th delay."""
 
@@ -213,6 +233,7 @@ class Settings(BaseSettings):
     lease: LeaseSettings = LeaseSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
+    presets: PresetSettings = PresetSettings()
     spark: SparkSettings = SparkSettings()
 
     @classmethod
@@ -261,6 +282,11 @@ class Settings(BaseSettings):
             f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter or internal topic"
             for topic in topics.allowed_outputs
             if topic in {*topics.input, topics.dead_letter, *own.values()}
+        ]
+        wrong += [
+            f"presets.{topic}: allowed is a topic that is in topics.input"
+            for topic in self.presets.by_topic
+            if topic not in topics.input
         ]
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from typer.main import get_command
 
 from conf.errors import DelaylineError, Rejected
-from conf.settings import Settings
+from conf.settings import PRESETS, Settings
 from streaming.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +33,9 @@ _FURTHER_KEYS = {
     "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
     "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
     "key that no client has, or that it sets itself. See [security.md](../security.md).",
+    "presets": "Every key is an input topic, and its value one or more of `"
+    + "`, `".join(PRESETS)
+    + "`, separated by commas. See [coming-from.md](../coming-from.md).",
     "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default.",
 }
 

@@ -23,7 +23,8 @@ _LEAST_DIGITS_OF_MICROSECONDS = 15
 _MOST_BYTES = 1_024
 
 
-def _text(value: bytes | None) -> str:
+def header_text(value: bytes | None) -> str:
+    """Return the text of a header's value, without blanks and quotes around it. Raises ValueError if it is no text."""
     if value is None:
         raise ValueError("it has no value")
     if len(value) > _MOST_BYTES:
@@ -39,9 +40,12 @@ def _text(value: bytes | None) -> str:
     return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
-def _number(digits: str, maximum: int) -> int:
+def whole_number(text: str, maximum: int = MAX_INSTANT_MS) -> int:
+    """Return a number of digits, or `maximum` if it is larger. Raises ValueError for anything else."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{quoted(text)} is not a whole number of 0 or more")
     # Cut, since Python refuses to parse a number of thousands of digits.
-    return min(int(digits.lstrip("0")[:40] or "0"), maximum)
+    return min(int(text.lstrip("0")[:40] or "0"), maximum)
 
 
 def _instant(text: str) -> datetime:
@@ -61,14 +65,14 @@ def parse_deliver_at(value: bytes | None) -> int:
     nanoseconds by its length.
     """
     try:
-        text = _text(value)
+        text = header_text(value)
         if text.isascii() and text.isdigit():
             digits = len(text.lstrip("0"))
             if digits in _DIGITS_OF_SECONDS:
                 raise ValueError(f"{quoted(text)} is seconds by its length; write milliseconds")
             if digits >= _LEAST_DIGITS_OF_MICROSECONDS:
                 raise ValueError(f"{quoted(text)} is microseconds or less by its length; write milliseconds")
-            return _number(text, MAX_INSTANT_MS)
+            return whole_number(text)
         instant = _instant(text)
         if instant.tzinfo is None:
             raise ValueError(f"{quoted(text)} has no offset from UTC; add one, or Z")
@@ -88,7 +92,7 @@ def parse_deliver_at(value: bytes | None) -> int:
 def parse_deliver_after(value: bytes | None) -> int:
     """Return the delay in ms. Raises BadDeliverAfter if the value has none of the forms in `conf.durations`."""
     try:
-        return min(parse_duration_ms(_text(value)), MAX_INSTANT_MS)
+        return min(parse_duration_ms(header_text(value)), MAX_INSTANT_MS)
     except ValueError as problem:
         raise BadDeliverAfter(f"deliver-after is {FORMS}: {problem}") from None
 
@@ -96,10 +100,7 @@ def parse_deliver_after(value: bytes | None) -> int:
 def parse_delay_level(value: bytes | None) -> int:
     """Return the level, 0 or more. Raises BadDelayLevel for anything else."""
     try:
-        text = _text(value)
-        if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{quoted(text)} is not a whole number of 0 or more")
-        return _number(text, 2**31)
+        return whole_number(header_text(value), 2**31)
     except ValueError as problem:
         raise BadDelayLevel(f"delay-level is 0 (at once), 1, 2, ...: {problem}") from None
 
@@ -112,7 +113,7 @@ def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
 def parse_deliver_to(value: bytes | None) -> str:
     """Return the topic's name. Raises BadDeliverTo if it is not a valid topic name."""
     try:
-        text = _text(value)
+        text = header_text(value)
         if not _TOPIC.fullmatch(text):
             raise ValueError(f"{quoted(text)} is not 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'")
         return text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import pydantic.dataclasses
@@ -34,6 +34,7 @@ class BatchSettings:
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
+    - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
@@ -61,6 +62,7 @@ class BatchSettings:
     dead_letter_bytes: int = 2**63 - 1
     internal_suffixes: tuple[str, ...] = ()
     group_bytes: int = 2**63 - 1
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def shards(self) -> int:
@@ -108,6 +110,7 @@ def batch_settings_from(
         dead_letter_bytes=dead_letter_bytes,
         internal_suffixes=INTERNAL_SUFFIXES,
         group_bytes=_GROUP_BYTES,
+        presets=settings.presets.by_topic,
     )
 
 

@@ -249,6 +249,10 @@ def test_looped_topics_are_refused() -> None:
         ),
         ("[kafka]\nbootstrap_server = 'a:1'", "the nearest is kafka.bootstrap_servers"),
         ("[spark]\nmaster = 'local'", "[spark]: allowed is keys that begin with 'spark.'"),
+        ("[presets]\n'delayline-in' = 'rabbit'", "[presets]: allowed is one or more of activemq, nats, rabbitmq"),
+        ("[presets]\n'delayline-in' = ''", "[presets]: allowed is one or more of"),
+        ("[presets]\n'delayline-in' = 'nats,nats'", "[presets]: allowed is one or more of"),
+        ("[presets]\n'orders' = 'nats'", "presets.orders: allowed is a topic that is in topics.input"),
         # Settings of earlier versions.
         ("[storage]\ntime_partition = '1h'", "storage.time_partition: no such setting"),
         ("[bucket]\nlimit = 500", "bucket.limit: no such setting"),
@@ -364,4 +368,4 @@ def test_every_section_that_takes_further_keys_hides_its_secrets() -> None:
         for name, field in Settings.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, OptionTable)
     }
-    assert tables == {"kafka", "spark"}
+    assert tables == {"kafka", "presets", "spark"}

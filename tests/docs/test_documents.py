@@ -13,7 +13,8 @@ from typer.main import get_command
 from conf.errors import DelaylineError
 from conf.failpoints import ALL_POINTS
 from conf.setting_types import OptionTable
-from conf.settings import HeaderSettings, Settings, TopicSettings
+from conf.settings import PRESETS, HeaderSettings, Settings, TopicSettings
+from sources.intake.presets import presets_named
 from streaming.cli.app import app
 from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
 
@@ -163,7 +164,8 @@ def known_words() -> set[str]:
         todo += error.__subclasses__()
     headers = {*HeaderSettings().model_dump().values()}
     topics = {*TopicSettings().input, TopicSettings().output, TopicSettings().dead_letter}
-    return codes | headers | topics | set(ALL_POINTS) | {"submit-files", *_OTHERS_WORDS}
+    presets = {header.name for preset in presets_named(PRESETS) for header in preset.schedule} | set(PRESETS)
+    return codes | headers | topics | presets | set(ALL_POINTS) | {"submit-files", *_OTHERS_WORDS}
 
 
 def test_codes_headers_and_topics_that_are_named_exist() -> None:

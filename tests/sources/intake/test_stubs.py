@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conf.errors import MOST_TEXT_BYTES
 from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake import accept as accepting
+from sources.intake import due_times
 from sources.intake.accept import accept
 from sources.intake.stamp_check import LAST_MS
 from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, read_stub
@@ -91,8 +92,8 @@ def test_settings_without_limits_still_carry_no_more_than_the_ready_log_does() -
 
 def test_none_of_many_repeated_headers_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes | None] = []
-    for name in ("parse_deliver_after", "parse_deliver_to"):
-        monkeypatch.setattr(accepting, name, parsed.append)
+    monkeypatch.setattr(due_times, "parse_deliver_after", parsed.append)
+    monkeypatch.setattr(accepting, "parse_deliver_to", parsed.append)
     rows = [
         {"headers": headers(*((name, b"%d" % number) for number in range(500)))}
         for name in ("deliver-after", "deliver-to")

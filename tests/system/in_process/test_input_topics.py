@@ -25,14 +25,14 @@ def test_messages_of_two_input_topics_are_delivered_in_order_of_due_time_topic_p
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = f"{application.id}-a", f"{application.id}-b"
-    job, ledger = make_job(f"topics.input={first},{second}", "window.max_bytes=8192")
+    job, ledger = make_job(f"topics.input={first},{second}", f"presets.{second}=rocketmq", "window.max_bytes=8192")
     # Ten due times, each shared by messages of both topics and all partitions.
     base_ms = time.time_ns() // 1_000_000 + 10_000
     for number in range(600):
         due_ms = base_ms + 500 * (number * 7 % 10)
-        at = [("deliver-at", b"%d" % due_ms)]
+        topic, header = ((second, "TIMER_DELIVER_MS"), (first, "deliver-at"))[number // 2 % 2]
         ledger.publish(
-            (second, first)[number // 2 % 2], b"%d" % number, at, key=b"%d" % (number // 40),
+            topic, b"%d" % number, [(header, b"%d" % due_ms)], key=b"%d" % (number // 40),
             partition=number % 2, output=application.output, deliver_at_ms=due_ms,
         )  # fmt: skip
     job.run_until(lambda: ledger.wait_for_all(60))

@@ -1,0 +1,77 @@
+"""The headers of a table of records, as columns, and the rows that are rejected while these are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import Rejected
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Rejections:
+    """The errors so far, by row. A row keeps its first error."""
+
+    errors: dict[int, Rejected] = field(default_factory=dict)
+
+    def reject(self, rows: Ints, error: Rejected) -> None:
+        for row in rows.tolist():
+            self.errors.setdefault(row, error)
+
+
+@dataclass(frozen=True)
+class Headers:
+    """All headers of a table, flat: `rows[i]` is the record that header `i` belongs to."""
+
+    rows: Ints
+    keys: pa.Array
+    values: pa.Array
+
+    def named(self, name: str) -> tuple[Ints, pa.Array]:
+        mask = pc.equal(self.keys, name)
+        return self.rows[np.asarray(mask.fill_null(False))], self.values.filter(mask)
+
+
+def flatten(headers: pa.Array) -> Headers:
+    flat = headers.flatten()
+    # Not `list_parent_indices`: it also counts entries under a null list, which `flatten` leaves out.
+    rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))
+    return Headers(rows, pc.struct_field(flat, 0), pc.struct_field(flat, 1))
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def only(mask: npt.NDArray[np.bool_], rows: Ints, values: pa.Array) -> tuple[Ints, pa.Array]:
+    return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
+
+
+def parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:
+    """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected.
+
+    The time grows with the number of values alone, however many of them are not valid.
+    """
+    encoded = values.dictionary_encode(null_encoding="encode")
+    indices = np.asarray(encoded.indices)
+    results = np.zeros(len(encoded.dictionary), dtype=np.int64)
+    errors: dict[int, Rejected] = {}
+    for at, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            results[at] = parse(value)
+        except Rejected as error:
+            errors[at] = error
+    if errors:
+        places = np.argsort(indices, kind="stable")
+        bounds = np.searchsorted(indices[places], np.arange(len(results) + 1)).tolist()
+        for at, rejected in errors.items():
+            rejections.reject(rows[places[bounds[at] : bounds[at + 1]]], rejected)
+    return np.asarray(results[indices], dtype=np.int64)

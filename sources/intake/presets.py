@@ -1,0 +1,149 @@
+"""Presets: what the publishers of other schedulers write into headers to say when and where.
+
+An input topic has a preset by the settings (`[presets]`). The headers that a preset reads are delivered unchanged.
+Facts about each: its own documents, named in docs/coming-from.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from conf.errors import BadDelayLevel, BadDeliverAt, BadSchedule, quoted
+from conf.settings import PRESETS
+from sources.intake.schedule import MAX_INSTANT_MS, header_text, parse_delay_level, parse_deliver_at, whole_number
+
+_ACTIVEMQ_REPEATS = ("AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON")
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+class Meaning(Enum):
+    """What the number in a header is: an instant (epoch ms), a delay (ms), or a delay level."""
+
+    INSTANT = "instant"
+    DELAY = "delay"
+    LEVEL = "level"
+
+
+@dataclass(frozen=True)
+class ScheduleHeader:
+    """A header that says when. `parse` returns the number of its `meaning`, or raises Rejected."""
+
+    name: str
+    meaning: Meaning
+    parse: Callable[[bytes | None], int]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The headers of one scheduler's publishers.
+
+    - `schedule`: those that say when; of several in one record the first of these counts, as in that scheduler
+    - `target`: the one that names the output topic
+    - `repeats`: those that ask for more than one delivery, which Delayline has not; "0" asks for none
+    """
+
+    name: str
+    schedule: tuple[ScheduleHeader, ...]
+    target: str | None = None
+    repeats: tuple[str, ...] = ()
+
+
+def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
+    def parse(value: bytes | None) -> int:
+        try:
+            return min(whole_number(header_text(value)) * unit_ms, MAX_INSTANT_MS)
+        except ValueError as problem:
+            raise BadSchedule(f"{name} is a whole number of 0 or more: {problem}") from None
+
+    return parse
+
+
+def _instant(name: str) -> Callable[[bytes | None], int]:
+    def parse(value: bytes | None) -> int:
+        try:
+            return parse_deliver_at(value)
+        except BadDeliverAt as problem:
+            raise BadSchedule(f"{name}: {problem.args[0]}") from None
+
+    return parse
+
+
+def _level(name: str) -> Callable[[bytes | None], int]:
+    def parse(value: bytes | None) -> int:
+        try:
+            return parse_delay_level(value)
+        except BadDelayLevel as problem:
+            raise BadSchedule(f"{name}: {problem.args[0]}") from None
+
+    return parse
+
+
+def _big_endian_ms(value: bytes | None) -> int:
+    """Return the number of a Java `BigInteger.toByteArray()`: two's complement, as short as possible."""
+    if not value or len(value) > 8 or value[0] >= 0x80:
+        raise BadSchedule(
+            f"retry_topic-backoff-timestamp is epoch ms as 1 to 8 bytes, the highest first: {quoted(value or b'')}"
+        )
+    return min(int.from_bytes(value), MAX_INSTANT_MS)
+
+
+def _nats_schedule(value: bytes | None) -> int:
+    try:
+        text = header_text(value)
+        kind, _, instant = text.partition(" ")
+        if kind != "@at":
+            raise ValueError(f"{quoted(text)} is none; schedules that repeat are not supported")
+        if not _RFC_3339.fullmatch(instant.strip()):
+            raise ValueError(f"{quoted(instant)} is not RFC 3339")
+        return parse_deliver_at(instant.strip().upper().encode())
+    except ValueError as problem:
+        raise BadSchedule(f"Nats-Schedule is '@at' and an instant: {problem}") from None
+    except BadDeliverAt as problem:
+        raise BadSchedule(f"Nats-Schedule: {problem.args[0]}") from None
+
+
+_BY_NAME = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "activemq",
+            (ScheduleHeader("AMQ_SCHEDULED_DELAY", Meaning.DELAY, _number("AMQ_SCHEDULED_DELAY")),),
+            repeats=_ACTIVEMQ_REPEATS,
+        ),
+        Preset(
+            "nats",
+            (ScheduleHeader("Nats-Schedule", Meaning.INSTANT, _nats_schedule),),
+            target="Nats-Schedule-Target",
+        ),
+        Preset(
+            "rabbitmq",
+            (ScheduleHeader("x-delay", Meaning.DELAY, _number("x-delay")),),
+        ),
+        Preset(
+            "rocketmq",
+            (
+                ScheduleHeader("DELAY", Meaning.LEVEL, _level("DELAY")),
+                ScheduleHeader("TIMER_DELAY_SEC", Meaning.DELAY, _number("TIMER_DELAY_SEC", unit_ms=1_000)),
+                ScheduleHeader("TIMER_DELAY_MS", Meaning.DELAY, _number("TIMER_DELAY_MS")),
+                ScheduleHeader("TIMER_DELIVER_MS", Meaning.INSTANT, _instant("TIMER_DELIVER_MS")),
+                ScheduleHeader("__STARTDELIVERTIME", Meaning.INSTANT, _instant("__STARTDELIVERTIME")),
+            ),
+            target="REAL_TOPIC",
+        ),
+        Preset(
+            "spring-retry",
+            (ScheduleHeader("retry_topic-backoff-timestamp", Meaning.INSTANT, _big_endian_ms),),
+        ),
+    )
+}
+
+
+def presets_named(names: tuple[str, ...]) -> tuple[Preset, ...]:
+    """Return the presets with these names, which are among `conf.settings.PRESETS`."""
+    return tuple(_BY_NAME[name] for name in names)
+
+
+assert tuple(_BY_NAME) == PRESETS
