@@ -86,6 +86,11 @@ def _matching(pattern: str, allowed: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def one_of(*values: str) -> AfterValidator:
+    """Annotate a text that is one of `values`."""
+    return _matching("|".join(map(re.escape, values)), f"one of {', '.join(values)}")
+
+
 def _servers(text: str) -> str:
     servers = [server.strip() for server in text.split(",")]
     ports = [match and int(match[1]) for match in map(_SERVER.fullmatch, servers)]

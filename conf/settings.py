@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from conf.setting_types import (
@@ -30,6 +30,7 @@ from conf.setting_types import (
     TopicName,
     TopicPattern,
     duration,
+    one_of,
     read_list,
 )
 
@@ -164,6 +165,61 @@ class HeaderSettings(Section):
         return self
 
 
+class Policy(Section):
+    """What holds for the delays of an input topic, besides what headers ask for. Durations in ms; None is none."""
+
+    default_delay: Annotated[int, duration(0, LONGEST)] = 0
+    fixed_delay: Annotated[int, duration(0, LONGEST)] | None = None
+    max_delay: Annotated[int, duration(0, LONGEST)] | None = None
+    over_max_delay: Annotated[str, one_of("reject", "clamp")] = "reject"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, table: Any) -> Any:
+        # TOML has no null: the file writes "".
+        if not isinstance(table, dict):
+            return table
+        return {
+            key: None if value == "" and key in ("fixed_delay", "max_delay") else value for key, value in table.items()
+        }
+
+
+class PolicySettings(OptionTable, Policy):
+    """What holds for delays besides what headers ask for: for all input topics, and over that for single ones."""
+
+    model_config = OptionTable.model_config
+
+    @model_validator(mode="after")
+    def _topics(self) -> PolicySettings:
+        _ = self.by_topic
+        return self
+
+    @property
+    def of_all(self) -> Policy:
+        """What holds for an input topic without policies of its own."""
+        return Policy(**{name: getattr(self, name) for name in Policy.model_fields})
+
+    @property
+    def by_topic(self) -> dict[str, Policy]:
+        """The policies of each input topic that has any of its own. Raises ValueError if one is wrong."""
+        own: dict[str, dict[str, str]] = {}
+        for key, value in self.options.items():
+            topic, _, name = key.rpartition(".")
+            own.setdefault(topic, {})[name] = value
+        policies = {}
+        for topic, table in own.items():
+            unknown = sorted(set(table) - set(Policy.model_fields))
+            if unknown or not topic:
+                names = ", ".join(Policy.model_fields)
+                raise ValueError(f"{names}, or a table of these for a topic, not {topic!r} {unknown}")
+            try:
+                policies[topic] = Policy(**(self.of_all.model_dump() | table))
+            except ValidationError as problem:
+                first = problem.errors()[0]
+                raise ValueError(f"for {topic}.{first['loc'][0]} {first['ctx']['error']}") from None
+        return policies
+
+
 # The schedulers whose publishers' headers are understood (`sources.intake.presets`).
 PRESETS = ("activemq", "nats", "rabbitmq", "rocketmq", "spring-retry")
 
@@ -233,6 +289,7 @@ class Settings(BaseSettings):
     lease: LeaseSettings = LeaseSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
+    policies: PolicySettings = PolicySettings()
     presets: PresetSettings = PresetSettings()
     spark: SparkSettings = SparkSettings()
 
@@ -269,7 +326,7 @@ class Settings(BaseSettings):
         return self.progress_topic, self.lease_topic, self.ready_topic, self.position_topic
 
     @model_validator(mode="after")
-    def _no_loops(self) -> Settings:
+    def _fitting(self) -> Settings:
         topics, own = self.topics, dict(zip(_OWN_TOPICS, self.own_topics, strict=True))
         outputs = {"output": topics.output, "dead_letter": topics.dead_letter, **own}
         wrong = [
@@ -288,6 +345,16 @@ class Settings(BaseSettings):
             for topic in self.presets.by_topic
             if topic not in topics.input
         ]
+        wrong += [
+            f"policies.{topic}: allowed is a topic that is in topics.input"
+            for topic in self.policies.by_topic
+            if topic not in topics.input
+        ]
+        for name, policy in {"policies": self.policies.of_all, **self.policies.by_topic}.items():
+            longest = self.limits.max_delay if policy.max_delay is None else policy.max_delay
+            if policy.over_max_delay == "reject" and max(policy.default_delay, policy.fixed_delay or 0) > longest:
+                key = name if name == "policies" else f"policies.{name}"
+                wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")
         if wrong:

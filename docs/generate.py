@@ -33,6 +33,9 @@ _FURTHER_KEYS = {
     "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
     "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
     "key that no client has, or that it sets itself. See [security.md](../security.md).",
+    "policies": 'A table for an input topic, such as `[policies."orders-delayed"]`, has the same keys; what it leaves '
+    "out is as for all topics. `--set policies.orders-delayed.default_delay=5m` sets one. Delays count from the "
+    "record's timestamp.",
     "presets": "Every key is an input topic, and its value one or more of `"
     + "`, `".join(PRESETS)
     + "`, separated by commas. See [coming-from.md](../coming-from.md).",

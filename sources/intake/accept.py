@@ -32,9 +32,11 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     message and a dead letter may be.
     """
     topics = records.column("topic").unique()
-    if batch_settings.presets and len(topics) > 1:
+    if (batch_settings.presets or batch_settings.policies) and len(topics) > 1:
         return _accept_by_topic(topics, records, batch_settings, clock_ms)
-    presets = presets_named(batch_settings.presets.get(topics[0].as_py(), ())) if len(topics) else ()
+    topic = topics[0].as_py() if len(topics) else ""
+    presets = presets_named(batch_settings.presets.get(topic, ()))
+    policy = batch_settings.policies.get(topic, batch_settings.policy)
     records = records.set_column(
         records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
     )
@@ -43,7 +45,7 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     published = records.column("timestamp_ms").to_numpy().astype(np.int64)
     timestamps = np.where(published < 0, clock_ms, published)
     rejections = Rejections()
-    deliver_at = due_times(headers, timestamps, batch_settings, presets, clock_ms, rejections)
+    deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
     names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
     carried = _check_sizes(records, batch_settings, rejections)
     codes: list[str | None] = [None] * len(timestamps)
@@ -76,7 +78,7 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
 def _accept_by_topic(
     topics: pa.ChunkedArray, records: pa.Table, batch_settings: BatchSettings, clock_ms: int
 ) -> pa.Table:
-    """Accept the records of each topic for itself, since each has presets of its own."""
+    """Accept the records of each topic for itself, since each has presets and policies of its own."""
     of_topic = [np.flatnonzero(np.asarray(pc.equal(records.column("topic"), topic))) for topic in topics]
     tables = [accept(records.take(pa.array(rows)), batch_settings, clock_ms) for rows in of_topic]
     return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(of_topic))))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from conf.errors import BadSchedule, DelayTooLong, TwoDelays
 from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
 from sources.intake.presets import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
-from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 
 # How far a publisher's clock may be ahead of the job's.
 _MOST_SKEW_MS = 24 * 60 * 60 * 1000
@@ -24,6 +25,7 @@ def due_times(
     headers: Headers,
     timestamps: Ints,
     batch_settings: BatchSettings,
+    policy: DelayPolicy,
     presets: tuple[Preset, ...],
     clock_ms: int,
     rejections: Rejections,
@@ -31,13 +33,24 @@ def due_times(
     """Return the due time (epoch ms) of each row, and add errors to `rejections`.
 
     `timestamps` are the records' own (epoch ms), and `clock_ms` is the batch's clock. A record with one of Delayline's
-    headers is due by that, whatever the headers say that `presets` read.
+    headers is due by that, whatever the headers say that `presets` read. `policy` and `presets` are those of the
+    records' topic.
     """
+    rules = _Rules(batch_settings, policy, clock_ms)
+    if policy.fixed_ms is not None:
+        rows = np.arange(len(timestamps))
+        return rules.due(
+            "the policy fixed_delay", False, rows, np.full(len(rows), policy.fixed_ms), timestamps, rejections
+        )
     deliver_at = np.minimum(timestamps, clock_ms)
+    decided = np.zeros(len(timestamps), dtype=bool)
 
     def decide(header: ScheduleHeader, rows: Ints, values: pa.Array) -> None:
         if len(rows):
-            deliver_at[rows] = _due(header, rows, values, timestamps, batch_settings, clock_ms, rejections)
+            parsed = parse_distinct(rows, values, rules.parser(header), rejections)
+            is_instant = header.meaning is Meaning.INSTANT
+            deliver_at[rows] = rules.due(header.name, is_instant, rows, parsed, timestamps, rejections)
+            decided[rows] = True
 
     known = batch_settings.headers
     own = (
@@ -56,6 +69,10 @@ def due_times(
         decide(header, *only(counts[all_rows] == 1, all_rows, all_values))
     for decision in _of_presets(presets, headers, counts > 0, rejections):
         decide(*decision)
+    if policy.default_ms and not decided.all():
+        rows = np.flatnonzero(~decided)
+        delays = np.full(len(rows), policy.default_ms)
+        deliver_at[rows] = rules.due("the policy default_delay", False, rows, delays, timestamps, rejections)
     return deliver_at
 
 
@@ -85,39 +102,45 @@ def _of_presets(
             rejections.reject(np.unique(rows[asks]), BadSchedule(f"{name}: schedules that repeat are not supported"))
 
 
-def _due(
-    header: ScheduleHeader,
-    rows: Ints,
-    values: pa.Array,
-    timestamps: Ints,
-    batch_settings: BatchSettings,
-    clock_ms: int,
-    rejections: Rejections,
-) -> Ints:
-    """Return the due time (epoch ms) of each of `rows` by its value of `header`, and 0 for a rejected one."""
+@dataclass(frozen=True)
+class _Rules:
+    """What decides which due times are allowed, for a table."""
 
-    def parse(value: bytes | None) -> int:
-        number = header.parse(value)
-        return level_delay_ms(number, batch_settings.levels_ms) if header.meaning is Meaning.LEVEL else number
+    batch_settings: BatchSettings
+    policy: DelayPolicy
+    clock_ms: int
 
-    parsed = parse_distinct(rows, values, parse, rejections)
-    is_instant = header.meaning is Meaning.INSTANT
-    delays = parsed - timestamps[rows] if is_instant else parsed
-    too_long = delays > batch_settings.max_delay_ms
-    longest = format_duration(batch_settings.max_delay_ms)
-    if too_long.any():
-        error = DelayTooLong(f"{header.name} asks for more than limits.max_delay ({longest})")
-        rejections.reject(rows[too_long], error)
-    # A rejected delay is not added: near the end of 64 bits the sum would wrap.
-    due = np.where(too_long, 0, parsed if is_instant else timestamps[rows] + np.where(too_long, 0, parsed))
-    # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
-    ahead = due - clock_ms > batch_settings.max_delay_ms + _MOST_SKEW_MS
-    if ahead.any():
-        rejections.reject(
-            rows[ahead],
-            DelayTooLong(
-                f"by {header.name} the message is due more than limits.max_delay ({longest}) after the job's clock: "
-                "is the record's timestamp in milliseconds?"
-            ),
-        )
-    return np.asarray(due, dtype=np.int64)
+    def parser(self, header: ScheduleHeader) -> Callable[[bytes | None], int]:
+        """Return a function from a value of `header` to the instant (epoch ms) or the delay (ms) that it means."""
+        if header.meaning is not Meaning.LEVEL:
+            return header.parse
+        return lambda value: level_delay_ms(header.parse(value), self.batch_settings.levels_ms)
+
+    def due(
+        self, asked_by: str, is_instant: bool, rows: Ints, parsed: Ints, timestamps: Ints, rejections: Rejections
+    ) -> Ints:
+        """Return the due time (epoch ms) of each of `rows`, and 0 for a rejected one.
+
+        `parsed` are instants (epoch ms) or delays (ms), `timestamps` are of all rows, and `asked_by` is for errors.
+        """
+        own_most = self.policy.most_ms is not None
+        most_ms = self.policy.most_ms if self.policy.most_ms is not None else self.batch_settings.max_delay_ms
+        longest = f"{'the policy max_delay' if own_most else 'limits.max_delay'} ({format_duration(most_ms)})"
+        delays = parsed - timestamps[rows] if is_instant else parsed
+        too_long = delays > most_ms
+        if too_long.any() and not self.policy.clamps:
+            rejections.reject(rows[too_long], DelayTooLong(f"{asked_by} asks for more than {longest}"))
+        # A rejected delay is not added: near the end of 64 bits the sum would wrap.
+        allowed = timestamps[rows] + np.where(too_long, most_ms if self.policy.clamps else 0, delays)
+        due = np.where(too_long & (not self.policy.clamps), 0, allowed)
+        # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
+        ahead = due - self.clock_ms > most_ms + _MOST_SKEW_MS
+        if ahead.any():
+            rejections.reject(
+                rows[ahead],
+                DelayTooLong(
+                    f"by {asked_by} the message is due more than {longest} after the job's clock: "
+                    "is the record's timestamp in milliseconds?"
+                ),
+            )
+        return np.asarray(due, dtype=np.int64)

@@ -17,9 +17,26 @@ import pydantic.dataclasses
 from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
-from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Settings
+from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Policy, Settings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.stored_json import STORED, read_stored
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STORED)
+class DelayPolicy:
+    """What holds for the delays of an input topic, in ms.
+
+    - `default_ms`: the delay of a message without one
+    - `fixed_ms`: the delay of every message, whatever its headers say; None: they decide
+    - `most_ms`: the longest delay; None: `max_delay_ms` of the batch
+    - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
+    """
+
+    default_ms: int = 0
+    fixed_ms: int | None = None
+    most_ms: int | None = None
+    clamps: bool = False
+
 
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
 _GROUP_BYTES = 64 * 1024 * 1024
@@ -34,6 +51,7 @@ class BatchSettings:
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
+    - `policy`: what holds for the delays of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
     - `first_bucket`: batch n seals bucket `first_bucket + n`
@@ -63,6 +81,8 @@ class BatchSettings:
     internal_suffixes: tuple[str, ...] = ()
     group_bytes: int = 2**63 - 1
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    policy: DelayPolicy = DelayPolicy()
+    policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
 
     @property
     def shards(self) -> int:
@@ -111,6 +131,14 @@ def batch_settings_from(
         internal_suffixes=INTERNAL_SUFFIXES,
         group_bytes=_GROUP_BYTES,
         presets=settings.presets.by_topic,
+        policy=_policy_from(settings.policies.of_all),
+        policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
+    )
+
+
+def _policy_from(policy: Policy) -> DelayPolicy:
+    return DelayPolicy(
+        policy.default_delay, policy.fixed_delay, policy.max_delay, clamps=policy.over_max_delay == "clamp"
     )
 
 

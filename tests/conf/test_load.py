@@ -253,6 +253,14 @@ def test_looped_topics_are_refused() -> None:
         ("[presets]\n'delayline-in' = ''", "[presets]: allowed is one or more of"),
         ("[presets]\n'delayline-in' = 'nats,nats'", "[presets]: allowed is one or more of"),
         ("[presets]\n'orders' = 'nats'", "presets.orders: allowed is a topic that is in topics.input"),
+        ("[policies]\ndefault_delay = 'soon'", "policies.default_delay = 'soon': allowed is a duration"),
+        ("[policies]\nover_max_delay = 'drop'", "policies.over_max_delay = 'drop': allowed is one of reject, clamp"),
+        ("[policies]\ndelay = '1s'", "[policies]: allowed is default_delay, fixed_delay, max_delay, over_max_delay"),
+        ("[policies.delayline-in]\ndelay = '1s'", "or a table of these for a topic, not 'delayline-in' ['delay']"),
+        ("[policies.delayline-in]\nmax_delay = '-1s'", "[policies]: allowed is for delayline-in.max_delay a duration"),
+        ("[policies]\nfixed_delay = '367d'", "policies: allowed are a default_delay and a fixed_delay up to"),
+        ("[policies.delayline-in]\nmax_delay='1s'\nfixed_delay = '2s'", "policies.delayline-in: allowed are a"),
+        ("[policies.orders]\nmax_delay = '1s'", "policies.orders: allowed is a topic that is in topics.input"),
         # Settings of earlier versions.
         ("[storage]\ntime_partition = '1h'", "storage.time_partition: no such setting"),
         ("[bucket]\nlimit = 500", "bucket.limit: no such setting"),
@@ -368,4 +376,4 @@ def test_every_section_that_takes_further_keys_hides_its_secrets() -> None:
         for name, field in Settings.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, OptionTable)
     }
-    assert tables == {"kafka", "presets", "spark"}
+    assert tables == {"kafka", "policies", "presets", "spark"}

@@ -106,7 +106,7 @@ def missing_settings(text: str) -> Iterator[str]:
     for section, key in _SETTING.findall(text):
         model: Any = _SECTIONS[section]
         named = key.split(".")[0]
-        further = issubclass(model, OptionTable) and (section == "spark" or "." in key)
+        further = issubclass(model, OptionTable) and (section in ("spark", "policies") or "." in key)
         if not further and named not in model.model_fields and not _FILE.search(f"{section}.{key}"):
             yield f"no setting {section}.{named}"
     for variable in _VARIABLE.findall(text):

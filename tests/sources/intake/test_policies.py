@@ -1,0 +1,81 @@
+"""Policies of delays, by input topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.load import load_settings
+from sources.intake.accept import accept
+from state.checkpoint.batch_settings import DelayPolicy, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_000
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+
+
+def accepted(
+    policy: DelayPolicy, *pairs: tuple[str, bytes | None], timestamp_ms: int = WRITTEN_MS
+) -> tuple[str | None, int]:
+    settings = some_batch_settings(policies={"delayline-in": policy})
+    table = records([{"timestamp_ms": timestamp_ms, "headers": headers(*pairs)}])
+    row: dict[str, Any] = accept(table, settings, CLOCK_MS).to_pylist()[0]
+    return row["error_code"], row["deliver_at_ms"]
+
+
+def test_a_default_delay_is_for_messages_that_ask_for_none() -> None:
+    policy = DelayPolicy(default_ms=MINUTE)
+    assert accepted(policy) == (None, WRITTEN_MS + MINUTE)
+    assert accepted(policy, ("deliver-after", b"0")) == (None, WRITTEN_MS)
+    assert accepted(policy, ("delay-level", b"3")) == (None, WRITTEN_MS + 10_000)
+    assert accepted(policy, ("deliver-after", b"soon")) == ("bad-deliver-after", WRITTEN_MS)
+
+
+def test_a_fixed_delay_goes_before_every_header_and_none_of_them_is_an_error() -> None:
+    policy = DelayPolicy(default_ms=1, fixed_ms=MINUTE)
+    for pairs in ([], [("deliver-after", b"1d")], [("deliver-after", b"soon")], [("delay-level", b"1")] * 2):
+        assert accepted(policy, *pairs) == (None, WRITTEN_MS + MINUTE)
+    assert accepted(DelayPolicy(fixed_ms=0)) == (None, WRITTEN_MS)
+
+
+@pytest.mark.parametrize(
+    "header", [("deliver-after", b"2h"), ("deliver-at", b"%d" % (WRITTEN_MS + 2 * HOUR)), ("delay-level", b"18")]
+)
+def test_a_longer_delay_than_the_policys_is_rejected_or_shortened(header: tuple[str, bytes]) -> None:
+    assert accepted(DelayPolicy(most_ms=HOUR), header)[0] == "delay-too-long"
+    assert accepted(DelayPolicy(most_ms=HOUR, clamps=True), header) == (None, WRITTEN_MS + HOUR)
+    assert accepted(DelayPolicy(most_ms=3 * HOUR), header) == (None, WRITTEN_MS + 2 * HOUR)
+
+
+def test_the_limit_of_all_topics_is_shortened_to_as_well() -> None:
+    assert accepted(DelayPolicy(clamps=True), ("deliver-after", b"9999d")) == (None, WRITTEN_MS + 366 * DAY)
+    assert accepted(DelayPolicy(most_ms=400 * DAY), ("deliver-after", b"399d")) == (None, WRITTEN_MS + 399 * DAY)
+
+
+@pytest.mark.parametrize("policy", [DelayPolicy(clamps=True), DelayPolicy(fixed_ms=1), DelayPolicy(default_ms=1)])
+def test_no_policy_hides_a_timestamp_in_microseconds(policy: DelayPolicy) -> None:
+    asks = [("deliver-after", b"1s")] if policy.clamps else []
+    assert accepted(policy, *asks, timestamp_ms=WRITTEN_MS * 1_000)[0] == "delay-too-long"
+
+
+def test_a_default_or_fixed_delay_above_the_longest_is_treated_like_one_that_was_asked_for() -> None:
+    assert accepted(DelayPolicy(default_ms=2 * HOUR, most_ms=HOUR))[0] == "delay-too-long"
+    assert accepted(DelayPolicy(fixed_ms=2 * HOUR, most_ms=HOUR, clamps=True)) == (None, WRITTEN_MS + HOUR)
+
+
+def test_a_topics_policies_go_over_those_of_all_topics() -> None:
+    settings = load_settings(
+        None,
+        ["topics.input=a,b.c", "policies.default_delay=1m", "policies.max_delay=1h",
+         "policies.b.c.default_delay=2m", "policies.b.c.over_max_delay=clamp"],
+        {},
+    )  # fmt: skip
+    batch_settings = batch_settings_from(settings, PARTITIONS, (7, 1), CheckpointOrigin("c", 1, 2))
+    assert batch_settings.policy == DelayPolicy(default_ms=MINUTE, most_ms=HOUR)
+    assert batch_settings.policies == {"b.c": DelayPolicy(2 * MINUTE, None, HOUR, clamps=True)}
+    rows = [{"topic": topic, "timestamp_ms": WRITTEN_MS} for topic in ("a", "b.c", "a")]
+    due_ms = accept(records(rows), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist()
+    assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]
