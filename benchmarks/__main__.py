@@ -29,6 +29,7 @@ from benchmarks import (
     sealed,
     shards,
     spread,
+    sustained,
     topics,
     window,
 )
@@ -75,10 +76,11 @@ BENCHMARKS = {
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
+    "sustained": Benchmark(on_a_stand(sustained.measure), sustained.draw),
     "endurance": Benchmark(on_a_stand(endurance.measure), endurance.draw),
 }
 # They take hours, and are not part of `all`.
-_LONG = ("scale", "endurance")
+_LONG = ("scale", "sustained", "endurance")
 
 
 class Which(StrEnum):
@@ -98,6 +100,7 @@ class Which(StrEnum):
     commits = "commits"
     window = "window"
     shards = "shards"
+    sustained = "sustained"
     endurance = "endurance"
     scale = "scale"
     all = "all"
@@ -114,7 +117,7 @@ class Spread(StrEnum):
 
 def main(
     which: Annotated[
-        Which, typer.Argument(help=f"The benchmark to run; `all` excludes {' and '.join(_LONG)}, which take hours.")
+        Which, typer.Argument(help=f"The benchmark to run; `all` excludes {', '.join(_LONG)}, which take hours.")
     ] = Which.all,
     scale: Annotated[
         float, typer.Option(min=0.001, max=1, help="Share of the messages and seconds; below 1 the run is a trial.")

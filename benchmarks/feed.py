@@ -1,9 +1,9 @@
 """Streams a load that is too large for a topic into a running job, from a separate process.
 
-`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT SPREAD` publishes COUNT messages to a
-topic that has had BEFORE messages. They are due from `DUE_IN_S` after its start, as `SPREADS` says, in random order.
-The process stays at most `LEAD` messages ahead of the job's committed batches, deletes committed messages from the
-topic, and prints one line of JSON at the end.
+`python -m benchmarks.feed BOOTSTRAP TOPIC PARTITIONS BEFORE COUNT CHECKPOINT SPREAD RATE` publishes COUNT messages to a
+topic that has had BEFORE messages, RATE in a second, or as fast as it can if RATE is 0. They are due from `DUE_IN_S`
+after its start, as `SPREADS` says, in random order. The process stays at most `LEAD` messages ahead of the job's
+committed batches, deletes committed messages from the topic, and prints one line of JSON at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,15 @@ class Feed:
     """Runs `main` as a process. A context manager, which ends the process."""
 
     def __init__(
-        self, bootstrap: str, topic: str, partitions: int, before: int, count: int, checkpoint: Path, spread: str
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        before: int,
+        count: int,
+        checkpoint: Path,
+        spread: str,
+        rate: int = 0,
     ) -> None:
         """Start the process.
 
@@ -64,8 +72,9 @@ class Feed:
             count: the number of messages to publish.
             checkpoint: folder of the job's checkpoint.
             spread: which of `SPREADS`.
+            rate: messages in a second; 0: as many as it can.
         """
-        arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint), spread]
+        arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint), spread, str(rate)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.feed", *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -152,7 +161,7 @@ def due_after_ms(spread: str, chance: np.random.Generator, size: int) -> np.ndar
 
 def main() -> None:
     """Publish, and print the seconds it took, the seconds it waited for the job, and its CPU seconds."""
-    bootstrap, topic, partitions, before, count, checkpoint, spread = sys.argv[1:]
+    bootstrap, topic, partitions, before, count, checkpoint, spread, rate = sys.argv[1:]
     stream = _Stream(bootstrap, topic, int(partitions), int(before), Path(checkpoint))
     chance = np.random.default_rng(1)
     begun = time.monotonic()
@@ -161,6 +170,8 @@ def main() -> None:
         size = min(_CHUNK, int(count) - first)
         stream.publish(first, (first_due_ms + due_after_ms(spread, chance, size)).tolist())
         stream.wait_for_job(first + size, LEAD)
+        if int(rate):
+            time.sleep(max(0.0, begun + (first + size) / int(rate) - time.monotonic()))
     stream.finish()
     seconds = time.monotonic() - begun
     used = os.times()
