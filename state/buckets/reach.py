@@ -10,7 +10,7 @@ from state.buckets.segments import Segment
 
 # A load reads about one chunk too much of each bucket. So it goes on, up to eight days ahead, until it has so many
 # messages or bytes that this does not matter.
-_WORTH_A_LOAD = 50_000
+_WORTH_A_LOAD = 100_000
 _WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
 _MOST_AHEAD_MS = 8 * 24 * 60 * 60 * 1000
 # What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.

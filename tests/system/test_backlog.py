@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from random import Random
 
@@ -42,7 +43,7 @@ def test_a_large_backlog_is_delivered_completely(
     assert (seen == 1).all(), f"{(seen == 0).sum()} lost, {(seen > 1).sum()} doubled"
 
 
-@pytest.mark.takes(70)
+@pytest.mark.takes(110)
 @pytest.mark.parametrize("count", [1_000, pytest.param(3_000, marks=pytest.mark.soak)])
 def test_a_batch_of_large_messages_needs_no_more_memory_than_one_of_small_ones(
     application: Application, make_service: MakeService, count: int
@@ -58,7 +59,9 @@ def test_a_batch_of_large_messages_needs_no_more_memory_than_one_of_small_ones(
         if number % 50 == 0:
             assert producer.flush(60) == 0
     assert producer.flush(60) == 0
-    # All of them are in the first batch.
+    # All of them are in the first batch, which is replayed after the kill.
+    service.start("sealed=kill", wait=False)
+    assert service.wait(240) == -signal.SIGKILL, service.log[-3000:]
     service.start()
     seen = _count_by_id(application, count, timeout_s=240, value=value)
     assert service.stop() == 0, service.log[-3000:]
