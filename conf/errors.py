@@ -314,7 +314,7 @@ class BadSchedule(Rejected):
 
 
 class DelayTooLong(Rejected):
-    """The delay exceeds `limits.max_delay`."""
+    """The delay exceeds `limits.max_delay`, or the policy `max_delay` of its input topic."""
 
     code = "delay-too-long"
 

@@ -230,7 +230,7 @@ class PresetSettings(OptionTable):
     @model_validator(mode="after")
     def _known(self) -> PresetSettings:
         for topic, names in self.by_topic.items():
-            if not names or set(names) - set(PRESETS) or len(set(names)) != len(names):
+            if not names or any(name not in PRESETS or names.count(name) > 1 for name in names):
                 raise ValueError(f"one or more of {', '.join(PRESETS)}, separated by commas, for {topic!r}")
         return self
 

@@ -94,10 +94,6 @@ def _route(
     """Return output topics, and for each row which of these is its own; add errors to `rejections`."""
     topics, which = [batch_settings.output], np.zeros(count, dtype=np.int64)
 
-    def number_of(value: bytes | None) -> int:
-        topics.append(_allowed(parse_deliver_to(value), batch_settings))
-        return len(topics) - 1
-
     routed = np.zeros(count, dtype=bool)
     # Delayline's own header goes before those that presets read.
     for name in (batch_settings.headers.deliver_to, *(preset.target for preset in presets if preset.target)):
@@ -107,6 +103,11 @@ def _route(
         counts = np.bincount(all_rows, minlength=count)
         has_it = (counts > 0) & ~routed
         rejections.reject(np.flatnonzero(has_it & (counts > 1)), BadDeliverTo(f"a message may have one {name} header"))
+
+        def number_of(value: bytes | None, name: str = name) -> int:
+            topics.append(_allowed(parse_deliver_to(value, name), batch_settings))
+            return len(topics) - 1
+
         rows, values = only((has_it & (counts == 1))[all_rows], all_rows, all_values)
         if len(rows):
             which[rows] = parse_distinct(rows, values, number_of, rejections)

@@ -17,6 +17,8 @@ from sources.intake.presets import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 
+# Values of a header that asks for more than one delivery, if it asks for none.
+_ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
 # How far a publisher's clock may be ahead of the job's.
 _MOST_SKEW_MS = 24 * 60 * 60 * 1000
 
@@ -85,6 +87,10 @@ def _of_presets(
         by_this = np.zeros(len(decided), dtype=bool)
         for header in preset.schedule:
             all_rows, all_values = headers.named(header.name)
+            if header.meaning is Meaning.LEVEL:
+                # Level 0 asks for no delay, and lets the other headers decide.
+                asks = np.asarray(pc.not_equal(all_values, b"0").fill_null(True))
+                all_rows, all_values = only(asks, all_rows, all_values)
             counts = np.bincount(all_rows, minlength=len(decided))
             has_it = (counts > 0) & ~decided & ~by_this
             rejections.reject(
@@ -96,10 +102,10 @@ def _of_presets(
             yield header, *only((has_it & (counts == 1))[all_rows], all_rows, all_values)
             by_this |= has_it
         by_another |= by_this
-        for name in preset.repeats:
+        for name in preset.refused:
             rows, values = headers.named(name)
-            asks = np.asarray(pc.not_equal(values, b"0").fill_null(True)) & ~decided[rows]
-            rejections.reject(np.unique(rows[asks]), BadSchedule(f"{name}: schedules that repeat are not supported"))
+            asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]
+            rejections.reject(np.unique(rows[asks]), BadSchedule(f"{name} asks for what Delayline does not do"))
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,14 @@ class _Rules:
         own_most = self.policy.most_ms is not None
         most_ms = self.policy.most_ms if self.policy.most_ms is not None else self.batch_settings.max_delay_ms
         longest = f"{'the policy max_delay' if own_most else 'limits.max_delay'} ({format_duration(most_ms)})"
-        delays = parsed - timestamps[rows] if is_instant else parsed
+        # An instant is shortened to one after the later of both clocks: a record with an old stamp would be early else.
+        since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
+        delays = parsed - since if is_instant else parsed
         too_long = delays > most_ms
         if too_long.any() and not self.policy.clamps:
             rejections.reject(rows[too_long], DelayTooLong(f"{asked_by} asks for more than {longest}"))
         # A rejected delay is not added: near the end of 64 bits the sum would wrap.
-        allowed = timestamps[rows] + np.where(too_long, most_ms if self.policy.clamps else 0, delays)
+        allowed = since + np.where(too_long, most_ms if self.policy.clamps else 0, delays)
         due = np.where(too_long & (not self.policy.clamps), 0, allowed)
         # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
         ahead = due - self.clock_ms > most_ms + _MOST_SKEW_MS

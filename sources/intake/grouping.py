@@ -6,7 +6,6 @@ replay of the batch finds the same.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -19,17 +18,21 @@ from state.checkpoint.batch_settings import RunningBatch
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
 from state.shards import by_shard
 
+# Of a group, for each input partition: many small pieces would make many small segments.
+_LEAST_SHARE = 256 * 1024
+
 
 class Grouping:
     """Divides the messages of one input partition among groups, table by table, in the order of their offsets.
 
-    A shard's own group takes the first messages, up to this partition's part of `group_bytes`, and each overflow group
-    about `FILLED_BYTES` of the others. Partitions may share an overflow group.
+    A shard's own group has room for `group_bytes`, and each overflow group for `FILLED_BYTES`, shared evenly by the
+    input partitions that the batch reads. So each of these fills its share of one group after the other.
     """
 
     def __init__(self, batch: RunningBatch) -> None:
         self._batch = batch
-        self._own_bytes = batch.settings.group_bytes // max(1, batch.read_partitions)
+        self._own_bytes = self._share(batch.settings.group_bytes)
+        self._overflow_bytes = self._share(FILLED_BYTES)
         # By shard: the bytes of the messages so far.
         self._bytes: dict[int, int] = {}
 
@@ -39,19 +42,16 @@ class Grouping:
         for shard, own in by_shard(messages, settings.shards):
             ends = self._bytes.get(shard, 0) + np.cumsum(row_bytes(own))
             self._bytes[shard] = int(ends[-1])
-            numbers = np.where(ends <= self._own_bytes, -1, (ends - self._own_bytes) // FILLED_BYTES)
+            numbers = np.where(ends <= self._own_bytes, -1, (ends - self._own_bytes) // self._overflow_bytes)
             bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ends)]
             for start, end in pairwise(bounds):
                 piece = own.slice(start, end - start)
                 if numbers[start] < 0:
                     yield settings.shard_keys[shard], piece, 0
                 else:
-                    number = (_base(piece) + int(numbers[start])) % OVERFLOW_GROUPS
+                    number = int(numbers[start]) % OVERFLOW_GROUPS
                     filling = fillers(piece.nbytes, self._batch.transfer_rows)
                     yield overflow_key(shard, number, settings.shards), piece, filling
 
-
-def _base(messages: pa.Table) -> int:
-    """Return a number for the input partition: large batches of several should not meet in the same groups."""
-    topic, partition = (messages.column(name)[0].as_py() for name in ("topic", "partition"))
-    return zlib.crc32(f"{topic}/{partition}".encode())
+    def _share(self, nbytes: int) -> int:
+        return max(_LEAST_SHARE, nbytes // max(1, self._batch.read_partitions))

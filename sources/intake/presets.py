@@ -15,7 +15,6 @@ from conf.errors import BadDelayLevel, BadDeliverAt, BadSchedule, quoted
 from conf.settings import PRESETS
 from sources.intake.schedule import MAX_INSTANT_MS, header_text, parse_delay_level, parse_deliver_at, whole_number
 
-_ACTIVEMQ_REPEATS = ("AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON")
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -42,13 +41,14 @@ class Preset:
 
     - `schedule`: those that say when; of several in one record the first of these counts, as in that scheduler
     - `target`: the one that names the output topic
-    - `repeats`: those that ask for more than one delivery, which Delayline has not; "0" asks for none
+    - `refused`: those that ask for what Delayline does not do: more than one delivery, or that of another message.
+      Empty, or "0", they ask for nothing
     """
 
     name: str
     schedule: tuple[ScheduleHeader, ...]
     target: str | None = None
-    repeats: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
@@ -59,6 +59,15 @@ def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
             raise BadSchedule(f"{name} is a whole number of 0 or more: {problem}") from None
 
     return parse
+
+
+def _x_delay(value: bytes | None) -> int:
+    """Return the delay: none for a negative number, which the exchange makes of the delay that has passed."""
+    try:
+        text = header_text(value)
+        return 0 if text.startswith("-") and whole_number(text[1:]) else min(whole_number(text), MAX_INSTANT_MS)
+    except ValueError as problem:
+        raise BadSchedule(f"x-delay is a whole number: {problem}") from None
 
 
 def _instant(name: str) -> Callable[[bytes | None], int]:
@@ -110,17 +119,22 @@ _BY_NAME = {
     for preset in (
         Preset(
             "activemq",
-            (ScheduleHeader("AMQ_SCHEDULED_DELAY", Meaning.DELAY, _number("AMQ_SCHEDULED_DELAY")),),
-            repeats=_ACTIVEMQ_REPEATS,
+            (
+                ScheduleHeader("AMQ_SCHEDULED_DELAY", Meaning.DELAY, _number("AMQ_SCHEDULED_DELAY")),
+                # The time between deliveries, of which the first comes after one of them if there is no delay.
+                ScheduleHeader("AMQ_SCHEDULED_PERIOD", Meaning.DELAY, _number("AMQ_SCHEDULED_PERIOD")),
+            ),
+            refused=("AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
         ),
         Preset(
             "nats",
             (ScheduleHeader("Nats-Schedule", Meaning.INSTANT, _nats_schedule),),
             target="Nats-Schedule-Target",
+            refused=("Nats-Schedule-Source",),
         ),
         Preset(
             "rabbitmq",
-            (ScheduleHeader("x-delay", Meaning.DELAY, _number("x-delay")),),
+            (ScheduleHeader("x-delay", Meaning.DELAY, _x_delay),),
         ),
         Preset(
             "rocketmq",

@@ -110,12 +110,12 @@ def level_delay_ms(level: int, levels_ms: tuple[int, ...]) -> int:
     return 0 if level == 0 else levels_ms[min(level, len(levels_ms)) - 1]
 
 
-def parse_deliver_to(value: bytes | None) -> str:
-    """Return the topic's name. Raises BadDeliverTo if it is not a valid topic name."""
+def parse_deliver_to(value: bytes | None, header: str = "deliver-to") -> str:
+    """Return the topic that the value of `header` names. Raises BadDeliverTo if it is not a valid topic name."""
     try:
         text = header_text(value)
         if not _TOPIC.fullmatch(text):
             raise ValueError(f"{quoted(text)} is not 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'")
         return text
     except ValueError as problem:
-        raise BadDeliverTo(f"deliver-to names a topic: {problem}") from None
+        raise BadDeliverTo(f"{header} names a topic: {problem}") from None

@@ -2,7 +2,7 @@
 
 Spark collects rows for the state function, and rows that it returns, until they are so many, however large they are.
 So rows without a chunk, *fillers*, come with the chunks of overflow groups: as many as make Spark pass on what it has
-after `FILLED_BYTES`. Nothing else bounds the memory that a batch of large messages takes.
+after `FILLED_BYTES`. The groups themselves are bounded by `sources.intake.grouping`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by
 from state.buckets.segments import cut
 from state.checkpoint.batch_settings import RunningBatch
@@ -50,7 +51,7 @@ FILLED_BYTES = 32 * 1024 * 1024
 # Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And the hand-over holds all
 # chunks in memory that overlap in due time: of a batch of large messages one from each overflow group, or all of them.
 _DUE_CHUNK_BYTES = 1024 * 1024
-# Segment numbers of each overflow group, more than it can have messages.
+# Segment numbers of each overflow group.
 _NUMBERS_A_GROUP = 1 << 20
 
 StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
@@ -103,6 +104,8 @@ def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int
             first = {name: value for name, value in key_of(piece)._asdict().items() if name in _FILLER}
             rows.append({**base, "kind": DUE, **_bounds(piece), **first, "chunk": encode_chunk(piece)})
     for segment, messages in cut(result.sealed, bucket, shard, batch.settings, first_segment):
+        if segment.segment >= first_segment + _NUMBERS_A_GROUP:
+            raise InvariantViolated(f"a group of shard {shard} has more than {_NUMBERS_A_GROUP} segments")
         rows.append({**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)})
     rows.append({**base, "kind": KEPT, **_bounds(result.kept)})
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})

@@ -44,7 +44,7 @@ class Reach:
             fitting_ms = self._fitting(horizon_ms, end_ms, half) if held_bytes <= half else horizon_ms
             return max(fitting_ms, self._soon(cutoff_ms))
         while worth < 1 and end_ms - cutoff_ms < _MOST_AHEAD_MS:
-            further_ms = horizon_ms + 2 * (end_ms - horizon_ms)
+            further_ms = min(horizon_ms + 2 * (end_ms - horizon_ms), cutoff_ms + _MOST_AHEAD_MS)
             nbytes, worth = self._expected(horizon_ms, further_ms)
             if worth > 2 or held_bytes + nbytes > self.max_bytes:
                 break

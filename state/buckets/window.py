@@ -18,8 +18,9 @@ from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
 # How long a chunk of the window spans at most. A batch reads a chunk if it may hold a message that is due, and where
-# few messages are due, a chunk of stored ones can span days.
-_SPAN_MS = 60_000
+# few messages are due, a chunk of stored ones can span days. A chunk costs kilobytes, so a long load has longer spans.
+_SPAN_MS, _MOST_SPAN_MS = 60_000, 600_000
+_SPANS_OF_A_LOAD = 2_048
 
 WINDOW_SCHEMA = pa.schema(
     [
@@ -42,10 +43,12 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     present number of shards; a bucket may have been sealed with another number.
     """
 
+    span_ms = min(max(_SPAN_MS, (end_ms - start_ms) // _SPANS_OF_A_LOAD), _MOST_SPAN_MS)
+
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
             for shard, own in by_shard(messages, shards):
-                for piece in chain.from_iterable(map(split, _by_span(own))):
+                for piece in chain.from_iterable(map(split, _by_span(own, span_ms))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
                     row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
                     row |= {**key_of(piece)._asdict(), "chunk": encode_chunk(piece)}
@@ -54,9 +57,9 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     return run
 
 
-def _by_span(messages: pa.Table) -> Iterator[pa.Table]:
+def _by_span(messages: pa.Table, span_ms: int) -> Iterator[pa.Table]:
     """Cut `messages`, which are in delivery order, where a new span of due time begins."""
-    spans = messages.column("deliver_at_ms").to_numpy() // _SPAN_MS
+    spans = messages.column("deliver_at_ms").to_numpy() // span_ms
     bounds = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(spans)]
     return (messages.slice(start, end - start) for start, end in pairwise(bounds))
 

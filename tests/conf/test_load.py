@@ -252,6 +252,7 @@ def test_looped_topics_are_refused() -> None:
         ("[presets]\n'delayline-in' = 'rabbit'", "[presets]: allowed is one or more of activemq, nats, rabbitmq"),
         ("[presets]\n'delayline-in' = ''", "[presets]: allowed is one or more of"),
         ("[presets]\n'delayline-in' = 'nats,nats'", "[presets]: allowed is one or more of"),
+        ("[presets]\n'delayline-in' = '[[\"nats\"]]'", "[presets]: allowed is one or more of"),
         ("[presets]\n'orders' = 'nats'", "presets.orders: allowed is a topic that is in topics.input"),
         ("[policies]\ndefault_delay = 'soon'", "policies.default_delay = 'soon': allowed is a duration"),
         ("[policies]\nover_max_delay = 'drop'", "policies.over_max_delay = 'drop': allowed is one of reject, clamp"),

@@ -45,7 +45,7 @@ def test_a_large_backlog_is_delivered_completely(
 
 @pytest.mark.takes(110)
 @pytest.mark.parametrize("count", [1_000, pytest.param(3_000, marks=pytest.mark.soak)])
-def test_a_batch_of_large_messages_needs_no_more_memory_than_one_of_small_ones(
+def test_a_batch_of_large_messages_fits_into_a_small_heap_and_is_replayed(
     application: Application, make_service: MakeService, count: int
 ) -> None:
     service, ledger = make_service("spark.spark.driver.memory=1g", "bucket.max_messages=20000", "window.ahead=60s")

@@ -68,9 +68,12 @@ def test_what_a_shards_own_group_has_no_room_for_goes_to_overflow_groups_of_the_
     assert fillers(140 * _MB, _ROWS) <= sum(filling.values()) < 1.01 * fillers(140 * _MB, _ROWS)
 
 
-def test_each_of_many_input_partitions_has_its_part_of_a_shards_own_group() -> None:
-    offsets, _ = divided([large([10] * 4)], 64 * _MB, read_partitions=3)
-    assert offsets[min(offsets)] == [0, 1]
+def test_each_of_many_input_partitions_has_its_share_of_each_group() -> None:
+    offsets, _ = divided([large([1] * 40)], 64 * _MB, read_partitions=4)
+    assert [len(offsets[key]) for key in sorted(offsets)] == [15, 8, 8, 8, 1]
+    # However many they are, not in pieces of some bytes.
+    small = messages({"value": bytes(10_000), "offset": offset} for offset in range(100))
+    assert len(divided([small], 64 * _MB, read_partitions=10_000)[0]) == 4
 
 
 def test_a_message_larger_than_any_group_comes_out_all_the_same() -> None:
@@ -94,6 +97,7 @@ def test_the_groups_do_not_depend_on_how_spark_cuts_the_records(
     )
     cuts = sorted({0, len(rows), *data.draw(st.lists(st.integers(0, len(rows)), max_size=5))})
     pieces = [table.slice(start, end - start) for start, end in pairwise(cuts)]
-    whole, _ = divided([table], 100_000)
-    assert divided(pieces, 100_000)[0] == whole
+    # Room for a message or two in each group.
+    whole, _ = divided([table], 400_000, read_partitions=1_000)
+    assert divided(pieces, 400_000, read_partitions=1_000)[0] == whole
     assert sorted(offset for offsets in whole.values() for offset in offsets) == list(range(len(rows)))

@@ -46,13 +46,22 @@ def test_a_fixed_delay_goes_before_every_header_and_none_of_them_is_an_error() -
 )
 def test_a_longer_delay_than_the_policys_is_rejected_or_shortened(header: tuple[str, bytes]) -> None:
     assert accepted(DelayPolicy(most_ms=HOUR), header)[0] == "delay-too-long"
-    assert accepted(DelayPolicy(most_ms=HOUR, clamps=True), header) == (None, WRITTEN_MS + HOUR)
+    since_ms = CLOCK_MS if header[0] == "deliver-at" else WRITTEN_MS
+    assert accepted(DelayPolicy(most_ms=HOUR, clamps=True), header) == (None, since_ms + HOUR)
     assert accepted(DelayPolicy(most_ms=3 * HOUR), header) == (None, WRITTEN_MS + 2 * HOUR)
 
 
 def test_the_limit_of_all_topics_is_shortened_to_as_well() -> None:
     assert accepted(DelayPolicy(clamps=True), ("deliver-after", b"9999d")) == (None, WRITTEN_MS + 366 * DAY)
     assert accepted(DelayPolicy(most_ms=400 * DAY), ("deliver-after", b"399d")) == (None, WRITTEN_MS + 399 * DAY)
+
+
+def test_an_instant_is_never_shortened_to_one_before_the_clock() -> None:
+    policy, hours_ago = DelayPolicy(most_ms=HOUR, clamps=True), CLOCK_MS - 5 * HOUR
+    soon, later = CLOCK_MS + 10 * MINUTE, CLOCK_MS + 3 * HOUR
+    assert accepted(policy, ("deliver-at", b"%d" % soon), timestamp_ms=hours_ago) == (None, soon)
+    assert accepted(policy, ("deliver-at", b"%d" % later), timestamp_ms=hours_ago) == (None, CLOCK_MS + HOUR)
+    assert accepted(policy, ("deliver-after", b"2h"), timestamp_ms=hours_ago) == (None, hours_ago + HOUR)
 
 
 @pytest.mark.parametrize("policy", [DelayPolicy(clamps=True), DelayPolicy(fixed_ms=1), DelayPolicy(default_ms=1)])

@@ -31,7 +31,11 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
     [
         ("rabbitmq", [("x-delay", b"5000")], WRITTEN_MS + 5_000),
         ("rabbitmq", [("x-delay", b"4294967295")], WRITTEN_MS + 2**32 - 1),
-        ("activemq", [("AMQ_SCHEDULED_DELAY", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"0")], WRITTEN_MS + 60_000),
+        # The exchange negates the header when it delivers.
+        ("rabbitmq", [("x-delay", b"-5000")], WRITTEN_MS),
+        ("activemq", [("AMQ_SCHEDULED_DELAY", b"60000"), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 60_000),
+        ("activemq", [("AMQ_SCHEDULED_PERIOD", b"5"), ("AMQ_SCHEDULED_REPEAT", b'"0"')], WRITTEN_MS + 5),
+        ("activemq", [("AMQ_SCHEDULED_CRON", b"")], WRITTEN_MS),
         # Java's BigInteger.valueOf(epoch ms).toByteArray(), as Spring's DeadLetterPublishingRecovererFactory writes it.
         (
             "spring-retry",
@@ -47,6 +51,7 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
         ("rocketmq", [("TIMER_DELIVER_MS", b"%d" % DUE_MS)], DUE_MS),
         ("rocketmq", [("__STARTDELIVERTIME", b"%d" % DUE_MS)], DUE_MS),
         # RocketMQ's own precedence.
+        ("rocketmq", [("DELAY", b"0"), ("TIMER_DELIVER_MS", b"%d" % DUE_MS)], DUE_MS),
         ("rocketmq", [("TIMER_DELIVER_MS", b"9"), ("TIMER_DELAY_MS", b"7"), ("DELAY", b"1")], WRITTEN_MS + 1_000),
     ],
 )  # fmt: skip
@@ -61,6 +66,7 @@ def test_each_preset_reads_when(preset: str, pairs: list[tuple[str, bytes]], del
 def test_a_preset_reads_where(preset: str, header: str) -> None:
     assert accepted(preset, (header, b"orders"))["output_topic"] == "orders"
     assert accepted(preset, (header, b"secret"))["error_code"] == "topic-not-allowed"
+    assert f"{header} names a topic: 'a b'" in accepted(preset, (header, b"a b"))["error_text"]
     assert accepted(preset, (header, b"orders"), (header, b"orders"))["error_code"] == "bad-deliver-to"
     own = accepted(preset, (header, b"secret"), ("deliver-to", b"orders"))
     assert (own["error_code"], own["output_topic"]) == (None, "orders")
@@ -69,11 +75,12 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
 @pytest.mark.parametrize(
     ("preset", "header", "value", "named"),
     [
-        ("rabbitmq", "x-delay", b"-1", "x-delay is a whole number"),
+        ("rabbitmq", "x-delay", b"--1", "x-delay is a whole number"),
         ("rabbitmq", "x-delay", b"\0\0\x13\x88", "perhaps the number 5000"),
         ("rabbitmq", "x-delay", None, "it has no value"),
-        ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON: schedules that repeat"),
-        ("activemq", "AMQ_SCHEDULED_REPEAT", b"9", "AMQ_SCHEDULED_REPEAT: schedules that repeat"),
+        ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for what"),
+        ("activemq", "AMQ_SCHEDULED_REPEAT", b"9", "AMQ_SCHEDULED_REPEAT asks for what"),
+        ("nats", "Nats-Schedule-Source", b"orders", "Nats-Schedule-Source asks for what"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),
         ("nats", "Nats-Schedule", b"@every 5m", "schedules that repeat are not supported"),
@@ -121,7 +128,7 @@ _HEADERS = st.lists(
         st.sampled_from([
             "deliver-after", "deliver-to",
             *(header.name for preset in presets_named(PRESETS) for header in preset.schedule),
-            *(name for preset in presets_named(PRESETS) for name in (preset.target, *preset.repeats) if name),
+            *(name for preset in presets_named(PRESETS) for name in (preset.target, *preset.refused) if name),
         ]),
         _VALUES,
     ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conf.errors import CheckpointMismatch
 from conf.load import load_settings
 from conf.settings import HeaderSettings
-from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
+from state.checkpoint.batch_settings import DelayPolicy, SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from tests.messages import some_batch_settings
 
@@ -52,11 +52,25 @@ def test_deliver_to_may_name_the_default_output_and_topics_that_match_the_list_i
 
 def test_a_history_is_read_as_it_was_written() -> None:
     odd = some_batch_settings(headers=HeaderSettings(deliver_at="später"), allowed_outputs=("a", "b-*"), levels_ms=(5,))
-    history = SettingsHistory(((0, OLD), (7, odd)))
+    by_topic = replace(
+        odd,
+        presets={"a": ("nats", "rabbitmq")},
+        policy=DelayPolicy(most_ms=9),
+        policies={"a": DelayPolicy(1, 2, 3, clamps=True)},
+    )
+    history = SettingsHistory(((0, OLD), (7, odd), (9, by_topic)))
     assert SettingsHistory.from_json(history.to_json()) == history
 
 
-@pytest.mark.parametrize("name", ["max_message_bytes", "dead_letter_bytes"])
+def test_settings_from_before_policies_and_presets_have_none() -> None:
+    written = json.loads(SettingsHistory(((0, replace(OLD, presets={"a": ("nats",)})),)).to_json())
+    for name in ("presets", "policy", "policies"):
+        del written["rules"][0][name]
+    read = SettingsHistory.from_json(json.dumps(written)).newest
+    assert (read.presets, read.policy, read.policies) == ({}, DelayPolicy(), {})
+
+
+@pytest.mark.parametrize("name", ["max_message_bytes", "dead_letter_bytes", "group_bytes"])
 def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
     limited = replace(OLD, max_message_bytes=5, dead_letter_bytes=6)
     written = json.loads(SettingsHistory(((0, limited),)).to_json())

@@ -56,6 +56,13 @@ def test_a_marker_has_the_offsets_of_an_idle_partition_once() -> None:
     assert all(idle.count(b"%d" % offset) == 1 for offset in starts["in"].values())
 
 
+def test_a_batch_reads_the_partitions_whose_end_is_not_their_start() -> None:
+    starts = {"a": {"0": 5, "1": 5}, "b": {"0": 5}}
+    ends = {"a": {"0": 5, "1": 6, "2": 1, "3": 0}, "b": {"0": 9}}
+    assert BatchSpan(ORIGIN, 7, 10, 20, starts, ends).read_partitions == 3
+    assert BatchSpan(ORIGIN, 7, 10, 20, starts, starts).read_partitions == 0
+
+
 def test_a_marker_that_stores_the_starts_is_read() -> None:
     fields = json.loads(MARKER.to_bytes())
     del fields["batch"]["read"]
