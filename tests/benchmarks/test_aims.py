@@ -13,6 +13,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     burst,
     commits,
+    endurance,
     idle,
     index,
     ingest,
@@ -23,6 +24,7 @@ from benchmarks import (
     sealed,
     shards,
     spread,
+    sustained,
     topics,
     window,
 )
@@ -69,6 +71,7 @@ def index_figures() -> dict[str, dict[str, float]]:
     return figures
 
 
+HELD = ("memory_mb", "handles", "threads", "code_mb", "heap_mb")
 SEALED = (sealed.CASE, sealed.MERGING)
 WINDOWS = (window.SEALED, window.MERGED)
 CASES = {
@@ -84,6 +87,31 @@ CASES = {
         | ordered_faults(NONE)
         | ordered_faults(MANY)
         | ordered_faults(COLD),
+    ),
+    "endurance": Case(
+        endurance.aims_of,
+        {endurance.CASE: {f"{name}_{third}": 110.0 for name in HELD for third in ("before", "last")} | ORDERED},
+        {
+            f"{name} of the last third, of that of the third before": (endurance.CASE, f"{name}_last", 121.1)
+            for name in HELD
+        }
+        | ordered_faults(endurance.CASE),
+    ),
+    "sustained": Case(
+        sustained.aims_of,
+        {
+            sustained.CASE: {
+                "backlog_grown_s": 2.0,
+                "buckets_most": 60.0,
+                "buckets_allowed": 60.5,
+                "publisher_held_back": 0.01,
+            }
+        },
+        {
+            "messages a batch leaves unread, grown by": (sustained.CASE, "backlog_grown_s", 2.1),
+            "buckets at the most": (sustained.CASE, "buckets_most", 61.0),
+            "publisher held back": (sustained.CASE, "publisher_held_back", 0.02),
+        },
     ),
     "commits": Case(
         commits.aims_of,
