@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 
-# A load reads about one chunk too much of each bucket. So it goes on, up to eight days ahead, until it has so many
+# A load reads about one chunk too much of each bucket. So it goes on, up to two weeks ahead, until it has so many
 # messages or bytes that this does not matter.
 _WORTH_A_LOAD = 100_000
 _WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
-_MOST_AHEAD_MS = 8 * 24 * 60 * 60 * 1000
+_MOST_AHEAD_MS = 14 * 24 * 60 * 60 * 1000
 # What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.
 _SOON_MS = 5_000
 # How exactly a due time is searched for.

@@ -19,8 +19,8 @@ from state.shards import by_shard
 
 # How long a chunk of the window spans at most. A batch reads a chunk if it may hold a message that is due, and where
 # few messages are due, a chunk of stored ones can span days. A chunk costs kilobytes, so a long load has longer spans.
-_SPAN_MS, _MOST_SPAN_MS = 60_000, 600_000
-_SPANS_OF_A_LOAD = 2_048
+_SPAN_MS, _MOST_SPAN_MS = 60_000, 3_600_000
+_CHUNKS_OF_A_LOAD = 2_048
 
 WINDOW_SCHEMA = pa.schema(
     [
@@ -43,7 +43,7 @@ def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
     present number of shards; a bucket may have been sealed with another number.
     """
 
-    span_ms = min(max(_SPAN_MS, (end_ms - start_ms) // _SPANS_OF_A_LOAD), _MOST_SPAN_MS)
+    span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in merge(keyed_chunks(batches, start_ms, end_ms)):

@@ -19,8 +19,8 @@ def reach(*segments: tuple[int, int, int], max_mb: int = 100) -> Reach:
 
 def test_what_is_due_within_the_time_ahead_is_loaded_if_it_fits() -> None:
     assert reach((0, 120, 180)).onward(0, 0, 0) == _MINUTE
-    # Few: up to eight days ahead.
-    assert reach((0, 7200, 10)).onward(0, 0, 0) == 8 * 24 * _HOUR
+    # Few: up to two weeks ahead.
+    assert reach((0, 7200, 10)).onward(0, 0, 0) == 14 * 24 * _HOUR
 
 
 def test_only_half_of_the_bytes_are_loaded_in_one_piece_and_the_next_one_when_half_is_free() -> None:

@@ -74,6 +74,14 @@ def start_command(tmp_path: Path) -> Iterator[StartCommand]:
         release.kill()
 
 
+def _leave_orphan(application: Settings, command: subprocess.Popen[bytes]) -> None:
+    """Kill a command, and wait until its release process is where the next command looks for it."""
+    command.kill()
+    command.wait()
+    place = meeting_place(application.application_id, application.kafka.bootstrap_servers, _MEMBER)
+    assert_eventually(lambda: place is not None and place.exists(), _START_S)
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -223,8 +231,7 @@ def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
     for due in (2, 3):
-        command.kill()
-        command.wait()
+        _leave_orphan(application, command)
         command, same = start_command(application)
         assert same == orphan
         handed_over(due)
@@ -242,8 +249,7 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
     command, orphan = start_command(application)
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
-    command.kill()
-    command.wait()
+    _leave_orphan(application, command)
     with ReleaseProcesses(application, 1) as processes:
         processes.start()
         assert processes.pids == [orphan.pid]
