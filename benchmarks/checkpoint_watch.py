@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.watch import Watch
 
 _POLL_S = 0.05
 
@@ -25,15 +26,14 @@ class Batch:
         return sum(self.ends.values())
 
 
-class CheckpointWatch(threading.Thread):
+class CheckpointWatch(Watch):
     """Collects every batch when it is committed; Spark keeps only the files of the last batches."""
 
     def __init__(self, checkpoint: Path, topic: str) -> None:
-        super().__init__(daemon=True, name="checkpoint-watch")
+        super().__init__("checkpoint-watch")
         self._checkpoint = checkpoint
         self._topic = topic
         self._batches: dict[int, Batch] = {}
-        self._ended = threading.Event()
         # Batches of an earlier run.
         self._before = set(self._committed())
 
@@ -72,11 +72,6 @@ class CheckpointWatch(threading.Thread):
                 batch = self._read(batch_id)
                 if batch is not None:
                     self._batches[batch_id] = batch
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-        self.join()
 
     def _committed(self) -> list[int]:
         folder = self._checkpoint / "commits"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,7 +18,8 @@ from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.stand import Stand
 from benchmarks.traffic import Traffic, run_through
-from benchmarks.usage import NOT_THE_JOB, Memory, job_processes
+from benchmarks.usage import job_processes, job_total
+from benchmarks.watch import Watch
 
 RATE = 1000
 # Most messages wait in buckets, which are sealed, merged and deleted all the time.
@@ -59,7 +58,8 @@ def measure(stand: Stand, scale: float) -> Outcome:
     with _HandleWatch(job.pid) as watch:
         _, measured = run_through(stand, application, job, traffic)
     ended_s = begun_s + traffic.seconds
-    samples = [*watch.samples, *map(_of_job, job.usage.memory_between(begun_s, ended_s))]
+    memory = job.usage.memory_between(begun_s, ended_s)
+    samples = [*watch.samples, *(Sample(each.at_s, {"memory_mb": job_total(each.pss) / 2**20}) for each in memory)]
     job.stop()
     figures = {CASE: measured | growth(samples, begun_s, ended_s)}
     return Outcome("endurance", str(traffic), aims_of(figures), figures, _series(samples, begun_s))
@@ -103,11 +103,6 @@ def draw(outcome: Outcome) -> Any:
     return drawn
 
 
-def _of_job(memory: Memory) -> Sample:
-    used = sum(size for role, size in memory.pss.items() if role not in NOT_THE_JOB)
-    return Sample(memory.at_s, {"memory_mb": used / 2**20})
-
-
 def _series(samples: Sequence[Sample], begun_s: float) -> dict[str, list[list[float]]]:
     series = {}
     for name in _COMPARED:
@@ -122,28 +117,17 @@ def _series(samples: Sequence[Sample], begun_s: float) -> dict[str, list[list[fl
     return series
 
 
-class _HandleWatch(threading.Thread):
+class _HandleWatch(Watch):
     """Samples open handles and threads of the job's processes, and the compiled code and the heap of its Java.
 
     Java is asked through `jcmd`, which is in a JDK and not in a JRE. Without it the figures are missing.
     """
 
     def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True, name="handle-watch")
+        super().__init__("handle-watch")
         self._root = psutil.Process(pid)
         self._jcmd = shutil.which("jcmd")
-        self._ended = threading.Event()
         self.samples: list[Sample] = []
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self.join()
 
     def run(self) -> None:
         """Take samples until the end."""

@@ -18,7 +18,7 @@ from benchmarks.scale_runs import CaseFigures
 from benchmarks.sealed import sealed_traffic
 from benchmarks.stand import Stand
 from benchmarks.traffic import run_through
-from benchmarks.usage import NOT_THE_JOB, Memory
+from benchmarks.usage import Memory, job_total
 from benchmarks.waiting import say, wait_until
 
 SETTLE_S, IDLE_S, RESTARTS = 20.0, 30.0, 3
@@ -164,7 +164,7 @@ def _megabytes(samples: list[Memory]) -> dict[str, np.ndarray]:
     for kind in ("rss", "pss"):
         sizes = [getattr(sample, kind) for sample in samples]
         jvm = np.array([at.get("jvm", 0) for at in sizes]) / 2**20
-        both = np.array([sum(size for role, size in at.items() if role not in NOT_THE_JOB) for at in sizes]) / 2**20
+        both = np.array([job_total(at) for at in sizes]) / 2**20
         figures |= {f"{kind}_mb_jvm": jvm, f"{kind}_mb_python": both - jvm, f"{kind}_mb_job": both}
     return figures
 

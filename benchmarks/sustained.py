@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from benchmarks.plots import figure_of
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import grown
 from benchmarks.waiting import say, wait_until
+from benchmarks.watch import Watch
 from state.buckets.parts import marker_of, part_of
 
 RATE, SECONDS, SPREAD = 30_000, 3600.0, "366d"
@@ -110,24 +109,17 @@ def buckets_of(paths: Iterable[str]) -> set[str]:
     return {name for part in parts if (name := marker_of(part) or part) == part or name in partitions}
 
 
-@dataclass
-class TableWatch:
-    """Samples an application's table from its log: buckets, live files, and the bytes that were written. Thread."""
+class TableWatch(Watch):
+    """Samples an application's table from its log: buckets, live files, and the bytes that were written."""
 
-    folder: Path
-    _samples: list[tuple[float, int, int]] = field(default_factory=list, init=False)
-    _written: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0}, init=False)
-    _seen: int = field(default=-1, init=False)
-
-    def __enter__(self) -> TableWatch:
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="table-watch")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+    def __init__(self, folder: Path) -> None:
+        """`folder` has the application's storage."""
+        super().__init__("table-watch")
+        self._folder = folder
+        self._samples: list[tuple[float, int, int]] = []
+        # By whether a merge wrote them.
+        self._written = {False: 0, True: 0}
+        self._seen = -1
 
     def figures(self) -> Mapping[str, float]:
         """Return the most buckets and files, those at the end, and how often a byte that was sealed was rewritten."""
@@ -150,9 +142,10 @@ class TableWatch:
             "files": [minutes, [float(files) for _, _, files in self._samples]],
         }
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Take samples until the end."""
         while not self._ended.wait(_SAMPLE_S):
-            for table in delta_tables(self.folder):
+            for table in delta_tables(self._folder):
                 self._add_written(table)
                 live = live_files(table)
                 self._samples.append((time.time(), len(buckets_of(live)), len(live)))

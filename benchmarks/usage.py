@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import psutil
 
 from benchmarks.release_processes import is_release
+from benchmarks.watch import Watch
 
 _SAMPLE_S = 0.5
 # Memory is read in every fourth sample only: reading a JVM's memory map stops it for milliseconds.
@@ -45,7 +43,7 @@ class Sample:
     memory: Memory | None
 
 
-class UsageWatch(threading.Thread):
+class UsageWatch(Watch):
     """Samples the processes of the job by role: `driver` (Python), `jvm`, `workers` (Python), `release`.
 
     `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`. This process's
@@ -55,23 +53,13 @@ class UsageWatch(threading.Thread):
 
     def __init__(self, pid: int | None, broker_pid: int, releases: Iterable[psutil.Process] = ()) -> None:
         """`releases` are release processes of the job that an earlier driver has started."""
-        super().__init__(daemon=True, name="usage-watch")
+        super().__init__("usage-watch")
         self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
         self._root = None if pid is None else psutil.Process(pid)
         self._releases = releases
         # CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
         self._cpu_s: dict[tuple[str, psutil.Process], float] = {}
         self._samples: list[Sample] = []
-        self._ended = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def run(self) -> None:
         """Take samples until `stop`, and a last one after it."""
@@ -82,11 +70,6 @@ class UsageWatch(threading.Thread):
                 return
             number += 1
             self._ended.wait(_SAMPLE_S)
-
-    def stop(self) -> None:
-        """Stop the sampling."""
-        self._ended.set()
-        self.join()
 
     @property
     def samples(self) -> list[Sample]:
@@ -169,13 +152,18 @@ def usage_of(samples: list[Sample]) -> dict[str, float]:
     memory = [sample.memory.pss for sample in samples if sample.memory]
     roles = sorted({role for sample in memory for role in sample})
     peaks = {f"mb_{role}": round(max(at.get(role, 0) for at in memory) / 2**20, 1) for role in roles}
-    totals = [sum(size for role, size in at.items() if role not in NOT_THE_JOB) for at in memory]
+    totals = [job_total(at) for at in memory]
     return {
         **{f"cpu_{role}": round(used, 3) for role, used in cpu.items()},
         **({"cpu_job": round(sum(of_job), 3)} if of_job else {}),
         **peaks,
         **({"mb_job": round(max(totals) / 2**20, 1)} if of_job and totals else {}),
     }
+
+
+def job_total(sizes: Mapping[str, int]) -> int:
+    """Return the sum of `sizes`, which are by role, over the roles of the job."""
+    return sum(size for role, size in sizes.items() if role not in NOT_THE_JOB)
 
 
 def job_processes(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
