@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from conf.errors import BadDelayLevel, BadDeliverAt, BadSchedule, quoted
+from conf.errors import BadSchedule, Rejected, quoted
 from conf.settings import PRESETS
 from sources.intake.schedule import MAX_INSTANT_MS, header_text, parse_delay_level, parse_deliver_at, whole_number
 
@@ -70,21 +70,13 @@ def _x_delay(value: bytes | None) -> int:
         raise BadSchedule(f"x-delay is a whole number: {problem}") from None
 
 
-def _instant(name: str) -> Callable[[bytes | None], int]:
+def _as(name: str, parse_own: Callable[[bytes | None], int]) -> Callable[[bytes | None], int]:
+    """Return the parser of a header whose values are those of one of Delayline's own, which `parse_own` parses."""
+
     def parse(value: bytes | None) -> int:
         try:
-            return parse_deliver_at(value)
-        except BadDeliverAt as problem:
-            raise BadSchedule(f"{name}: {problem.args[0]}") from None
-
-    return parse
-
-
-def _level(name: str) -> Callable[[bytes | None], int]:
-    def parse(value: bytes | None) -> int:
-        try:
-            return parse_delay_level(value)
-        except BadDelayLevel as problem:
+            return parse_own(value)
+        except Rejected as problem:
             raise BadSchedule(f"{name}: {problem.args[0]}") from None
 
     return parse
@@ -107,11 +99,9 @@ def _nats_schedule(value: bytes | None) -> int:
             raise ValueError(f"{quoted(text)} is none; schedules that repeat are not supported")
         if not _RFC_3339.fullmatch(instant.strip()):
             raise ValueError(f"{quoted(instant)} is not RFC 3339")
-        return parse_deliver_at(instant.strip().upper().encode())
     except ValueError as problem:
         raise BadSchedule(f"Nats-Schedule is '@at' and an instant: {problem}") from None
-    except BadDeliverAt as problem:
-        raise BadSchedule(f"Nats-Schedule: {problem.args[0]}") from None
+    return _as("Nats-Schedule", parse_deliver_at)(instant.strip().upper().encode())
 
 
 _BY_NAME = {
@@ -139,11 +129,11 @@ _BY_NAME = {
         Preset(
             "rocketmq",
             (
-                ScheduleHeader("DELAY", Meaning.LEVEL, _level("DELAY")),
+                ScheduleHeader("DELAY", Meaning.LEVEL, _as("DELAY", parse_delay_level)),
                 ScheduleHeader("TIMER_DELAY_SEC", Meaning.DELAY, _number("TIMER_DELAY_SEC", unit_ms=1_000)),
                 ScheduleHeader("TIMER_DELAY_MS", Meaning.DELAY, _number("TIMER_DELAY_MS")),
-                ScheduleHeader("TIMER_DELIVER_MS", Meaning.INSTANT, _instant("TIMER_DELIVER_MS")),
-                ScheduleHeader("__STARTDELIVERTIME", Meaning.INSTANT, _instant("__STARTDELIVERTIME")),
+                ScheduleHeader("TIMER_DELIVER_MS", Meaning.INSTANT, _as("TIMER_DELIVER_MS", parse_deliver_at)),
+                ScheduleHeader("__STARTDELIVERTIME", Meaning.INSTANT, _as("__STARTDELIVERTIME", parse_deliver_at)),
             ),
             target="REAL_TOPIC",
         ),
