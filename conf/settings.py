@@ -340,20 +340,16 @@ class Settings(BaseSettings):
             for topic in topics.allowed_outputs
             if topic in {*topics.input, topics.dead_letter, *own.values()}
         ]
+        own_policies = {f"policies.{topic}": policy for topic, policy in self.policies.by_topic.items()}
+        by_topic = {f"presets.{topic}" for topic in self.presets.by_topic} | own_policies.keys()
         wrong += [
-            f"presets.{topic}: allowed is a topic that is in topics.input"
-            for topic in self.presets.by_topic
-            if topic not in topics.input
+            f"{key}: allowed is a topic that is in topics.input"
+            for key in sorted(by_topic)
+            if key.partition(".")[2] not in topics.input
         ]
-        wrong += [
-            f"policies.{topic}: allowed is a topic that is in topics.input"
-            for topic in self.policies.by_topic
-            if topic not in topics.input
-        ]
-        for name, policy in {"policies": self.policies.of_all, **self.policies.by_topic}.items():
+        for key, policy in {"policies": self.policies.of_all, **own_policies}.items():
             longest = self.limits.max_delay if policy.max_delay is None else policy.max_delay
             if policy.over_max_delay == "reject" and max(policy.default_delay, policy.fixed_delay or 0) > longest:
-                key = name if name == "policies" else f"policies.{name}"
                 wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")
