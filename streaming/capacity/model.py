@@ -10,16 +10,16 @@ from state.buckets.merge import SLICE_BYTES, SLICE_MESSAGES, most_buckets
 
 # Each constant was measured on two cores (docs/capacity.md has the commands), at values that do not compress.
 # Bytes that a message takes on disk beside its own: due time, id, and its share of the index.
-_STORED_OVERHEAD = 40
+_STORED_OVERHEAD = 15
 # Bytes of a message in memory beside its own, which the limits of buckets and segments count.
 _ARROW_OVERHEAD = 100
 # Bytes of a segment in the driver.
 _SEGMENT_BYTES = 250
 _INGEST_PER_CORE = 40_000
 _RELEASE_PER_PROCESS = 120_000
-_JOB_MB = 4_300
+_JOB_MB = 3_800
 _RELEASE_MB = 120
-_RESTART_S = 30
+_RESTART_S = 27
 # A file that a merge replaced or that is delivered stays for so long: until the vacuum after its retention time.
 _KEPT_S = 2 * 3600
 # A batch takes in what arrived while the one before it ran.
