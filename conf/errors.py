@@ -307,6 +307,12 @@ class BadDeliverTo(Rejected):
     code = "bad-deliver-to"
 
 
+class BadCancel(Rejected):
+    """The delayline-cancel header is repeated, or is no message id."""
+
+    code = "bad-cancel"
+
+
 class BadSchedule(Rejected):
     """A header of another scheduler, which a preset reads, is nothing that Delayline can follow."""
 

@@ -26,6 +26,7 @@ POINTS = {
     "recovering": "the driver has read the checkpoint and the tables, and has not started the query",
     "batch-begun": "a batch's steps begin; its offsets are in the offset log, nothing else is done",
     "state-held": "the state stage is done and its state is written; nothing is handed over or sealed",
+    "cancelled": "what the batch cancels is stored, with the bucket; none of its answers is handed over",
     "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
     "transaction-committed": "a transaction of the hand-over is committed, more may follow",
     "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",

@@ -70,6 +70,7 @@ class TopicSettings(Section):
     dead_letter: TopicName = "delayline-dead-letter"
     skip_expired: bool = False
     # TOML has no null: the file writes "".
+    results: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
     progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
     lease: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
     ready: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
@@ -301,6 +302,11 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @property
+    def results_topic(self) -> str:
+        """The topic of the answers to cancels."""
+        return self.topics.results or f"{self.application_id}-results"
+
+    @property
     def progress_topic(self) -> str:
         """The compacted topic that holds, for each shard, how far its delivery is committed."""
         return self.topics.progress or f"{self.application_id}-progress"
@@ -328,7 +334,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _fitting(self) -> Settings:
         topics, own = self.topics, dict(zip(_OWN_TOPICS, self.own_topics, strict=True))
-        outputs = {"output": topics.output, "dead_letter": topics.dead_letter, **own}
+        outputs = {"output": topics.output, "dead_letter": topics.dead_letter, "results": self.results_topic, **own}
         wrong = [
             f"topics.{key} = {topic!r}: allowed is a topic that is not in topics.input"
             for key, topic in outputs.items()
@@ -336,9 +342,9 @@ class Settings(BaseSettings):
         ]
         # Names only: the job leaves out what a pattern matches by accident.
         wrong += [
-            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter or internal topic"
+            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter, results or internal topic"
             for topic in topics.allowed_outputs
-            if topic in {*topics.input, topics.dead_letter, *own.values()}
+            if topic in {*topics.input, topics.dead_letter, self.results_topic, *own.values()}
         ]
         own_policies = {f"policies.{topic}": policy for topic, policy in self.policies.by_topic.items()}
         by_topic = {f"presets.{topic}" for topic in self.presets.by_topic} | own_policies.keys()

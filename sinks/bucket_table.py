@@ -12,15 +12,19 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from conf.errors import ApplicationHeld, BucketUnreadable
 from conf.failpoints import failpoint
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.parts import (
+    IS_CANCELLED,
     IS_MARKER,
     IS_METADATA,
     MergeName,
+    cancelled_partition,
+    cancelled_until,
     chunks_of,
     is_live,
     marker_of,
@@ -29,7 +33,9 @@ from state.buckets.parts import (
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
 from state.index.due_counts import TimeSlot
+from state.index.locate import LOCATED_SCHEMA, locating
 from state.index.message_index import slot_of
+from state.message_ids import ID, Ids, ids_in, table_of
 from state.order import ORDER
 
 _PROPERTIES = {
@@ -53,6 +59,8 @@ _COMPRESSION = "none"
 # The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
 _MERGES = "merges"
 _NO_PARTITION = "none"
+# Above the number of every bucket.
+ALL_BUCKETS = 2**62
 # Merges that one process may finish.
 _MERGE_NUMBERS = 1 << 24
 # The folder of a Delta partition in a file's path.
@@ -258,6 +266,66 @@ class BucketTable:
                 return described_segment(row.asDict()), slot
         return None
 
+    def locate_all(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> list[Row]:
+        """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as rows of `LOCATED_SCHEMA`.
+
+        Reads metadata alone, of the segments that have messages due at `from_ms` (epoch ms) or later, once for all ids.
+        Of a message that is due before, a row may be there or not.
+        """
+        sources = [f"{topic}/{partition}" for topic, partition in ids]
+        entries = F.filter(
+            "index_entries", lambda entry: F.concat_ws("/", entry.topic, entry.partition.cast("string")).isin(sources)
+        )
+        rows = self._metadata(version).where(f"bucket < {before_bucket} AND max_deliver_at_ms >= {from_ms}")
+        rows = rows.select(
+            "part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits",
+            entries.alias("index_entries"),
+        ).where("size(index_entries) > 0")  # fmt: skip
+        return rows.mapInArrow(locating(ids), from_arrow_schema(LOCATED_SCHEMA)).collect()
+
+    def cancelled_ids(self) -> Ids:
+        """Return the ids of all cancelled messages that the table still has."""
+        return ids_in(self._cancelled(ALL_BUCKETS).select(*ID).toArrow())
+
+    def cancelled_between(self, start_ms: int, end_ms: int, until_bucket: int, version: int | None = None) -> Ids:
+        """Return the cancelled messages that may be due in [start_ms, end_ms), epoch ms, and were in a bucket.
+
+        Those that batches after the one of `until_bucket` cancelled are left out. Now, or at `version`.
+        """
+        rows = self._cancelled(until_bucket, version)
+        # Most tables have none, and to know that takes no Spark job.
+        if not _delta_partitions(rows):
+            return {}
+        return ids_in(rows.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}").select(*ID).toArrow())
+
+    def cancelled_among(self, ids: Ids, until_bucket: int) -> Ids:
+        """Return those of `ids` that are cancelled, by the batch of `until_bucket` at the latest."""
+        wanted = self.spark.createDataFrame(table_of(ids)).hint("broadcast")
+        least, most = min(int(own[0]) for own in ids.values()), max(int(own[-1]) for own in ids.values())
+        # The bounds let Spark skip what has other offsets.
+        rows = self._cancelled(until_bucket).where(F.col("offset").between(least, most))
+        return ids_in(rows.select(*ID).join(wanted, [*ID], "left_semi").toArrow())
+
+    def cancelled_partitions(self) -> dict[int, int]:
+        """Return the bytes of each Delta partition of cancelled ids, by the bucket in its name."""
+        if not _delta_partitions(self._all().where(IS_CANCELLED)):
+            return {}
+        files = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
+        sizes = files.selectExpr("partitionValues['part'] AS part", "size").where(IS_CANCELLED)
+        rows = sizes.groupBy("part").sum("size").collect()
+        return {cancelled_until(row["part"]) or 0: row["sum(size)"] for row in rows}
+
+    def join_cancelled(self, buckets: Iterable[int], forget: str) -> None:
+        """Join the cancelled ids of several Delta partitions in that of the last one, without the rows that `forget`.
+
+        `forget` is a SQL condition.
+        """
+        numbers = sorted(buckets)
+        partitions = [cancelled_partition(number) for number in numbers]
+        rows = self._all().where(F.col("part").isin(partitions)).where(f"NOT ({forget})")
+        joined = rows.withColumn("part", F.lit(partitions[-1])).coalesce(1).sortWithinPartitions(*ID)
+        self._overwrite(partitions, joined)
+
     def slots(self, instants_ms: Iterable[int], version: int | None = None) -> DataFrame:
         """Return the counts by time slot of the segments that one of `instants_ms` cuts, now or at `version`.
 
@@ -360,6 +428,9 @@ class BucketTable:
             # Delta refuses, and does not skip, a write that began before the later merge was committed.
             if merge_version is None or not is_concurrent(problem):
                 raise
+
+    def _cancelled(self, until_bucket: int, version: int | None = None) -> DataFrame:
+        return self._all(version).where(IS_CANCELLED).where(f"bucket <= {until_bucket}")
 
     def _metadata(self, version: int | None) -> DataFrame:
         return self._all(version).where(IS_METADATA).where(is_live(self._markers(version)))

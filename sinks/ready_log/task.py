@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
@@ -12,8 +13,10 @@ from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
 from sinks.ready_log.writer_host import hand_over_by_host
+from state.cancel import MessageId, answered
 from state.chunk_merge import merge
 from state.message import decode_chunk
+from state.message_ids import Ids, without
 from state.order import OrderKey, keys_of
 
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
@@ -21,18 +24,36 @@ REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), (
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def hand_over_chunks(plan: HandOverPlan) -> ArrowFunction:
+@dataclass(frozen=True)
+class Cancels:
+    """What a batch decides about cancels: what it does not hand over, and what it answers.
+
+    - `cancelled`: messages that the prefetch window has, and that are cancelled since
+    - `results`: the results topic
+    - `answers`: the value of each answer, by the id of the ask
+    """
+
+    cancelled: Ids = field(default_factory=dict)
+    results: str = ""
+    answers: Mapping[MessageId, bytes] = field(default_factory=dict)
+
+
+_NO_CANCELS = Cancels()
+
+
+def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> ArrowFunction:
     """Return the `mapInArrow` function that hands over chunks, and returns a row of `REPORT_SCHEMA` for each shard.
 
     The input has a row for each chunk, with the columns `shard`, `chunk`, the order key of its first message (`ORDER`),
     and two due times, `from_ms` and `until_ms`. These limit the chunk to the messages due in [from_ms, until_ms); if
-    they are null, the whole chunk is handed over. The rows of a shard are all in one task, and in order of their keys.
+    they are null, the whole chunk is handed over, with the answers of the asks in it. The rows of a shard are all in
+    one task, and in order of their keys.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
-        for shard, rows in groupby(_chunks(batches), key=itemgetter(0)):
+        for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
             messages = merge((key, messages) for _, key, messages in rows)
             count, writer = hand_over_by_host(plan, shard, messages, attempt)
             yield pa.RecordBatch.from_arrays([[shard], [count], [writer]], schema=REPORT_SCHEMA)
@@ -40,7 +61,7 @@ def hand_over_chunks(plan: HandOverPlan) -> ArrowFunction:
     return run
 
 
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, OrderKey, pa.Table]]:
+def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, OrderKey, pa.Table]]:
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for key, shard, from_ms, until_ms, chunk in zip(keys_of(batch), *columns, strict=True):
@@ -48,5 +69,7 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, OrderKey, 
             if from_ms is not None:
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
-                messages = messages.slice(start, end - start)
+                messages = without(messages.slice(start, end - start), cancels.cancelled)
+            elif cancels.answers:
+                messages = answered(messages, cancels.results, cancels.answers)
             yield shard, key, messages

@@ -29,7 +29,7 @@ _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
-Role = Literal["input", "output", "dead letter", "progress", "lease", "ready", "position"]
+Role = Literal["input", "output", "dead letter", "results", "progress", "lease", "ready", "position"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
     roles: dict[str, Role] = dict.fromkeys(settings.topics.input, "input")
     roles |= dict.fromkeys([settings.topics.output, *exact], "output")
     roles[settings.topics.dead_letter] = "dead letter"
+    roles[settings.results_topic] = "results"
     roles[settings.progress_topic] = "progress"
     roles[settings.lease_topic] = "lease"
     roles[settings.ready_topic] = "ready"
@@ -58,8 +59,8 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
 def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
     """Return the partition count of each of `topics`, without those that do not exist. Raises BrokerUnreachable.
 
-    None means every topic to which the job may write messages: the output topic, the dead-letter topic, and the topics
-    that the allow-list has, but never the job's input and internal topics.
+    None means every topic to which the job may write messages: the output topic, the dead-letter topic, the results
+    topic, and the topics that the allow-list has, but never the job's input and internal topics.
     """
     with connected(settings) as admin:
         if topics is None:
@@ -181,7 +182,8 @@ def input_retentions(settings: Settings) -> dict[str, int]:
 
 
 def _writable(settings: Settings, names: Collection[str]) -> list[str]:
-    listed = (settings.topics.output, settings.topics.dead_letter, *settings.topics.allowed_outputs)
+    written = (settings.topics.output, settings.topics.dead_letter, settings.results_topic)
+    listed = (*written, *settings.topics.allowed_outputs)
     # A message sent to an input topic still has its delay header, and would loop forever.
     barred = {*settings.topics.input, *settings.own_topics}
     return [name for name in names if name not in barred and is_listed(name, listed, INTERNAL_SUFFIXES)]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from conf.errors import BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.settings import MOST_MESSAGE_BYTES
+from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.partitioner import partitions_for
@@ -31,12 +32,31 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     cannot be scheduled is addressed to the dead-letter topic, with its error; as a stub if it is larger than both a
     message and a dead letter may be.
     """
-    topics = records.column("topic").unique()
-    if (batch_settings.presets or batch_settings.policies) and len(topics) > 1:
-        return _accept_by_topic(topics, records, batch_settings, clock_ms)
-    topic = topics[0].as_py() if len(topics) else ""
-    presets = presets_named(batch_settings.presets.get(topic, ()))
-    policy = batch_settings.policies.get(topic, batch_settings.policy)
+    groups = _groups(records, batch_settings)
+    if len(groups) < 2:
+        return _accepted(records, bool(groups and groups[0][1]), batch_settings, clock_ms)
+    tables = [_accepted(records.take(pa.array(rows)), asks, batch_settings, clock_ms) for rows, asks in groups]
+    return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate([rows for rows, _ in groups]))))
+
+
+def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, bool]]:
+    """Return the rows that are accepted together, and whether they are asks for a cancel.
+
+    The records of each topic are accepted for themselves where topics have presets and policies of their own.
+    """
+    is_ask = has_header(records) if batch_settings.results else np.zeros(records.num_rows, dtype=bool)
+    groups = [(np.flatnonzero(is_ask), True)]
+    if batch_settings.presets or batch_settings.policies:
+        topics = records.column("topic")
+        of_topic = (np.asarray(pc.equal(topics, topic)) for topic in topics.unique())
+        groups += [(np.flatnonzero(own & ~is_ask), False) for own in of_topic]
+    else:
+        groups.append((np.flatnonzero(~is_ask), False))
+    return [group for group in groups if len(group[0])]
+
+
+def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Accept `records` of one topic, or of topics that have no presets and policies; or `asks` for a cancel."""
     records = records.set_column(
         records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
     )
@@ -45,18 +65,30 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     published = records.column("timestamp_ms").to_numpy().astype(np.int64)
     timestamps = np.where(published < 0, clock_ms, published)
     rejections = Rejections()
-    deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
-    names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
+    at_once = np.minimum(timestamps, clock_ms)
+    if asks:
+        # Whatever else its headers ask for: it is answered at once.
+        deliver_at, asked = at_once.copy(), asked_keys(headers, len(timestamps), rejections)
+        names, which = [batch_settings.results], np.zeros(len(timestamps), dtype=np.int64)
+    else:
+        topic = records.column("topic")[0].as_py() if len(timestamps) else ""
+        presets = presets_named(batch_settings.presets.get(topic, ()))
+        policy = batch_settings.policies.get(topic, batch_settings.policy)
+        deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
+        names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
     carried = _check_sizes(records, batch_settings, rejections)
+    keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
     for row, error in rejections.errors.items():
         codes[row], texts[row] = error.code, str(error)
         which[row] = len(names)
-        deliver_at[row] = min(timestamps[row], clock_ms)
+        deliver_at[row] = at_once[row]
+    if asks:
+        is_rejected = pc.is_valid(pa.array(codes, pa.string()))
+        keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, None)
     names = [*names, batch_settings.dead_letter]
     counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
-    keys = one_array(carried.column("key"))
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
     columns = {
         "deliver_at_ms": deliver_at,
@@ -69,19 +101,10 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
         "error_code": pa.array(codes, pa.string()),
         "error_text": pa.array(texts, pa.string()),
         "key": keys,
-        "value": carried.column("value"),
+        "value": values,
         "headers": carried.column("headers"),
     }
     return pa.table(columns).cast(MESSAGE_SCHEMA)
-
-
-def _accept_by_topic(
-    topics: pa.ChunkedArray, records: pa.Table, batch_settings: BatchSettings, clock_ms: int
-) -> pa.Table:
-    """Accept the records of each topic for itself, since each has presets and policies of its own."""
-    of_topic = [np.flatnonzero(np.asarray(pc.equal(records.column("topic"), topic))) for topic in topics]
-    tables = [accept(records.take(pa.array(rows)), batch_settings, clock_ms) for rows in of_topic]
-    return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(of_topic))))
 
 
 def _route(

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sources.intake.accept import accept
 from sources.intake.grouping import Grouping
 from sources.intake.stubs import COLUMNS
+from state.cancel import asks_in
 from state.checkpoint.batch_settings import RunningBatch
 from state.checkpoint.origin import Offsets
 from state.message import encode_chunk, split_by_bytes
@@ -92,6 +93,9 @@ def accepting(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`, and fillers without a chunk.
 
+    Asks for a cancel are messages as well. Beside that each shard gets all of them, as chunks of `ASK_SCHEMA`: which
+    shard has the message that one asks for is not known here.
+
     A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row whose event
     time is behind it.
     """
@@ -107,10 +111,15 @@ def accepting(
                 for key, own, filling in grouping.divide(messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
                     yield _rows(key, [*chunks, *[None] * filling])
+                asks = asks_in(messages, batch.settings.results)
+                if asks.num_rows:
+                    chunks = [encode_chunk(piece) for piece in split_by_bytes(asks, _CHUNK_BYTES)]
+                    for key in batch.settings.shard_keys:
+                        yield _rows(key, chunks)
 
     return run
 
 
-def _rows(key: int, chunks: list[bytes | None]) -> pa.RecordBatch:
+def _rows(key: int, chunks: Sequence[bytes | None]) -> pa.RecordBatch:
     rows = {"shard_key": [key] * len(chunks), "event_time": [None] * len(chunks), "chunk": chunks}
     return pa.RecordBatch.from_pydict(rows, schema=CHUNK_SCHEMA)

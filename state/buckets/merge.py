@@ -22,6 +22,7 @@ from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import keyed_chunks
 from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
+from state.message_ids import NO_IDS, Ids
 
 # What a slice holds. One task merges it in about two seconds; then other tasks get their turn.
 SLICE_MESSAGES = 200_000
@@ -106,8 +107,12 @@ def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
     return instants[-1]
 
 
-def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) -> ArrowFunction:
+def merged_rows(
+    bucket: int, within: MergeSlice, batch_settings: BatchSettings, cancelled: Ids = NO_IDS
+) -> ArrowFunction:
     """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
+
+    `cancelled` messages are dropped.
 
     The input is sorted by the chunks' order keys (deliver_at_ms, topic, partition, offset). The messages of all shards
     stay together, so that a window reads one chunk too much of a bucket, and not one for each shard.
@@ -115,7 +120,7 @@ def merged_rows(bucket: int, within: MergeSlice, batch_settings: BatchSettings) 
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cutter = SegmentCutter(bucket, ANY_SHARD, within.part, count(within.first_segment), batch_settings)
-        for messages in merge(keyed_chunks(batches, within.start_ms, within.end_ms)):
+        for messages in merge(keyed_chunks(batches, within.start_ms, within.end_ms, cancelled)):
             for segment, rows in cutter.add(messages):
                 yield from segment_rows(segment, rows, batch_settings.index_precision_bits)
         for segment, rows in cutter.finish():

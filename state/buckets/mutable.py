@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
+from state.cancel import is_ask
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages
+from state.message_ids import Ids, among, ids_in, united
 from state.order import in_order
 
 
@@ -20,7 +23,7 @@ from state.order import in_order
 class BucketAdvance:
     """What one batch does to a mutable bucket. Each table is in delivery order.
 
-    - `due`: messages to deliver now, and every dead letter
+    - `due`: messages to deliver now, and every dead letter and ask
     - `sealed`: messages for an immutable bucket
     - `kept`: messages that stay in the mutable bucket
 
@@ -41,23 +44,45 @@ def advance(
     waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, batch_settings: BatchSettings
 ) -> BucketAdvance:
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold."""
-    due, rest = _split([waiting, *arrivals], cutoff_ms)
+    due, rest = _split([waiting, *arrivals], cutoff_ms, batch_settings.results)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
         keep = _rows_to_keep(rest, cutoff_ms, batch_settings)
     return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
 
 
-def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
-    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept."""
-    due, rest = _split(arrivals, cutoff_ms)
+def pass_by(arrivals: list[pa.Table], cutoff_ms: int, results: str) -> BucketAdvance:
+    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept.
+
+    `results` is the topic of the answers to cancels.
+    """
+    due, rest = _split(arrivals, cutoff_ms, results)
     return BucketAdvance(due, rest, rest.slice(0, 0))
 
 
-def _split(tables: list[pa.Table], cutoff_ms: int) -> tuple[pa.Table, pa.Table]:
+def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Table], Ids]:
+    """Return `tables` without the messages that have one of `ids`, and the ids that were found.
+
+    Dead letters stay, and so do asks for a cancel, whose publishers wait for an answer: these go to the topic
+    `results`.
+    """
+    left, found = [], []
+    for table in tables:
+        named = among(table, ids)
+        if named.any():
+            named &= np.asarray(pc.is_null(table.column("error_code"))) & ~np.asarray(is_ask(table, results))
+            found.append(ids_in(table.filter(pa.array(named))))
+            table = table.filter(pa.array(~named))  # noqa: PLW2901
+        left.append(table)
+    return left, united(found)
+
+
+def _split(tables: list[pa.Table], cutoff_ms: int, results: str) -> tuple[pa.Table, pa.Table]:
     """Return the messages to deliver now, and all others, each in delivery order."""
     messages = in_order(pa.concat_tables(tables).combine_chunks())
-    is_due = pc.or_(pc.less(messages.column("deliver_at_ms"), cutoff_ms), pc.is_valid(messages.column("error_code")))
+    # Dead letters and asks go on in any case: an ask is decided by the batch that reads it.
+    is_due = pc.or_(pc.is_valid(messages.column("error_code")), is_ask(messages, results))
+    is_due = pc.or_(is_due, pc.less(messages.column("deliver_at_ms"), cutoff_ms))
     due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):
         raise InvariantViolated("a mutable bucket lost or doubled a message")

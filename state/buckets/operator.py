@@ -15,14 +15,17 @@ import pandas as pd
 import pyarrow as pa
 
 from conf.errors import InvariantViolated
-from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by
+from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
 from state.buckets.segments import cut
+from state.cancel import ASK_SCHEMA
 from state.checkpoint.batch_settings import RunningBatch
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
+from state.message_ids import Ids, among, ids_in
 from state.order import key_of
 
-# One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, or a filler.
+# One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
+# asks for a cancel, or a filler.
 SHARD_OUTPUT_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string()),
@@ -44,7 +47,10 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-DUE, SEALED, KEPT, FILLER = "due", "sealed", "kept", "filler"
+DUE, SEALED, KEPT, ASKED, FILLER = "due", "sealed", "kept", "asked", "filler"
+# The chunks of `ASKED` rows: an ask, and whether the shard had the message, which is taken out then. The first shard
+# passes on all asks, the others those whose message they had.
+ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found", pa.bool_()))
 
 # Of how many bytes of messages Spark may collect the rows.
 FILLED_BYTES = 32 * 1024 * 1024
@@ -68,12 +74,19 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         overflow = overflow_of(key[0], batch_settings.shards)
         if overflow is not None:
             shard, number = overflow
-            yield _rows(pass_by(chunks, cutoff_ms), batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP)
+            passed = pass_by(chunks, cutoff_ms, batch_settings.results)
+            yield _rows(passed, batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP)
             filling = fillers(sum(chunk.nbytes for chunk in chunks), batch.transfer_rows)
             yield pd.DataFrame(_FILLER, index=range(filling))
             return
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
+        asks = [chunk for chunk in chunks if chunk.schema.equals(ASK_SCHEMA)]
+        if asks:
+            arrivals_alone = [chunk for chunk in chunks if not chunk.schema.equals(ASK_SCHEMA)]
+            asked = pa.concat_tables(asks)
+            (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked), batch_settings.results)
+            yield _asked_rows(asked, found, batch, shard, cutoff_ms)
         result = advance(waiting, chunks, cutoff_ms, batch_settings)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
@@ -84,6 +97,11 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         yield _rows(result, batch, shard, cutoff_ms, first_segment=0)
 
     return update
+
+
+def is_of_overflow(segment: int) -> bool:
+    """Return whether a segment with this number comes from an overflow group."""
+    return segment >= _NUMBERS_A_GROUP
 
 
 def fillers(nbytes: int, transfer_rows: int) -> int:
@@ -108,6 +126,17 @@ def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int
             raise InvariantViolated(f"a group of shard {shard} has more than {_NUMBERS_A_GROUP} segments")
         rows.append({**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)})
     rows.append({**base, "kind": KEPT, **_bounds(result.kept)})
+    return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
+
+
+def _asked_rows(asks: pa.Table, found: Ids, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:
+    """Return `asks` as rows of `ASKED`, where the shard had the messages `found`."""
+    is_found = among(asks, found)
+    asked = asks.append_column(ASKED_SCHEMA.field("found"), pa.array(is_found))
+    passed_on = asked if shard == 0 else asked.filter(pa.array(is_found))
+    pieces = split_by_bytes(passed_on, _DUE_CHUNK_BYTES) if passed_on.num_rows else []
+    base = {**_FILLER, "kind": ASKED, "shard": shard, "cutoff_ms": cutoff_ms}
+    rows = [{**base, "count": piece.num_rows, "chunk": encode_chunk(piece)} for piece in pieces]
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from state.buckets.table_rows import ArrowFunction, split
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
+from state.message_ids import NO_IDS, Ids, without
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
@@ -36,17 +37,17 @@ WINDOW_SCHEMA = pa.schema(
 )
 
 
-def window_rows(start_ms: int, end_ms: int, shards: int) -> ArrowFunction:
+def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: Ids = NO_IDS) -> ArrowFunction:
     """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
     The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys. `shards` is the
-    present number of shards; a bucket may have been sealed with another number.
+    present number of shards; a bucket may have been sealed with another number. `cancelled` messages are left out.
     """
 
     span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for messages in merge(keyed_chunks(batches, start_ms, end_ms)):
+        for messages in merge(keyed_chunks(batches, start_ms, end_ms, cancelled)):
             for shard, own in by_shard(messages, shards):
                 for piece in chain.from_iterable(map(split, _by_span(own, span_ms))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
@@ -64,11 +65,16 @@ def _by_span(messages: pa.Table, span_ms: int) -> Iterator[pa.Table]:
     return (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
-def keyed_chunks(batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
-    """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message."""
+def keyed_chunks(
+    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: Ids
+) -> Iterator[tuple[OrderKey, pa.Table]]:
+    """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message.
+
+    `cancelled` messages are left out.
+    """
     for batch in batches:
         for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
-            yield key, between(decode_chunk(chunk.as_py()), start_ms, end_ms)
+            yield key, without(between(decode_chunk(chunk.as_py()), start_ms, end_ms), cancelled)
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:

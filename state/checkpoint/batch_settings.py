@@ -50,6 +50,7 @@ class BatchSettings:
     - `internal_suffixes`: the ends of names that no pattern matches (`is_listed`)
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
+    - `results`: the topic of the answers to cancels; none before that existed, when the header had no meaning
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
     - `policy`: what holds for the delays of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
@@ -83,6 +84,7 @@ class BatchSettings:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
+    results: str = ""
 
     @property
     def shards(self) -> int:
@@ -116,7 +118,12 @@ def batch_settings_from(
         max_delay_ms=settings.limits.max_delay,
         output=settings.topics.output,
         allowed_outputs=settings.topics.allowed_outputs,
-        forbidden_outputs=(*settings.topics.input, settings.topics.dead_letter, *settings.own_topics),
+        forbidden_outputs=(
+            *settings.topics.input,
+            settings.topics.dead_letter,
+            settings.results_topic,
+            *settings.own_topics,
+        ),
         dead_letter=settings.topics.dead_letter,
         partitions=dict(partitions),
         shard_keys=tuple(shard_keys),
@@ -133,6 +140,7 @@ def batch_settings_from(
         presets=settings.presets.by_topic,
         policy=_policy_from(settings.policies.of_all),
         policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
+        results=settings.results_topic,
     )
 
 

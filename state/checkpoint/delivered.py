@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state.cancel import is_ask
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress
 from state.order import up_to
@@ -71,16 +72,17 @@ class Delivered:
                     known[partition] = max(offset, known.get(partition, 0))
         return ends
 
-    def of_input(self, messages: pa.Table) -> Mask:
+    def of_input(self, messages: pa.Table, results: str) -> Mask:
         """Return which of `messages`, accepted again from the input, are delivered.
 
+        `results` is the topic of the answers to cancels.
         Messages accepted before the checkpoint began count as delivered: each was delivered or sealed by then.
         """
         taken_over = _below(messages, self.origin.offsets)
 
         def is_delivered(marker: Progress, own: pa.Table) -> Mask:
-            before = _below(own, marker.batch.starts) & _due(own, marker.batch.previous_ms)
-            now = _below(own, marker.batch.ends) & _due(own, marker.batch.cutoff_ms)
+            before = _below(own, marker.batch.starts) & _due(own, marker.batch.previous_ms, results)
+            now = _below(own, marker.batch.ends) & _due(own, marker.batch.cutoff_ms, results)
             return before | (now & _up_to(own, marker))
 
         return np.asarray(taken_over | self._by_shard(messages, is_delivered))
@@ -125,10 +127,13 @@ def _up_to(messages: pa.Table, marker: Progress) -> Mask:
     return np.zeros(messages.num_rows, dtype=bool) if marker.last is None else up_to(messages, marker.last)
 
 
-def _due(messages: pa.Table, cutoff_ms: int) -> Mask:
-    """Return which messages are due in the batch that accepts them. Dead letters are, whatever their due time."""
-    is_dead_letter = np.asarray(pc.is_valid(messages.column("error_code")))
-    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | is_dead_letter)
+def _due(messages: pa.Table, cutoff_ms: int, results: str) -> Mask:
+    """Return which messages are due in the batch that accepts them.
+
+    Dead letters and asks for a cancel are, whatever their due time.
+    """
+    goes_on = np.asarray(pc.is_valid(messages.column("error_code"))) | np.asarray(is_ask(messages, results))
+    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | goes_on)
 
 
 def _below(messages: pa.Table, offsets: Offsets) -> Mask:

@@ -1,9 +1,10 @@
 """The message-id index: which ids wait, and in which time slot each is due, built from metadata alone.
 
-It holds no messages. No batch needs it; `status`, `repair` and `rebuild` do. It follows Pulsar's TimeBucket (PR 23611).
+It holds no messages. `status`, `repair` and `rebuild` need it, and a batch that has cancels. It follows Pulsar's
+TimeBucket (PR 23611).
 
 Read `message_index`, then `source_pages` and `slot_page` (the compact form of ids), then `due_counts` (counts without
-ids).
+ids), and `locate` (finding some ids in the stored form).
 
 Stored form: for each time slot (2^`index.precision_bits` ms) and input partition, a segment's entries have the number
 of messages due in it, and their offsets as a Roaring bitmap. The precision is stored beside the entries: it is that of

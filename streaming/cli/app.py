@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from conf.errors import DelaylineError, Rejected
 from streaming.cli.broker import broker, jars
+from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
 from streaming.cli.plan import plan
@@ -58,6 +59,7 @@ app.command()(jars)
 app.command()(run)
 app.add_typer(topics_app, name="topics")
 app.command()(publish)
+app.command()(cancel)
 app.command()(subscribe)
 app.command()(resend)
 app.command()(status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
@@ -18,8 +18,9 @@ from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.ready_log.task import REPORT_SCHEMA, hand_over_chunks
+from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
+from state.buckets.cancelled import CancelledId, cancelled_rows
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
@@ -29,6 +30,7 @@ from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.arrivals import ArrivalWatch
+from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
@@ -56,6 +58,7 @@ class BatchRunner:
             settings.window.max_bytes,
             settings.bucket.shards,
         )
+        self._cancels = CancelDesk(state.store, settings)
         self._maintenance = Maintenance(
             state.store,
             state.catalog,
@@ -66,6 +69,8 @@ class BatchRunner:
             settings.bucket.fan_in,
             # A merge is one task at a time, and leaves most cores to the batches.
             threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
+            cancelled=state.cancelled,
+            forgettable=self._cancels.forgettable,
         )
         self._settings = settings
         self._origin = state.checkpoint.origin
@@ -86,10 +91,11 @@ class BatchRunner:
         3. Start the maintenance that is due, which runs beside the batches.
         4. Run the state stage, and check its rows against the cutoff.
         5. Warn if input records of the batch were deleted unread.
-        6. Hand over the due messages and seal the far ones, both at the same time.
-        7. Pass the sealed segments to the prefetch window and to maintenance.
-        8. Move the prefetch window on to the cutoff.
-        9. Wait until the next batch should begin: Spark plans it as soon as this one returns.
+        6. Decide the cancels that it is asked for, and store what they cancel.
+        7. Hand over the due messages and seal the far ones, both at the same time.
+        8. Pass the sealed segments to the prefetch window and to maintenance.
+        9. Move the prefetch window on to the cutoff.
+        10. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
         If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
         in the replay that it is done.
@@ -105,7 +111,7 @@ class BatchRunner:
         #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
         #    their bucket's number, which a merge may change.
         if batch_id:
-            self._maintenance.before_batch(self._origin.first_bucket + batch_id - 1, span.previous_ms)
+            self._maintenance.before_batch(self._bucket(batch_id - 1), span.previous_ms)
         tell_tasks(self._store.spark, span)
         shard_output = shard_output.persist()
         try:
@@ -116,23 +122,30 @@ class BatchRunner:
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
-            # 6. Hand over and seal.
             sealed = [row for row in rows if row["kind"] == SEALED]
-            hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms)
+            # 6. Decide cancels. One commit stores what they cancel, and what is sealed.
+            decision = self._cancels.decide(shard_output, rows, span)
+            hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
+            if decision.cancelled:
+                self._seal(shard_output, batch_id, decision.cancelled)
+                failpoint("cancelled")
+            # 7. Hand over and seal.
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))
-            if sealed:
+            if sealed and not decision.cancelled:
                 running.append(self._start(self._seal, shard_output, batch_id))
             for step in running:
                 step.result()
-            # 7. Pass on what was sealed.
+            # 8. Pass on what was sealed.
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
+            if decision.cancelled:
+                self._maintenance.cancelled(self._bucket(batch_id), len(decision.cancelled))
         finally:
             shard_output.unpersist()
-        # 8. Move the window on.
+        # 9. Move the window on.
         self._window.advance(span.cutoff_ms)
         self._last = planned
         if hand_over is not None or sealed:
@@ -142,7 +155,7 @@ class BatchRunner:
                 time.monotonic() - started_s,
             )  # fmt: skip
         failpoint("batch-done")
-        # 9. Wait.
+        # 10. Wait.
         self._arrivals.wait(started_s, planned.offsets)
 
     def wake(self) -> None:
@@ -174,15 +187,20 @@ class BatchRunner:
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
+    def _bucket(self, batch_id: int) -> int:
+        """Return the number of the bucket that a batch seals."""
+        return self._origin.first_bucket + batch_id
+
     def _plan_hand_over(
-        self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int
+        self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int, decision: Decision
     ) -> DataFrame | None:
         """Return the plan that hands the batch over, with one task for each shard, or None if nothing is due.
 
         Chunks from the state stage are handed over whole. Chunks from the window are cut to the range between the
-        batch's cutoffs. Each task merges both kinds.
+        batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked.
         """
         loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
+        self._window.cancel(decision.cancelled)
         if not loaded and not any(row["kind"] == DUE for row in rows):
             return None
         # Expressions as text: each column that is built in Python costs a dozen calls to Java.
@@ -195,7 +213,12 @@ class BatchRunner:
             # Without the window, each partition has the rows of one shard already: those of its state.
             due = _by_shard(reduce(DataFrame.union, sealed, due), self._settings_history.at(batch.batch_id))
         ordered = due.sortWithinPartitions("shard", *ORDER)
-        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms)), _REPORT)
+        cancels = Cancels(
+            self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
+            self._settings_history.at(batch.batch_id).results,
+            decision.answers,
+        )
+        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms), cancels), _REPORT)
 
     def _hand_over_plan(self, batch: BatchSpan, clock_ms: int) -> HandOverPlan:
         return HandOverPlan(
@@ -220,9 +243,11 @@ class BatchRunner:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _seal(self, shard_output: DataFrame, batch_id: int) -> None:
+    def _seal(self, shard_output: DataFrame, batch_id: int, cancelled: Collection[CancelledId] = ()) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
+        if cancelled:
+            rows = rows.union(self._store.spark.createDataFrame(cancelled_rows(cancelled, self._bucket(batch_id))))
         self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")
 

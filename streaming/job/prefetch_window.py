@@ -22,11 +22,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.cancelled import NEVER_MS, CancelledId
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
+from state.message_ids import Ids, count_of, ids_of
 from state.order import ORDER
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
@@ -106,6 +108,8 @@ class PrefetchWindow:
         self._loading: list[_Load] = []
         self._horizon_ms = start_ms
         self._cutoff_ms = start_ms
+        # Cancelled since a load that may have their messages was begun.
+        self._cancelled: list[CancelledId] = []
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
@@ -133,6 +137,14 @@ class PrefetchWindow:
             if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
 
+    def cancel(self, cancelled: Iterable[CancelledId]) -> None:
+        """Take `cancelled` messages out of what is loaded. Later loads find them in the table."""
+        self._cancelled += [each for each in cancelled if NEVER_MS < each.from_ms < self._horizon_ms]
+
+    def cancelled(self, start_ms: int, end_ms: int) -> Ids:
+        """Return the messages that were cancelled after they were loaded, and may be due in [start_ms, end_ms)."""
+        return ids_of(each.id for each in self._cancelled if each.from_ms < end_ms and each.until_ms >= start_ms)
+
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
         new = self._catalog.add(sealed)
@@ -151,6 +163,7 @@ class PrefetchWindow:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
+        self._cancelled = [each for each in self._cancelled if each.until_ms >= cutoff_ms]
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
             held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
@@ -195,19 +208,23 @@ class PrefetchWindow:
         """
         if segments:
             parts = self._catalog.parts_of(segments)
-            chunks = self._store.chunks(start_ms, end_ms, parts, buckets, self._store.version())
+            version = self._store.version()
+            chunks = self._store.chunks(start_ms, end_ms, parts, buckets, version)
             load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
-            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes)
+            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version)
             self._loading.append(_Load(start_ms, end_ms, nbytes, piece))
 
-    def _load(self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int, nbytes: float) -> _Piece:
-        """Read the chunks and cache their messages, which have about `nbytes`.
+    def _load(
+        self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int, nbytes: float, version: int
+    ) -> _Piece:
+        """Read the chunks of the table at `version`, and cache their messages, which have about `nbytes`.
 
         Raises BucketUnreadable if a file is damaged. The error names the file and the messages that wait in it.
         """
-        in_window = window_rows(start_ms, end_ms, self._shards)
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        cancelled = self._store.cancelled_between(start_ms, end_ms, ALL_BUCKETS, version)
+        in_window = window_rows(start_ms, end_ms, self._shards, cancelled)
         ordered = chunks.sortWithinPartitions(*ORDER)
         loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
         try:
@@ -223,7 +240,7 @@ class PrefetchWindow:
             for segment in segments
             if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
         )
-        if count < whole:
+        if count < whole - count_of(cancelled):
             raise BucketUnreadable(
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
                 f"{whole} or more"

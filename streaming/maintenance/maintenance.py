@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
@@ -15,6 +15,7 @@ from state.buckets.merge import MergeSlice, choose
 from state.buckets.parts import OLD_METADATA, MergeName, chunks_of, is_old, marker_of, metadata_of
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
+from state.message_ids import count_of
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _KEPT_S = 3660.0
 _FIRST_VACUUM_S = 300.0
 # The scheduler pool in Spark.
 _POOL = "maintenance"
+# About what a cancelled id takes in the table.
+_BYTES_OF_ID = 16
 # What the query's thread does once a step has ended.
 _Outcome = Callable[[], None]
 
@@ -48,6 +51,8 @@ class Maintenance:
         token: int,
         fan_in: int,
         threads: int = 1,
+        cancelled: Mapping[int, int] | None = None,
+        forgettable: Callable[[int], str] = lambda _: "false",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads in which the steps run.
@@ -61,12 +66,17 @@ class Maintenance:
             token: for the merges of this process; Delta refuses those of an earlier one.
             fan_in: how many buckets a merge has.
             threads: how many steps may run at the same time.
+            cancelled: the bytes of each Delta partition of cancelled ids, by the bucket in its name.
+            forgettable: returns the SQL condition for rows of cancelled ids that are of no use any more, given the
+                cutoff (epoch ms) below which everything is delivered.
             now: a clock that returns seconds.
         """
         self._store = store
         self._catalog = catalog
         self._parts = parts
         self._abandoned = set(abandoned)
+        self._cancelled = dict(cancelled or {})
+        self._forgettable = forgettable
         self._batch_settings = batch_settings
         self._token = token
         self._fan_in = fan_in
@@ -88,6 +98,10 @@ class Maintenance:
         self._add_parts(segments)
         self._unplanned = True
 
+    def cancelled(self, bucket: int, count: int) -> None:
+        """Add the ids that the batch of `bucket` has cancelled, `count` of them."""
+        self._cancelled[bucket] = count * _BYTES_OF_ID
+
     def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
         """Take over the results of steps that have ended, and start the next steps that are due.
 
@@ -100,7 +114,7 @@ class Maintenance:
             step.result()()
         if self._unplanned:
             self._plan_merges(last_bucket)
-        while len(self._running) < self._threads and self._start_step(delivered_before_ms):
+        while len(self._running) < self._threads and self._start_step(last_bucket, delivered_before_ms):
             pass
 
     @property
@@ -120,7 +134,7 @@ class Maintenance:
             last_ms = max(self._parts.get(segment.part, 0), segment.max_deliver_at_ms)
             self._parts[segment.part] = last_ms
 
-    def _start_step(self, delivered_before_ms: int) -> bool:
+    def _start_step(self, last_bucket: int, delivered_before_ms: int) -> bool:
         """Start the step that is due next; return whether there was one."""
         now = self._now()
         # Vacuum and cleaning go by time, and before the merges: files must go even if merges never end. One at a time.
@@ -134,6 +148,9 @@ class Maintenance:
             if now >= self._next_log:
                 self._next_log = now + _CLEAN_LOG_EVERY_S
                 return self._start(self._clean_log)
+            committed = {number: size for number, size in self._cancelled.items() if number <= last_bucket}
+            if joined := choose(committed, self._fan_in):
+                return self._start(lambda: self._join_cancelled(joined, delivered_before_ms))
         idle = [merge for merge in self._merges if merge not in self._running.values()]
         if not idle:
             return False
@@ -141,7 +158,7 @@ class Maintenance:
         merge = min(idle, key=lambda merge: merge.left)
         within = merge.next_slice(delivered_before_ms)
         if within is not None:
-            return self._start(lambda: self._slice(merge, within), merge)
+            return self._start(lambda: self._slice(merge, within, last_bucket), merge)
         merge.check(delivered_before_ms)
         self._finished += 1
         number = self._finished
@@ -181,6 +198,18 @@ class Maintenance:
         # At the end of the step: until then the files were in use.
         return lambda: self._leftovers.left(self._now())
 
+    def _join_cancelled(self, buckets: list[int], delivered_before_ms: int) -> _Outcome:
+        log.info("joining the cancelled ids of %d batches", len(buckets))
+        self._store.join_cancelled(buckets, self._forgettable(delivered_before_ms))
+        sizes = self._store.cancelled_partitions()
+
+        def adopt() -> None:
+            newer = {number: size for number, size in self._cancelled.items() if number > buckets[-1]}
+            self._cancelled = sizes | newer
+            self._leftovers.left(self._now())
+
+        return adopt
+
     def _plan_merges(self, last_bucket: int) -> None:
         """Begin the merges that are due. Buckets later than `last_bucket` may be sealed again by a replay."""
         all_buckets = self._catalog.buckets
@@ -201,11 +230,13 @@ class Maintenance:
         name = MergeName(min(numbers), max(numbers), self._token)
         self._merges.append(Merge(name, {number: buckets[number] for number in numbers}))
 
-    def _slice(self, merge: Merge, within: MergeSlice) -> _Outcome:
-        segments = merge_slice(self._store, merge, within, self._batch_settings)
+    def _slice(self, merge: Merge, within: MergeSlice, last_bucket: int) -> _Outcome:
+        # Only what is committed for good: a replay must find the messages that its batch cancels.
+        cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
+        segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
 
         def add() -> None:
-            merge.add(segments, within)
+            merge.add(segments, within, count_of(cancelled))
             self._add_parts(segments)
 
         return add

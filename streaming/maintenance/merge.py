@@ -16,6 +16,7 @@ from state.buckets.parts import MergeName
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
+from state.message_ids import NO_IDS, Ids
 from state.order import ORDER
 
 log = logging.getLogger(__name__)
@@ -28,12 +29,14 @@ class Merge:
     - `buckets`: the live segments of each bucket that it replaces, by the bucket's number
     - `merged`: the segments of the slices that are done
     - `next_ms`: where the next slice begins, epoch ms
+    - `cancelled`: how many messages were left out at the most, since they are cancelled
     """
 
     name: MergeName
     buckets: dict[int, list[Segment]]
     merged: list[Segment] = field(default_factory=list)
     next_ms: int = 0
+    cancelled: int = 0
     _slices: int = 0
 
     @property
@@ -54,9 +57,13 @@ class Merge:
             return None
         return MergeSlice(self.name.part(self._slices), start_ms, end_ms, first_segment=len(self.merged))
 
-    def add(self, merged: Collection[Segment], within: MergeSlice) -> None:
-        """Record that the slice `within` is done, and has become the segments `merged`."""
+    def add(self, merged: Collection[Segment], within: MergeSlice, cancelled: int = 0) -> None:
+        """Record that the slice `within` is done, and has become the segments `merged`.
+
+        `cancelled` messages at the most were left out.
+        """
         self.merged += merged
+        self.cancelled += cancelled
         self.next_ms = within.end_ms
         self._slices += 1
 
@@ -69,15 +76,20 @@ class Merge:
         most = sum(segment.count for segment in self.replaced)
         least = sum(segment.count for segment in self.replaced if segment.min_deliver_at_ms >= delivered_before_ms)
         merged = sum(segment.count for segment in self.merged)
-        if not least <= merged <= most:
+        if not least - self.cancelled <= merged <= most:
             raise BucketUnreadable(
                 f"buckets {sorted(self.buckets)} hold {merged} waiting messages, and their metadata says {least} to "
                 f"{most}: they are left unchanged"
             )
 
 
-def merge_slice(store: BucketTable, merge: Merge, within: MergeSlice, batch_settings: BatchSettings) -> list[Segment]:
-    """Merge one slice into its part of the new bucket, in one task and one commit. Return its segments."""
+def merge_slice(
+    store: BucketTable, merge: Merge, within: MergeSlice, batch_settings: BatchSettings, cancelled: Ids = NO_IDS
+) -> list[Segment]:
+    """Merge one slice into its part of the new bucket, in one task and one commit. Return its segments.
+
+    `cancelled` messages are dropped.
+    """
     parts = {
         segment.part
         for segment in merge.replaced
@@ -85,7 +97,8 @@ def merge_slice(store: BucketTable, merge: Merge, within: MergeSlice, batch_sett
     }
     chunks = store.chunks(within.start_ms, within.end_ms, parts, merge.buckets)
     rows = chunks.coalesce(1).sortWithinPartitions(*ORDER)
-    merged = rows.mapInArrow(merged_rows(merge.name.last, within, batch_settings), from_arrow_schema(STORED_SCHEMA))
+    as_merged = merged_rows(merge.name.last, within, batch_settings, cancelled)
+    merged = rows.mapInArrow(as_merged, from_arrow_schema(STORED_SCHEMA))
     failpoint("merging")
     store.append_part(merged.sortWithinPartitions("part", *ORDER))
     failpoint("slice-merged")

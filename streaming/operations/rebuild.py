@@ -3,13 +3,14 @@
 | message | known by |
 | --- | --- |
 | delivered | the markers in the progress topic |
-| sealed | the message ids in the table |
+| sealed, or cancelled | the message ids in the table |
 | accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
 
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,11 +32,13 @@ from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
+from state.cancel import MessageId, answer, answered, ask_ids, asked_ids, asks_in
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex
 from state.message import decode_chunk
+from state.message_ids import Ids, among
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
@@ -114,10 +117,11 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
-    sealed = {source: index.offsets_of(*source) for source in bounds}
-    starts, ends = _range(bounds, delivered, sealed)
+    cancelled = store.cancelled_ids()
+    in_table = {source: index.offsets_of(*source) | _bitmap(cancelled, source) for source in bounds}
+    starts, ends = _range(bounds, delivered, in_table)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
-    numbers = [row["bucket"] for row in store.metadata()]
+    numbers = [*(row["bucket"] for row in store.metadata()), *store.cancelled_partitions()]
     sealed_in = rest_bucket(store, delivered.origin.checkpoint)
     next_bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
@@ -142,22 +146,27 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         rest = records.mapInArrow(
-            _accept_rest(delivered, sealed, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
+            _accept_rest(delivered, in_table, cancelled, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
         )
-        rest = rest.union(_overdue(store, delivered, origin))
+        rest = rest.union(_overdue(store, delivered, cancelled, origin))
         resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings)
     # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
 
 
-def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offsets, Offsets]:
+def _bitmap(ids: Ids, source: tuple[str, int]) -> BitMap64:
+    # pyroaring copies an array.array's memory; it takes a NumPy array one value at a time.
+    return BitMap64(array("Q", ids[source].tobytes())) if source in ids else BitMap64()
+
+
+def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Offsets, Offsets]:
     """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
     The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records.
     """
     accepted = delivered.ends
-    for (topic, partition), offsets in sealed.items():
+    for (topic, partition), offsets in in_table.items():
         if offsets:
             known = accepted.setdefault(topic, {})
             known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
@@ -177,34 +186,51 @@ def _range(bounds: Bounds, delivered: Delivered, sealed: Sources) -> tuple[Offse
     return starts, ends
 
 
-def _accept_rest(delivered: Delivered, sealed: Sources, batch_settings: BatchSettings, now_ms: int) -> ArrowFunction:
-    """Return the function for `mapInArrow` that accepts the records that are neither delivered nor in a bucket."""
+def _accept_rest(
+    delivered: Delivered, in_table: Sources, cancelled: Ids, batch_settings: BatchSettings, now_ms: int
+) -> ArrowFunction:
+    """Return the function for `mapInArrow` that accepts the records that are neither delivered nor in the table.
+
+    Asks for a cancel that have no answer yet get it here: nothing is cancelled that the lost job did not cancel.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
-                known = delivered.of_input(messages) | _is_sealed(messages, sealed)
-                yield from left_rows(messages.filter(pa.array(~known)), batch_settings.shards)
+                known = delivered.of_input(messages, batch_settings.results) | _is_in(messages, in_table)
+                rest = messages.filter(pa.array(~known))
+                answers = _answers(asks_in(rest, batch_settings.results), cancelled)
+                yield from left_rows(answered(rest, batch_settings.results, answers), batch_settings.shards)
 
     return run
 
 
-def _is_sealed(messages: pa.Table, sealed: Sources) -> np.ndarray:
-    """Return for each message whether its id is among `sealed`."""
+def _answers(asks: pa.Table, cancelled: Ids) -> dict[MessageId, bytes]:
+    """Return the answer to each of `asks`, by its own id."""
+    is_cancelled = among(asks, cancelled).tolist()
+    why = "the job's checkpoint was lost before this was decided: ask again"
+    return {
+        ask: answer(asked, "cancelled") if was else answer(asked, "unknown", why)
+        for ask, asked, was in zip(ask_ids(asks), asked_ids(asks), is_cancelled, strict=True)
+    }
+
+
+def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:
+    """Return for each message whether its id is among those `in_table`."""
     ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
     none = BitMap64()
-    return np.array([offset in sealed.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)
+    return np.array([offset in in_table.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)
 
 
-def _overdue(store: BucketTable, delivered: Delivered, origin: CheckpointOrigin) -> DataFrame:
+def _overdue(store: BucketTable, delivered: Delivered, cancelled: Ids, origin: CheckpointOrigin) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                waiting = ~delivered.of_bucket(messages, bucket)
+                waiting = ~delivered.of_bucket(messages, bucket) & ~among(messages, cancelled)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 yield from left_rows(messages.filter(pa.array(waiting)), origin.shards)
 

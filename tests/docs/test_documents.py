@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
@@ -15,6 +15,7 @@ from conf.failpoints import ALL_POINTS
 from conf.setting_types import OptionTable
 from conf.settings import PRESETS, HeaderSettings, Settings, TopicSettings
 from sources.intake.presets import presets_named
+from state.cancel import Result
 from streaming.cli.app import app
 from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
 
@@ -165,7 +166,7 @@ def known_words() -> set[str]:
     headers = {*HeaderSettings().model_dump().values()}
     topics = {*TopicSettings().input, TopicSettings().output, TopicSettings().dead_letter}
     presets = {header.name for preset in presets_named(PRESETS) for header in preset.schedule} | set(PRESETS)
-    return codes | headers | topics | presets | set(ALL_POINTS) | {"submit-files", *_OTHERS_WORDS}
+    return codes | headers | topics | presets | set(ALL_POINTS) | {"submit-files", *get_args(Result), *_OTHERS_WORDS}
 
 
 def test_codes_headers_and_topics_that_are_named_exist() -> None:

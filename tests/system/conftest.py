@@ -42,7 +42,7 @@ class Application:
 
     def ledger(self) -> Ledger:
         """Return a ledger of the input and output, which is a context manager. The topics must exist."""
-        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.checkpoint)
+        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.checkpoint, f"{self.id}-results")
 
     def overrides(self, *more: str) -> list[str]:
         """Return settings for `--set`, with thresholds so low that every code path runs."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from confluent_kafka import Producer
 
+from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
@@ -30,11 +31,16 @@ class Ledger:
     """Publishes messages, subscribes from the beginning in a thread, and lets the judge compare the two.
 
     `outputs` are the output topics, the dead-letter topic last; `checkpoint` is the folder of the job's checkpoint.
+    `results` is the topic of the answers to cancels, which is read from the first cancel on.
     """
 
     bootstrap: str
     outputs: list[str]
     checkpoint: Path
+    results: str = ""
+    # The id that each ask for a cancel asks for, by the id of the ask.
+    asks: dict[str, str] = field(default_factory=dict)
+    answers: list[Got] = field(default_factory=list)
     sent: dict[str, Published] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
@@ -50,6 +56,7 @@ class Ledger:
         self._open_producer()
         self._watch = CheckpointWatch(self.checkpoint)
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)
+        self._results: Outputs | None = None
         self._partitions = {topic: {count} for topic, count in self._reader.partitions.items()}
 
     def publish(
@@ -100,14 +107,35 @@ class Ledger:
         self._producer.produce(topic, value, key, headers=list(headers), on_delivery=record_sent, **options)
         self._producer.poll(0)
 
+    def cancel(self, identity: str, partition: int | None = None) -> None:
+        """Ask for the cancel of a message, in its own input partition or in another one."""
+        if self._results is None:
+            self._results = Outputs(self.bootstrap, [self.results], self.answers.append)
+        topic, number, _ = identity.rsplit("/", 2)
+
+        def record_asked(failure: object, message: object) -> None:
+            assert failure is None, failure
+            self.asks[f"{message.topic()}/{message.partition()}/{message.offset()}"] = identity  # type: ignore[attr-defined]
+
+        place = int(number) if partition is None else partition
+        headers: list[tuple[str, str | bytes | None]] = [("delayline-cancel", identity.encode())]
+        self._producer.produce(topic, b"", None, place, headers=headers, on_delivery=record_asked)
+        self._producer.poll(0)
+
+    def cancelled(self) -> set[str]:
+        """Return the ids of the messages that were answered to be cancelled."""
+        return Answers.of(list(self.answers)).cancelled(self.asks)
+
     def flush(self) -> None:
         """Wait until all published messages have their ids."""
         assert self._producer.flush(120) == 0
 
     def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until all published messages have been received."""
+        """Wait until all cancels are answered, and all published messages have been received but the cancelled ones."""
         self.flush()
-        self.wait_for(lambda: self._reader.ids >= self.sent.keys(), timeout_s)
+        self.wait_for(lambda: self.asks.keys() <= {answer.id for answer in list(self.answers)}, timeout_s)
+        cancelled = self.cancelled()
+        self.wait_for(lambda: self._reader.ids >= self.sent.keys() - cancelled, timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait for a condition on the received messages. Fails at the deadline, with the missing ids."""
@@ -134,9 +162,9 @@ class Ledger:
         `least_checked` is the least share of messages whose order the judge must have checked. `finish` judges later
         records.
         """
-        self._reader.drain()
+        self._drain()
         self._wait_for_commits()
-        problems = self._judged(complete=True).problems(least_checked)
+        problems = self._problems(complete=True, least_checked=least_checked)
         assert not problems, "\n".join(problems)
 
     def finish(self) -> None:
@@ -147,8 +175,8 @@ class Ledger:
         if self.closed:
             return
         self.flush()
-        self._reader.drain()
-        problems = self._judged(complete=False).problems(least_checked=0)
+        self._drain()
+        problems = self._problems(complete=False, least_checked=0)
         assert not problems, "\n".join(problems)
 
     def _open_producer(self) -> None:
@@ -187,11 +215,25 @@ class Ledger:
         if not self.closed:
             self.closed = True
             self._reader.close()
+            if self._results is not None:
+                self._results.close()
             self._watch.close()
+
+    def _drain(self) -> None:
+        for outputs in (self._reader, self._results):
+            if outputs is not None:
+                outputs.drain()
+
+    def _problems(self, complete: bool, least_checked: float) -> list[str]:
+        problems = self._judged(complete).problems(least_checked)
+        came_out = {record.id for record in self.got}
+        return problems + Answers.of(list(self.answers)).problems(self.asks, came_out, complete)
 
     def _judged(self, complete: bool) -> Verdict:
         environment = Environment(self._partitions, self.shown_ms)
-        return judge(self.sent, list(self.got), self._watch.acceptance(), environment, complete)
+        cancelled = self.cancelled()
+        kept = {identity: message for identity, message in self.sent.items() if identity not in cancelled}
+        return judge(kept, list(self.got), self._watch.acceptance(), environment, complete)
 
     def _wait_for_commits(self) -> None:
         """Wait until the judge knows which batch accepted each message: a batch delivers before it is committed.

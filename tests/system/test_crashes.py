@@ -37,8 +37,9 @@ _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
 
 def test_the_matrix_has_every_point() -> None:
     points = [point for points in _MATRIX for point in points]
-    # That shards are revoked takes a second process: tests/system/test_release.py.
-    assert sorted([*points, "cleaning", "shards-revoked"]) == sorted(POINTS | RELEASE_POINTS)
+    # That shards are revoked takes a second process: tests/system/test_release.py; `cancelled` takes some cancels:
+    # tests/system/test_cancels.py.
+    assert sorted([*points, "cleaning", "shards-revoked", "cancelled"]) == sorted(POINTS | RELEASE_POINTS)
 
 
 @pytest.mark.takes(70)

@@ -35,12 +35,13 @@ _NOT_REQUIRED = {
     ("release", "Delete", "ready"),
     ("release", "DescribeConfigs", "output"),
     ("release", "DescribeConfigs", "dead_letter"),
+    ("release", "DescribeConfigs", "results"),
     ("topics", "DescribeConfigs", "input"),
 }
 
 
 def _hand_over(settings: Settings) -> None:
-    """Do as the job does, with a message and a dead letter that are due."""
+    """Do as the job does, with a message, a dead letter and an answer that are due."""
     check_topics(settings)
     partition_counts(settings)
     input_bounds(settings)
@@ -61,14 +62,15 @@ def _hand_over(settings: Settings) -> None:
             options=librdkafka_options(settings.kafka),
         )
         letter = {"output_topic": settings.topics.dead_letter, "error_code": "bad", "error_text": "bad", "offset": 1}
-        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter])]))
+        answer = {"output_topic": settings.results_topic, "offset": 2}
+        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, answer])]))
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
 
 
 def _release(settings: Settings) -> None:
     def is_done(process: ReleaseProcess) -> bool:
         shard = process._shards.get(0)
-        return shard is not None and shard.position is not None and shard.position.released == 2
+        return shard is not None and shard.position is not None and shard.position.released == 3
 
     ReleaseProcess(settings, "test").run(is_done)
 

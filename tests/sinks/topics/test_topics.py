@@ -42,6 +42,7 @@ def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings
         f"{application_id}-output": "output",
         "orders": "output",
         f"{application_id}-dead_letter": "dead letter",
+        f"{application_id}-results": "results",
         f"{application_id}-progress": "progress",
         f"{application_id}-lease": "lease",
         f"{application_id}-ready": "ready",
@@ -57,6 +58,7 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("input", 2, "created"),
         ("output", 2, "created"),
         ("dead letter", 2, "created"),
+        ("results", 2, "created"),
         ("progress", 3, "created"),
         ("lease", 1, "created"),
         ("ready", 3, "created"),
@@ -64,14 +66,14 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
     ]
     # A later call may pass another number; existing topics stay as they are.
     again = ensure_topics(settings, partitions=7)
-    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 3, 1, 3, 3)]
+    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 2, 3, 1, 3, 3)]
     assert show_topics(settings) == again
     assert check_topics(settings) == {report.name: report.partitions for report in again}
 
 
 def test_only_missing_topics_are_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.input={make_topic(5)}")
-    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 6]
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 7]
 
 
 def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
@@ -83,6 +85,7 @@ def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings
     for missing in (
         f"{application_id}-input (input)",
         f"{application_id}-dead_letter (dead letter)",
+        f"{application_id}-results (results)",
         f"{application_id}-progress (progress)",
         f"{application_id}-ready (ready)",
         f"{application_id}-position (position)",
@@ -340,4 +343,5 @@ def test_a_named_topic_is_counted_even_if_its_name_begins_like_kafkas_internal_t
     letters = f"__{uuid.uuid4().hex}"
     settings = make_settings(f"topics.dead_letter={letters}", f"topics.allowed_outputs={letters}-audit")
     ensure_topics(settings, partitions=2)
-    assert partition_counts(settings) == {settings.topics.output: 2, letters: 2, f"{letters}-audit": 2}
+    named = (settings.topics.output, letters, f"{letters}-audit", settings.results_topic)
+    assert partition_counts(settings) == dict.fromkeys(named, 2)

@@ -19,6 +19,7 @@ from state.buckets.parts import MergeName, chunks_of, is_metadata, metadata_of
 from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.message import decode_chunk
+from state.message_ids import ids_of
 from state.order import in_order
 from state.shards import by_shard
 from tests.messages import placed, some_batch_settings
@@ -169,10 +170,10 @@ def stored(buckets: list[pa.Table]) -> tuple[list[Segment], pa.Table]:
 
 
 @pytest.mark.usefixtures("small_slices")
-@given(st.lists(BUCKET, min_size=1, max_size=5), DUE)
+@given(st.lists(BUCKET, min_size=1, max_size=5), DUE, st.sets(st.integers(0, 40)))
 @settings(max_examples=60)
-def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_and_indexed(
-    buckets: list[Any], start_ms: int
+def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_and_indexed_but_for_cancelled_ones(
+    buckets: list[Any], start_ms: int, cancelled: set[int]
 ) -> None:
     tables = placed(buckets)
     segments, chunks = stored(tables)
@@ -183,7 +184,8 @@ def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_a
     for number, (from_ms, end_ms) in enumerate(sliced(segments, start_ms)):
         within = MergeSlice(MERGED.part(number), from_ms, end_ms, first_segment=len(merged))
         overlapping = chunks.filter((pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= from_ms))
-        run = merged_rows(9, within, batch_settings)
+        gone = ids_of(("delayline-in", 0, offset) for offset in cancelled)
+        run = merged_rows(9, within, batch_settings, gone)
         rows = [row for batch in run(iter(overlapping.to_batches(max_chunksize=3))) for row in batch.to_pylist()]
         for metadata in (row for row in rows if is_metadata(row["part"])):
             segment = described_segment(metadata)
@@ -204,7 +206,8 @@ def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_a
             assert indexed(metadata) == {(*key[1:], key[0] >> metadata["precision_bits"]) for key in keys}
             merged.append(segment)
             order_keys += keys
-    waiting = [row for row in in_order(pa.concat_tables(tables)).to_pylist() if row["deliver_at_ms"] >= start_ms]
+    everything = in_order(pa.concat_tables(tables)).to_pylist()
+    waiting = [row for row in everything if row["deliver_at_ms"] >= start_ms and row["offset"] not in cancelled]
     assert order_keys == [tuple(row[name] for name in KEY) for row in waiting]
     assert [segment.segment for segment in merged] == list(range(len(merged)))
 

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructType
 
 from state.buckets.operator import (
+    ASKED,
     DUE,
     FILLED_BYTES,
     FILLER,
@@ -20,6 +21,7 @@ from state.buckets.operator import (
     update_shard,
 )
 from state.buckets.parts import sealed_part
+from state.cancel import ASK_SCHEMA
 from state.checkpoint.batch_settings import RunningBatch
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
 from state.message import decode_chunk, encode_chunk
@@ -131,3 +133,40 @@ def test_fillers_make_spark_pass_on_its_rows_after_the_bytes_that_it_may_collect
     assert fillers(FILLED_BYTES, 10_000) == 10_000
     assert fillers(FILLED_BYTES // 2 + 1, 10_000) == 5_001
     assert fillers(1, 10_000) == 1
+
+
+def asks_for(*offsets: int) -> pa.Table:
+    rows = [
+        {"topic": "delayline-in", "partition": 0, "offset": offset, "ask_topic": "in", "ask_partition": 1}
+        | {"ask_offset": 100 + at}
+        for at, offset in enumerate(offsets)
+    ]
+    return pa.Table.from_pylist(rows, schema=ASK_SCHEMA)
+
+
+@pytest.mark.parametrize(("key", "passed_on"), [(7, [1, 2, 9]), (1, [1, 2])], ids=["first shard", "another"])
+def test_what_is_cancelled_leaves_the_shard_and_the_first_shard_passes_on_all_asks(
+    key: int, passed_on: list[int]
+) -> None:
+    state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000)))
+    arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(2, 50), (3, 60), (4, 7_000)])
+    asked, frame = frames_of(state, arrivals, asks_for(1, 9, 2), key=key)
+    assert set(asked["kind"]) == {ASKED}
+    rows = decode_chunk(asked["chunk"][0]).to_pylist()
+    assert sorted(row["offset"] for row in rows) == passed_on
+    assert {row["offset"] for row in rows if row["found"]} == {1, 2}
+    due = decode_chunk(frame[frame["kind"] == DUE]["chunk"].iloc[0])
+    assert due.column("offset").to_pylist() == [3]
+    assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 4]
+
+
+def test_dead_letters_and_asks_are_not_cancelled() -> None:
+    arrivals = messages(
+        [
+            {"deliver_at_ms": 50, "offset": 1, "error_code": "bad-deliver-at", "error_text": "bad"},
+            {"deliver_at_ms": 50, "offset": 2, "output_topic": BATCH_SETTINGS.results, "key": b"in/0/7"},
+        ]
+    )
+    asked, frame = frames_of(group_state(cutoff_ms=100), arrivals, asks_for(1, 2), key=7)
+    assert [row["found"] for row in decode_chunk(asked["chunk"][0]).to_pylist()] == [False, False]
+    assert frame[frame["kind"] == DUE]["count"].tolist() == [2]

@@ -11,6 +11,7 @@ from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message import decode_chunk
+from state.message_ids import ids_of
 from state.order import in_order
 from state.shards import shards_of
 from tests.messages import messages, placed, some_batch_settings
@@ -38,19 +39,19 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
     return list(ordered.to_batches(max_chunksize=3))
 
 
-@given(st.lists(BUCKET, min_size=1, max_size=5), DUE, DUE, st.integers(1, 4))
+@given(st.lists(BUCKET, min_size=1, max_size=5), DUE, DUE, st.integers(1, 4), st.sets(st.integers(0, 40)))
 @settings(max_examples=60)
-def test_the_window_has_each_message_of_its_range_once_under_its_current_shard(
-    buckets: list[Any], one: int, other: int, shards: int
+def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_but_for_cancelled_ones(
+    buckets: list[Any], one: int, other: int, shards: int, cancelled: set[int]
 ) -> None:
     start_ms, end_ms = sorted((one, other))
     tables = placed(buckets)
-    given_rows = [
-        row for batch in window_rows(start_ms, end_ms, shards)(iter(stored_chunks(tables))) for row in batch.to_pylist()
-    ]
+    in_window = window_rows(start_ms, end_ms, shards, ids_of(("delayline-in", 0, offset) for offset in cancelled))
+    given_rows = [row for batch in in_window(iter(stored_chunks(tables))) for row in batch.to_pylist()]
     assert all(list(row) == WINDOW_SCHEMA.names for row in given_rows)
     everything = in_order(pa.concat_tables(tables))
-    wanted = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
+    in_range = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
+    wanted = [row for row in in_range if row["offset"] not in cancelled]
     for shard in range(shards):
         rows = [row for row in given_rows if row["shard"] == shard]
         loaded = pa.concat_tables([messages([]), *(decode_chunk(row["chunk"]) for row in rows)])

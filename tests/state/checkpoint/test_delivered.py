@@ -124,7 +124,7 @@ class Model:
             row for row in self.accepted
             if row["offset"] < ends.get(str(row["partition"]), 0)
             and (row["partition"], row["offset"]) not in in_bucket
-            and not newest.of_input(messages([row]))[0]
+            and not newest.of_input(messages([row]), "")[0]
         ]  # fmt: skip
         rest += [
             row for bucket, rows in self.sealed.items() for row in rows
@@ -170,7 +170,7 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
             assert newest.of_bucket(messages([row]), buckets[0])[0] == is_delivered
             assert is_delivered or row["deliver_at_ms"] >= newest.whole_before_ms
         else:
-            assert newest.of_input(messages([row]))[0] == is_delivered
+            assert newest.of_input(messages([row]), "")[0] == is_delivered
         if is_delivered and not row["error_code"]:
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
@@ -208,9 +208,9 @@ def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> No
 @pytest.mark.parametrize(("offset", "delivered"), [(4, True), (5, False)])
 def test_input_before_the_offsets_of_the_origin_is_delivered(offset: int, delivered: bool) -> None:
     newest = Delivered((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
-    assert newest.of_input(messages([{"offset": offset}])).tolist() == [delivered]
-    assert newest.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
-    assert np.array_equal(newest.of_input(messages([])), [])
+    assert newest.of_input(messages([{"offset": offset}]), "").tolist() == [delivered]
+    assert newest.of_input(messages([{"offset": 0, "partition": 1}]), "").tolist() == [False]
+    assert np.array_equal(newest.of_input(messages([]), ""), [])
 
 
 def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:

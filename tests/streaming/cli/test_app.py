@@ -69,7 +69,7 @@ def prepared(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["broker"], ["topics", "create"], ["publish"], ["subscribe"], ["resend"], ["release"]]
+    "command", [[], ["broker"], ["topics", "create"], ["publish"], ["cancel"], ["subscribe"], ["resend"], ["release"]]
 )
 def test_the_help_of_every_command_names_the_common_options(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
@@ -96,13 +96,14 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("input", 3, "created"),
         ("output", 3, "created"),
         ("dead letter", 3, "created"),
+        ("results", 3, "created"),
         ("progress", 2, "created"),
         ("lease", 1, "created"),
         ("ready", 2, "created"),
         ("position", 2, "created"),
     ]
     again = run(settings, "topics", "create")
-    assert (again.exit_code, again.stdout.count("exists")) == (0, 7)
+    assert (again.exit_code, again.stdout.count("exists")) == (0, 8)
     assert run(settings, "topics", "show").exit_code == 0
 
 

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets import reach
+from state.buckets.cancelled import NEVER_MS, CancelledId, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
 from state.buckets.segments import Segment, cut
@@ -263,3 +264,21 @@ def count_loads(store: BucketTable, monkeypatch: pytest.MonkeyPatch) -> list[tup
 
     monkeypatch.setattr(store, "chunks", counted)
     return loads
+
+
+def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_already(store: BucketTable) -> None:
+    far = 30 * 24 * 3_600_000
+    seal(store, {1: [100, 150, far, far + 50]}, 1)
+    window, _ = window_of(store, ahead_ms=200)
+    assert [due for due, _ in taken(window, 0, 120)] == [100]
+    gone = [CancelledId(("delayline-in", 0, offset), due - 5, due + 5) for due, offset in ((150, 1), (far + 50, 3))]
+    store.append(store.spark.createDataFrame(cancelled_rows(gone, 2)), "checkpoint", 2)
+    window.take(120, 300)
+    window.cancel([*gone, CancelledId(("delayline-in", 0, 77), NEVER_MS, NEVER_MS)])
+    assert {source: ids.tolist() for source, ids in window.cancelled(120, 300).items()} == {("delayline-in", 0): [1]}
+    assert window.cancelled(0, 145) == {}
+    window.advance(300)
+    assert window.cancelled(120, 300) == {}
+    assert taken(window, 300, far - 1_000) == []
+    assert taken(window, far - 1_000, far + 100) == [(far, 2)]
+    window.close()

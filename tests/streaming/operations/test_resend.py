@@ -300,7 +300,7 @@ def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--code", "bad"], "the codes are bad-delay-level, "),
+        (["--code", "bad"], "the codes are bad-cancel, "),
         (["--id", "in/0"], "write topic/partition/offset"),
         (["--id", "in/0/5"], "no such dead letter is waiting"),
         (["--partition", "3"], "has 0 to 2"),

@@ -1,0 +1,121 @@
+"""Asking a job to cancel messages, and waiting for its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from conf.errors import PublishFailed, UsageError
+from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing
+from conf.settings import Settings
+from sources.subscriber import Received, Subscriber
+from state.cancel import CANCEL_HEADER
+from state.message_ids import parse_id
+
+_PUBLISH_TIMEOUT_S = 60.0
+_MOST_QUEUED = 100_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an ask: the id it asked for, the result (`state.cancel.Result`), and why, if that is known."""
+
+    id: str
+    result: str
+    why: str | None
+
+
+class Canceller:
+    """Asks a job to cancel messages. A context manager.
+
+    An ask goes to the partition of the message that it asks for: so the job has read that before it reads the ask.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect, so that no answer to a later ask is missed. Raises what `Subscriber` does."""
+        self._settings = settings
+        self._answers = Subscriber(settings, settings.results_topic)
+        # The id that each ask without an answer asks for, by the id of the ask.
+        self._open: dict[str, str] = {}
+        self._failure: KafkaException | None = None
+
+    def ask(self, ids: Iterable[str], headers: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Publish an ask for each of `ids`, with `headers`, which come back with the answer.
+
+        Raises UsageError, with nothing published, for an id that is none of an input topic; PublishFailed,
+        RightMissing.
+        """
+        places = [self._place(text) for text in ids]
+        producer = Producer({**librdkafka_options(self._settings.kafka), "acks": "all", "enable.idempotence": True})
+        for text, topic, number in places:
+            own: list[tuple[str, str | bytes | None]] = [(CANCEL_HEADER, text.encode()), *headers]
+            while len(producer) >= _MOST_QUEUED:
+                producer.poll(0.1)
+            try:
+                producer.produce(topic, None, partition=number, headers=own, on_delivery=partial(self._asked, text))
+            except KafkaException as problem:
+                raise self._failed(topic, problem.args[0]) from problem
+            producer.poll(0)
+        if producer.flush(_PUBLISH_TIMEOUT_S):
+            raise PublishFailed(f"{self._settings.kafka.bootstrap_servers} did not confirm all cancels")
+        if self._failure is not None:
+            raise self._failed("an input topic", self._failure.args[0])
+
+    def answers(self, timeout_ms: int) -> Iterator[Answer]:
+        """Yield the answer to each ask as it comes, for up to `timeout_ms` in all."""
+        if not self._open:
+            return
+        for received in self._answers.records(timeout_ms=timeout_ms):
+            asked = self._open.pop(received.id or "", None)
+            if asked is not None:
+                yield _read(asked, received)
+            if not self._open:
+                return
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The ids that were asked for, and have no answer."""
+        return list(self._open.values())
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._answers.close()
+
+    def __enter__(self) -> Canceller:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _place(self, text: str) -> tuple[str, str, int]:
+        try:
+            topic, partition, _ = parse_id(text)
+        except ValueError as problem:
+            raise UsageError(f"{text!r}: {problem}") from None
+        if topic not in self._settings.topics.input:
+            raise UsageError(f"{text!r}: {topic} is not in topics.input ({', '.join(self._settings.topics.input)})")
+        return text, topic, partition
+
+    def _asked(self, text: str, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failure = self._failure or KafkaException(error)
+            return
+        self._open[f"{message.topic()}/{message.partition()}/{message.offset()}"] = text
+
+    def _failed(self, where: str, error: KafkaError) -> Exception:
+        if is_refusal(error):
+            return right_missing("Write", f"topic {where}")
+        return PublishFailed(f"{where} at {self._settings.kafka.bootstrap_servers}: {error.str()}")
+
+
+def _read(asked: str, received: Received) -> Answer:
+    fields = json.loads(received.value or b"{}")
+    return Answer(asked, str(fields.get("result", "unknown")), fields.get("why"))

@@ -1,0 +1,70 @@
+"""Finding message ids in the metadata of sealed segments: in which segment each lies, and about when it is due."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from conf.errors import BucketUnreadable
+from state.message_ids import Ids
+
+LOCATED_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        # The Delta partition of the segment's metadata, and that of its chunks if the table is old.
+        ("part", pa.string()),
+        ("time_partition", pa.string()),
+        ("bucket", pa.int64()),
+        # The message is due in [from_ms, until_ms], epoch ms.
+        ("from_ms", pa.int64()),
+        ("until_ms", pa.int64()),
+    ]
+)
+# What comes from the table.
+_COPIED = ("part", "time_partition", "bucket")
+
+
+def locating(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the `mapInArrow` function that turns metadata rows into a row of `LOCATED_SCHEMA` for each id they have.
+
+    The input has the columns part, time_partition, bucket, deliver_at_ms, max_deliver_at_ms, precision_bits, and
+    index_entries, of which those of other input partitions may be left out.
+    """
+    # pyroaring copies an array.array's memory; it takes a NumPy array one value at a time.
+    wanted = {source: BitMap64(array("Q", offsets.tobytes())) for source, offsets in ids.items()}
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                found = [each for entry in row["index_entries"] for each in _found(entry, row, wanted)]
+                if found:
+                    yield pa.RecordBatch.from_pylist(found, schema=LOCATED_SCHEMA)
+
+    return run
+
+
+def _found(entry: dict[str, Any], row: dict[str, Any], wanted: dict[tuple[str, int], BitMap64]) -> list[dict[str, Any]]:
+    source = entry["topic"], entry["partition"]
+    if source not in wanted:
+        return []
+    try:
+        offsets = BitMap64.deserialize(bytes(entry["offsets"])) & wanted[source]
+    # pyroaring raises IndexError for empty bytes, and ValueError for other bytes that are not a bitmap.
+    except (IndexError, ValueError) as error:
+        raise BucketUnreadable(
+            f"the message ids of {source[0]}/{source[1]} are not a Roaring bitmap: {error}"
+        ) from error
+    if not offsets:
+        return []
+    from_ms = max(row["deliver_at_ms"], entry["tick_ms"])
+    until_ms = min(row["max_deliver_at_ms"], entry["tick_ms"] + (1 << row["precision_bits"]) - 1)
+    common = {name: row[name] for name in _COPIED} | {"from_ms": from_ms, "until_ms": until_ms}
+    numbers = np.frombuffer(offsets.to_array(), dtype=np.int64).tolist()
+    return [{"topic": source[0], "partition": source[1], "offset": each} | common for each in numbers]

@@ -1,0 +1,100 @@
+"""Sets of message ids, and which rows of a table they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# The columns of a message's id.
+ID = ("topic", "partition", "offset")
+ID_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+# Offsets, ascending and distinct, by (topic, partition).
+Ids = Mapping[tuple[str, int], npt.NDArray[np.int64]]
+NO_IDS: Ids = {}
+
+
+def ids_in(messages: pa.Table | pa.RecordBatch) -> Ids:
+    """Return the ids of a table that has the columns `ID`."""
+    ids: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
+    offsets = messages.column("offset").to_numpy()
+    for source, rows in _by_source(messages):
+        ids[source] = np.unique(offsets[rows])
+    return ids
+
+
+def table_of(ids: Ids) -> pa.Table:
+    """Return `ids` as a table of `ID_SCHEMA`."""
+    tables = [
+        pa.table([pa.array([topic] * len(own)), pa.array([partition] * len(own), pa.int32()), own], schema=ID_SCHEMA)
+        for (topic, partition), own in ids.items()
+    ]
+    return pa.concat_tables([ID_SCHEMA.empty_table(), *tables])
+
+
+def ids_of(several: Iterable[tuple[str, int, int]]) -> Ids:
+    """Return ids that are given one by one."""
+    offsets: dict[tuple[str, int], set[int]] = {}
+    for topic, partition, offset in several:
+        offsets.setdefault((topic, partition), set()).add(offset)
+    return {source: np.array(sorted(own), dtype=np.int64) for source, own in offsets.items()}
+
+
+def united(several: Iterable[Ids]) -> Ids:
+    """Return the ids that any of `several` has."""
+    pieces: dict[tuple[str, int], list[npt.NDArray[np.int64]]] = {}
+    for ids in several:
+        for source, offsets in ids.items():
+            pieces.setdefault(source, []).append(offsets)
+    return {source: np.unique(np.concatenate(own)) for source, own in pieces.items()}
+
+
+def count_of(ids: Ids) -> int:
+    """Return how many ids there are."""
+    return sum(map(len, ids.values()))
+
+
+def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
+    """Return which rows of a table, which has the columns `ID`, have one of `ids`."""
+    found = np.zeros(messages.num_rows, dtype=bool)
+    if not ids or not messages.num_rows:
+        return found
+    offsets = messages.column("offset").to_numpy()
+    for source, rows in _by_source(messages):
+        own = ids.get(source)
+        if own is not None:
+            # Both are numbers below 2^63, and `own` is sorted: faster than `np.isin`, which sorts both.
+            at = np.minimum(np.searchsorted(own, offsets[rows]), len(own) - 1)
+            found[rows] = own[at] == offsets[rows]
+    return found
+
+
+def without(messages: pa.Table, ids: Ids) -> pa.Table:
+    """Return `messages` but for those that have one of `ids`."""
+    named = among(messages, ids)
+    return messages.filter(pa.array(~named)) if named.any() else messages
+
+
+def parse_id(text: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a message id, `topic/partition/offset`. Raises ValueError."""
+    topic, *place = text.rsplit("/", 2)
+    if not topic or len(place) != 2 or not all(each.isascii() and each.isdigit() for each in place):
+        raise ValueError("a message id is topic/partition/offset")
+    partition, offset = map(int, place)
+    if partition >= 1 << 31 or offset >= 1 << 63:
+        raise ValueError("partition or offset is larger than Kafka's")
+    return topic, partition, offset
+
+
+def _by_source(messages: pa.Table | pa.RecordBatch) -> Iterable[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
+    """Yield each (topic, partition) in `messages`, and its rows."""
+    topics = messages.column("topic")
+    partitions = messages.column("partition").to_numpy()
+    for topic in pc.unique(topics).to_pylist():
+        of_topic = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
+        own = partitions[of_topic]
+        for partition in np.unique(own).tolist():
+            yield (topic, partition), of_topic[own == partition]

@@ -1,0 +1,84 @@
+"""`delayline cancel`: cancel messages that wait, and show what became of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from conf.errors import UsageError
+from streaming.cli.options import ConfigFile, Overrides, duration_ms, header, settings_of, utf8
+
+if TYPE_CHECKING:
+    from sources.canceller import Answer
+
+# The exit code for answers, the worst of all: failures in general have 1, and wrong arguments 2.
+_EXIT_CODES = {"cancelled": 0, "too-late": 3, "unknown": 4}
+
+
+def cancel(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ID...",
+            help="Message ids, topic/partition/offset. Without any, each line of standard input is one.",
+        ),
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the answers.")] = "1m",
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", metavar="NAME=VALUE", help="A header that comes back with the answer. Repeatable."),
+    ] = None,
+    output_format: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
+    ] = "table",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Cancel messages, and wait for the job's answer to each: cancelled, too-late or unknown.
+
+    The id of a message is what its producer got back when it published, and what `delayline publish` prints. A message
+    is answered as soon as the job's next batch has looked for it.
+
+    Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time.
+    """
+    from sources.canceller import Canceller
+
+    wait_ms = duration_ms("--timeout", timeout)
+    settings = settings_of(config, overrides)
+    extra = [header("--header", text) for text in headers or ()]
+    asked = [utf8("ID", text) for text in ids] if ids else _lines()
+    if not asked:
+        raise UsageError("name at least one message id: topic/partition/offset")
+    code = 0
+    with Canceller(settings) as canceller:
+        canceller.ask(asked, extra)
+        for answer in canceller.answers(wait_ms):
+            typer.echo(_json(answer) if output_format == "json" else _row(answer))
+            code = max(code, _EXIT_CODES.get(answer.result, 4))
+        unanswered = canceller.unanswered
+    if unanswered:
+        typer.echo(
+            f"no answer to {len(unanswered)} of {len(asked)} within {timeout}, such as {unanswered[0]}: is the job "
+            "running? Its answer will come, and cancelling again does no harm",
+            err=True,
+        )
+        raise typer.Exit(1)
+    if code:
+        raise typer.Exit(code)
+
+
+def _lines() -> list[str]:
+    if sys.stdin.isatty():
+        typer.echo("one message id for each line; end with Ctrl-D", err=True)
+    return [line.strip() for line in sys.stdin if line.strip()]
+
+
+def _row(answer: Answer) -> str:
+    return f"{answer.id}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")
+
+
+def _json(answer: Answer) -> str:
+    return json.dumps({"id": answer.id, "result": answer.result, "why": answer.why}, ensure_ascii=False)

@@ -1,0 +1,76 @@
+"""The checks of cancels: each ask has one answer, and the answers agree with what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streaming.judge.record import Received
+
+_RESULTS = {"cancelled", "too-late", "unknown"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The records of a results topic, by the id of the ask that each answers."""
+
+    by_ask: Mapping[str, list[Received]]
+
+    @staticmethod
+    def of(records: Iterable[Received]) -> Answers:
+        """Take the records that were read from a results topic."""
+        by_ask: dict[str, list[Received]] = {}
+        for record in records:
+            by_ask.setdefault(record.id, []).append(record)
+        return Answers(by_ask)
+
+    def results(self, asks: Mapping[str, str]) -> dict[str, set[str]]:
+        """Return what is answered for each id that was asked for. `asks` has these by the id of the ask."""
+        results: dict[str, set[str]] = {}
+        for ask, records in self.by_ask.items():
+            if ask in asks:
+                results.setdefault(asks[ask], set()).update(str(_content(record).get("result")) for record in records)
+        return results
+
+    def cancelled(self, asks: Mapping[str, str]) -> set[str]:
+        """Return the ids of the messages that were answered to be cancelled."""
+        return {asked for asked, results in self.results(asks).items() if "cancelled" in results}
+
+    def problems(self, asks: Mapping[str, str], came_out: Collection[str], complete: bool) -> list[str]:
+        """Return what is wrong, a sentence each.
+
+        `came_out` are the ids of all records in output and dead-letter topics.
+
+        If not `complete`, answers and messages may still come.
+        """
+        problems = [f"{ask} has {len(records)} answers" for ask, records in self.by_ask.items() if len(records) != 1]
+        problems += [f"{ask} was answered, and asked for nothing" for ask in self.by_ask.keys() - asks.keys()]
+        if complete:
+            problems += [
+                f"{ask}, which asks for {asks[ask]}, has no answer" for ask in asks.keys() - self.by_ask.keys()
+            ]
+        for ask in asks.keys() & self.by_ask.keys():
+            record = self.by_ask[ask][0]
+            content = _content(record)
+            if record.key != asks[ask].encode() or content.get("id") != asks[ask]:
+                problems.append(f"{ask} asks for {asks[ask]}, and its answer is of {record.key!r}, {content.get('id')}")
+            if content.get("result") not in _RESULTS:
+                problems.append(f"{ask} has the answer {content}")
+        for asked, results in self.results(asks).items():
+            if {"cancelled", "too-late"} <= results:
+                problems.append(f"{asked} is cancelled by one answer, and too late by another")
+            if "cancelled" in results and asked in came_out:
+                problems.append(f"{asked} came out, and was answered to be cancelled")
+            if complete and "too-late" in results and asked not in came_out:
+                problems.append(f"{asked} did not come out, and was answered to be too late")
+        return problems
+
+
+def _content(record: Received) -> dict[str, Any]:
+    try:
+        content = json.loads(record.value or b"")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,91 @@
+"""Records that ask for a cancel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf.errors import InvariantViolated
+from sources.intake.accept import accept
+from state.cancel import answer, answered, ask_ids, asked_ids, asks_in
+from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+BATCH_SETTINGS = some_batch_settings(partitions=PARTITIONS | {"delayline-results": 3})
+RESULTS = BATCH_SETTINGS.results
+
+
+def accepted(*rows: dict[str, Any]) -> list[dict[str, Any]]:
+    table = records({"timestamp_ms": CLOCK_MS - 1_000, "offset": at, **row} for at, row in enumerate(rows))
+    found: list[dict[str, Any]] = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()
+    return found
+
+
+def ask(text: bytes | None, *more: tuple[str, bytes | None]) -> dict[str, Any]:
+    return {"headers": headers(("delayline-cancel", text), *more)}
+
+
+def test_an_ask_goes_to_the_results_topic_at_once_with_the_id_as_its_key() -> None:
+    trace = ("trace", b"7")
+    (message,) = accepted({**ask(b" in/1/0042 ", trace), "key": b"k", "value": b"v"})
+    assert (message["output_topic"], message["error_code"]) == ("delayline-results", None)
+    assert (message["key"], message["value"]) == (b"in/1/42", None)
+    assert message["deliver_at_ms"] == CLOCK_MS - 1_000
+    assert message["headers"][1] == {"key": "trace", "value": b"7"}
+
+
+def test_asks_are_accepted_in_place_between_other_records() -> None:
+    delay = {"headers": headers(("deliver-after", b"5s"))}
+    rows = accepted({}, ask(b"in/0/1"), delay, {"headers": None}, ask(b"in/0/2", ("deliver-after", b"1h")))
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["output_topic"] for row in rows] == [
+        "delayline-out",
+        RESULTS,
+        "delayline-out",
+        "delayline-out",
+        RESULTS,
+    ]
+    assert rows[2]["deliver_at_ms"] == CLOCK_MS + 4_000
+    assert rows[4]["deliver_at_ms"] == CLOCK_MS - 1_000, "a delay header means nothing on an ask"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [ask(b"in/0"), ask(b""), ask(None), ask(b"in/0/x"), ask(b"\xff/0/1"), ask(b"x" * 5_000),
+     ask(b"in/0/1", ("delayline-cancel", b"in/0/2"))],
+    ids=["short", "empty", "null", "no number", "no text", "long", "two"],
+)  # fmt: skip
+def test_an_ask_that_names_no_message_is_a_dead_letter(bad: dict[str, Any]) -> None:
+    message, good = accepted({**bad, "key": b"k", "value": b"v"}, ask(b"in/0/1"))
+    assert (message["error_code"], message["output_topic"]) == ("bad-cancel", "delayline-dead-letter")
+    assert (message["key"], message["value"]) == (b"k", b"v")
+    assert good["error_code"] is None
+
+
+def test_batches_recorded_before_there_were_cancels_take_the_header_for_any_other() -> None:
+    table = records([{"timestamp_ms": CLOCK_MS, **ask(b"in/0/1")}])
+    (message,) = accept(table, replace(BATCH_SETTINGS, results=""), CLOCK_MS).to_pylist()
+    assert message["output_topic"] == "delayline-out"
+    assert asks_in(messages([{"key": b"in/0/1"}]), "").num_rows == 0
+
+
+def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
+    table = messages(
+        [
+            {"offset": 1, "value": b"other"},
+            {"offset": 2, "output_topic": RESULTS, "key": b"in/3/4", "value": None},
+            {"offset": 3, "output_topic": RESULTS, "key": b"k", "error_code": "bad-cancel"},
+        ]
+    )
+    asks = asks_in(table, RESULTS)
+    assert (ask_ids(asks), asked_ids(asks)) == ([("delayline-in", 0, 2)], [("in", 3, 4)])
+    filled = answered(table, RESULTS, {("delayline-in", 0, 2): answer(("in", 3, 4), "too-late", "gone")})
+    values = filled.column("value").to_pylist()
+    assert (values[0], values[2]) == (b"other", b"v")
+    assert json.loads(values[1]) == {"id": "in/3/4", "result": "too-late", "why": "gone"}
+    assert filled.schema == table.schema
+    with pytest.raises(InvariantViolated, match="without an answer"):
+        answered(table, RESULTS, {})

@@ -1,0 +1,195 @@
+"""The decision about cancels, on a real table of sealed buckets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.settings import Settings
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.cancelled import NEVER_MS, CancelledId, cancelled_rows
+from state.buckets.operator import ASKED, ASKED_SCHEMA, SEALED, SHARD_OUTPUT_SCHEMA
+from state.buckets.parts import MergeName
+from state.buckets.table_rows import described_segment
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from state.message import encode_chunk
+from state.message_ids import ids_of, parse_id
+from streaming.job.cancels import CancelDesk, Decision
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+from tests.messages import messages, some_batch_settings
+from tests.streaming.sealed import seal_messages
+
+BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
+TOPIC = "delayline-in"
+# Nothing of the inputs is deleted.
+BOUNDS = {(TOPIC, 0): (0, 100)}
+# Of the batch that decides: what it reads, its number, and the cutoff of the batch before.
+READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
+
+
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], tuple[int, int]]:
+    """The bounds of the input topics: the desk alone is tested here, and needs no broker for anything else."""
+    own = dict(BOUNDS)
+    monkeypatch.setattr("streaming.job.cancels.input_bounds", lambda _: own)
+    return own
+
+
+def seal(store: BucketTable, number: int, **dues: int) -> None:
+    """Seal messages as bucket `number`: due times by offset, as `_5=1_200`."""
+    rows = [{"offset": int(name[1:]), "deliver_at_ms": due} for name, due in dues.items()]
+    seal_messages(store, number, rows, BATCH_SETTINGS)
+
+
+def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
+    """Store what the batch of bucket `number` cancels."""
+    rows = store.spark.createDataFrame(cancelled_rows(cancelled, number))
+    store.append(rows, "checkpoint", number)
+
+
+def span(batch_id: int = BATCH, previous_ms: int = PREVIOUS_MS, **origin: Any) -> BatchSpan:
+    ends = {TOPIC: {"0": READ}}
+    return BatchSpan(CheckpointOrigin("c", 1, 2, **origin), batch_id, previous_ms, previous_ms + 500, ends, ends)
+
+
+def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"part": "", "topic": "", "chunk": b""}
+    table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
+    frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+    return frame, frame.drop("chunk").collect()
+
+
+def decide(
+    store: BucketTable, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
+) -> tuple[dict[int | str, str], list[CancelledId]]:
+    """Return the result for each offset, or whole id, and what is cancelled."""
+    ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
+    asks = [
+        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, each[2] in found), strict=True))
+        for at, each in enumerate(ids)
+    ]
+    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
+    frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
+    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span())
+    assert decision.answers.keys() == {("asks", 1, at) for at in range(len(asks))}
+    answers = [json.loads(decision.answers["asks", 1, at]) for at in range(len(asks))]
+    assert [answer["id"] for answer in answers] == ["/".join(map(str, each)) for each in ids]
+    return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), list(decision.cancelled)
+
+
+def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
+    frame, rows = output_of(store, [{"kind": SEALED}])
+    assert CancelDesk(store, Settings()).decide(frame, rows, span()) == Decision()
+
+
+def test_what_the_state_stage_took_out_is_cancelled(store: BucketTable) -> None:
+    results, cancelled = decide(store, 5, found=[5])
+    assert results == {5: "cancelled"}
+    assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, NEVER_MS)]
+
+
+def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: BucketTable) -> None:
+    # Slots of 16 ms and more: the index does not know whether 990 or 1,001 is below the cutoff before.
+    seal(store, 3, _1=900, _2=990, _3=999, _4=1_000, _5=1_001, _6=1_499, _7=90_000)
+    results, cancelled = decide(store, 1, 2, 3, 4, 5, 6, 7, 8)
+    late, out = dict.fromkeys((1, 2, 3, 8), "too-late"), dict.fromkeys((4, 5, 6, 7), "cancelled")
+    assert results == late | out
+    dues = {4: 1_000, 5: 1_001, 6: 1_499, 7: 90_000}
+    assert {each.id[2] for each in cancelled} == dues.keys()
+    assert all(each.from_ms <= dues[each.id[2]] <= each.until_ms for each in cancelled)
+
+
+def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000, _2=6_000)
+    results, cancelled = decide(store, 1, 1, 2)
+    assert set(results.values()) == {"cancelled"}
+    assert len(cancelled) == 2
+    cancel(store, BATCH, *cancelled)
+    again, newly = decide(store, 1, of=span(BATCH + 1))
+    assert (again, newly) == ({1: "cancelled"}, [])
+    much_later, newly = decide(store, 1, of=span(BATCH + 50, previous_ms=50_000))
+    assert (much_later, newly) == ({1: "cancelled"}, [])
+
+
+def test_a_replay_decides_the_same_although_its_decision_is_stored(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000)
+    first = decide(store, 1, 2, found=[2])
+    cancel(store, BATCH, *first[1])
+    assert decide(store, 1, 2, found=[2]) == first
+
+
+def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(store: BucketTable) -> None:
+    seal(store, 1, _1=5_000, _2=6_000)
+    seal(store, 2, _3=5_500, _4=6_500)
+    cancel(store, 3, CancelledId((TOPIC, 0, 3), 5_488, 5_503))
+    buckets: dict[int, Any] = {}
+    for row in store.metadata():
+        segment = described_segment(row.asDict())
+        buckets.setdefault(segment.bucket, []).append(segment)
+    merge = Merge(MergeName(1, 2, 1), buckets)
+    while within := merge.next_slice(0):
+        gone = store.cancelled_between(within.start_ms, within.end_ms, 3)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, gone), within, 1)
+    merge.check(0)
+    finish_merge(store, merge, 1)
+    assert sum(segment.count for segment in merge.merged) == 3
+    results, cancelled = decide(store, 1, 3, 4)
+    assert set(results.values()) == {"cancelled"}
+    assert {each.id[2] for each in cancelled} == {1, 4}
+
+
+def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: BucketTable) -> None:
+    results, cancelled = decide(store, READ - 1, READ, 10**18, "other/0/1")
+    assert results == {READ - 1: "too-late", READ: "unknown", 10**18: "unknown", "other/0/1": "unknown"}
+    assert cancelled == []
+
+
+def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketTable) -> None:
+    chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}, {"offset": 8, "deliver_at_ms": 80_000}]))
+    sealed = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
+    results, cancelled = decide(store, 8, 9, rows=[sealed])
+    assert results == {8: "cancelled", 9: "too-late"}
+    assert cancelled == [CancelledId((TOPIC, 0, 8), 80_000, 80_000)]
+
+
+def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(store: BucketTable) -> None:
+    seal(store, 6, _1=500, _2=3_000)
+    seal(store, 7, _3=600, _4=4_000)
+    origin = {"first_bucket": 8, "cutoff_ms": 2_000}
+    results, cancelled = decide(store, 1, 2, 3, 4, of=span(0, 0, **origin))
+    assert results == {1: "too-late", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
+    assert {each.id[2] for each in cancelled} == {2, 3, 4}
+
+
+def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
+    store: BucketTable, bounds: dict[tuple[str, int], tuple[int, int]]
+) -> None:
+    far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
+    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, NEVER_MS), far)
+    cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
+    assert store.cancelled_partitions().keys() == {2, 3}
+    bounds[TOPIC, 0] = (5, 100)
+    store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
+    assert store.cancelled_partitions().keys() == {3}
+    left = store.cancelled_ids()
+    assert left[TOPIC, 0].tolist() == [3, 9]
+    results, _ = decide(store, 1, 2, 3, 9, 8)
+    assert results == {1: "unknown", 2: "unknown", 3: "cancelled", 9: "cancelled", 8: "too-late"}
+
+
+def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
+    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, NEVER_MS))
+    cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
+    assert [len(store.cancelled_between(511, 600, bucket)) for bucket in (2, 3)] == [0, 1]
+    assert store.cancelled_between(0, 2**62, ALL_BUCKETS)[TOPIC, 0].tolist() == [1, 2]
+    known = store.cancelled_among(ids_of([(TOPIC, 0, 1), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]), 2)
+    assert {source: own.tolist() for source, own in known.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
+    assert store.cancelled_ids().keys() == {(TOPIC, 0), (TOPIC, 1)}
+    assert store.metadata() == [], "they are no segments"

@@ -1,0 +1,119 @@
+"""Cancels through the whole service, wherever the message is: each is answered once, and the answers agree."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.eventually import assert_eventually
+from tests.job_log import sealed_messages
+from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+
+def cancel_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
+    """Ask for the cancel of some of all messages that were ever published, a few of them twice."""
+    ledger.flush()
+    chosen = random.Random(seed)
+    for identity in sorted(ledger.sent):
+        if chosen.random() < share:
+            ledger.cancel(identity)
+            if chosen.random() < 0.2:
+                ledger.cancel(identity, partition=chosen.randrange(2))
+    ledger.cancel(f"{application.input}/0/{10**12}")
+
+
+def cancel_command(service: Service, *ids: str) -> tuple[int, dict[str, str]]:
+    """Run `delayline cancel`, and return its exit code and the result for each id."""
+    sets = [part for override in service.overrides for part in ("--set", override)]
+    command = [sys.executable, "-m", "streaming.cli", "cancel", "--format", "json", *ids, *sets]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    answers = map(json.loads, run.stdout.splitlines())
+    return run.returncode, {answer["id"]: answer["result"] for answer in answers}
+
+
+@pytest.mark.takes(60)
+def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    for wave in range(6):
+        # From plain messages to such that wait in merged buckets.
+        publish_mixed(ledger, application, 150, seed=wave, longest_ms=25_000)
+        time.sleep(2)
+        cancel_some(ledger, application, seed=wave, share=0.15)
+    ledger.wait_for_all(90)
+    ledger.verify()
+    cancelled = ledger.cancelled()
+    assert len(cancelled) > 50, "most asks come in time"
+    assert sealed_messages(service.log) > 100, "the thresholds should be low enough to seal"
+    # Long after they were due.
+    cancel_some(ledger, application, seed=99, share=0.1)
+    ledger.wait_for_all(30)
+    ledger.verify()
+    assert ledger.cancelled() == cancelled
+    # The asks of the command are not the ledger's.
+    came_out = next(iter(got.id for got in ledger.got))
+    ledger.publish(application.input, b"far", [("deliver-after", b"1h")], output=application.output, delay_ms=3_600_000)
+    ledger.flush()
+    far = next(identity for identity, message in ledger.sent.items() if message.value == b"far")
+    ledger.close()
+    unread = f"{application.input}/0/{10**12}"
+    assert cancel_command(service, far) == (0, {far: "cancelled"})
+    assert cancel_command(service, far, came_out) == (3, {far: "cancelled", came_out: "too-late"})
+    assert cancel_command(service, came_out, unread) == (4, {came_out: "too-late", unread: "unknown"})
+    assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.takes(60)
+@pytest.mark.parametrize("points", [("state-held", "cancelled", "transaction-committed", "batch-done")], ids=" ".join)
+def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_cancelled(
+    application: Application, make_service: MakeService, points: tuple[str, ...]
+) -> None:
+    service, ledger = make_service("release.slice=20ms")
+    for seed, point in enumerate(points):
+        publish_mixed(ledger, application, 250, seed, longest_ms=30_000)
+        cancel_some(ledger, application, seed)
+        service.start(f"{point}=kill", wait=False)
+        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+    service.start()
+    cancel_some(ledger, application, seed=9)
+    ledger.verify_after_outage(120)
+    assert ledger.cancelled()
+    assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.takes(60)
+def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service()
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=120_000)
+    service.start()
+    cancel_some(ledger, application, seed=1)
+    assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
+    before = ledger.cancelled()
+    service.kill()
+    assert service.command("rescale", "--shards", "3") == 0, service.log[-3000:]
+    service.overrides.append("bucket.shards=3")
+    # Killed with asks that are decided and stored, and not answered.
+    cancel_some(ledger, application, seed=2)
+    service.start("cancelled=kill", wait=False)
+    assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
+    shutil.rmtree(application.checkpoint)
+    assert service.command("rebuild") == 0, service.log[-3000:]
+    service.start()
+    cancel_some(ledger, application, seed=3, share=0.1)
+    ledger.verify_after_outage(180)
+    assert before <= ledger.cancelled()
+    assert service.stop() == 0, service.log[-3000:]
