@@ -17,6 +17,7 @@ import typer
 
 from benchmarks import (
     burst,
+    cancels,
     commits,
     endurance,
     idle,
@@ -76,6 +77,7 @@ BENCHMARKS = {
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
+    "cancels": Benchmark(on_a_stand(cancels.measure), cancels.draw),
     "sustained": Benchmark(on_a_stand(sustained.measure), sustained.draw),
     "endurance": Benchmark(on_a_stand(endurance.measure), endurance.draw),
 }
@@ -100,6 +102,7 @@ class Which(StrEnum):
     commits = "commits"
     window = "window"
     shards = "shards"
+    cancels = "cancels"
     sustained = "sustained"
     endurance = "endurance"
     scale = "scale"

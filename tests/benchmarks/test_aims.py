@@ -12,6 +12,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import (
     burst,
+    cancels,
     commits,
     endurance,
     idle,
@@ -56,6 +57,7 @@ def ordered_faults(case: str) -> dict[str, Breach]:
 NONE, MANY, COLD = lateness.NONE_WAITING, lateness.MANY_WAITING, lateness.COLD
 ORDERED: dict[str, float] = {"held_to_order": 0.5, **CLEAN}
 PUNCTUAL: dict[str, float] = {"p50_ms": 15.0, "p99_ms": 35.0, "p99_9_ms": 60.0, **ORDERED}
+ANSWERED = {"asked": 1_000, "answered": 1_000, "cancelled": 1_000, "last_answer_s": 10.0}
 SPREAD_GOOD = {"came_out": 0, "dead_letters": 0, "lost": 0}
 WORST = "memory where the index takes most, of TimeBucket's there"
 
@@ -96,6 +98,22 @@ CASES = {
             for name in HELD
         }
         | ordered_faults(endurance.CASE),
+    ),
+    "cancels": Case(
+        cancels.aims_of,
+        {
+            cancels.CALM: {"p99_ms": 20.0, "mb_job": 100.0, **ORDERED},
+            cancels.ASKED: {"p99_ms": 26.0, "mb_job": 130.0, **ORDERED, **ANSWERED},
+        },
+        {
+            "answers to asks": (cancels.ASKED, "answered", 999),
+            "cancelled of those": (cancels.ASKED, "cancelled", 999),
+            "from the last ask to the last answer": (cancels.ASKED, "last_answer_s", 10.1),
+            "lateness p99, of that without asks": (cancels.ASKED, "p99_ms", 26.1),
+            "memory, of that without asks": (cancels.ASKED, "mb_job", 131),
+            **ordered_faults(cancels.CALM),
+            **ordered_faults(cancels.ASKED),
+        },
     ),
     "sustained": Case(
         sustained.aims_of,

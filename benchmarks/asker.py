@@ -1,0 +1,87 @@
+"""Asks a running job to cancel messages at a rate, and reads the answers, in a separate process.
+
+`python -m benchmarks.asker BOOTSTRAP TOPIC PARTITIONS RESULTS COUNT RATE SECONDS` asks for messages at random, each
+once, of the first COUNT of TOPIC, whose message n is in partition n modulo PARTITIONS. RESULTS is the results topic,
+with as many partitions. It prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from state.cancel import CANCEL_HEADER
+
+_TIMEOUT_S = 120.0
+_BATCH = 1_000
+
+
+def main() -> None:
+    """Ask, and print how many asks had which answer, how long that took, and how long the last answer took."""
+    bootstrap, topic, partitions, results, count, rate, seconds = sys.argv[1:]
+    parts, asks = int(partitions), int(int(rate) * float(seconds))
+    numbers = np.random.default_rng(4).choice(int(count), asks, replace=False).tolist()
+    answers = _Answers(bootstrap, results, parts)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 500_000})
+    begun_s = time.time()
+    for at, number in enumerate(numbers):
+        while (ahead_s := begun_s + at / int(rate) - time.time()) > 0:
+            producer.poll(0)
+            answers.read(min(ahead_s, 0.005))
+        place = number % parts
+        header = (CANCEL_HEADER, f"{topic}/{place}/{number // parts}".encode())
+        producer.produce(topic, None, None, place, timestamp=int(time.time() * 1000), headers=[header])
+        if at % _BATCH == 0:
+            producer.poll(0)
+            answers.read(0)
+    producer.flush(_TIMEOUT_S)
+    asked_s = time.time()
+    while answers.count < asks and time.time() < asked_s + _TIMEOUT_S:
+        answers.read(0.1)
+    took_ms = np.array(answers.took_ms or [0])
+    figures = {
+        "asked": asks,
+        "answered": answers.count,
+        **{result.replace("-", "_"): number for result, number in answers.results.items()},
+        "answer_p50_ms": round(float(np.percentile(took_ms, 50))),
+        "answer_p99_ms": round(float(np.percentile(took_ms, 99))),
+        "last_answer_s": round(time.time() - asked_s, 2),
+    }
+    print(json.dumps(figures))
+
+
+class _Answers:
+    """Reads the results topic from its end on."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        own = {"group.id": "asker", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "fetch.wait.max.ms": 50, **own})
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+        for place in places:
+            place.offset = self._consumer.get_watermark_offsets(place, 10)[1]
+        self._consumer.assign(places)
+        self.took_ms: list[float] = []
+        self.results: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many answers have come."""
+        return len(self.took_ms)
+
+    def read(self, wait_s: float) -> None:
+        """Take the answers that are there, and wait for the first one up to `wait_s`."""
+        first = self._consumer.poll(wait_s)
+        for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
+            if message.error() is None:
+                # An answer's timestamp is that of its ask.
+                self.took_ms.append(time.time() * 1000 - message.timestamp()[1])
+                self.results[json.loads(message.value() or b"{}").get("result", "none")] += 1
+
+
+if __name__ == "__main__":
+    main()
