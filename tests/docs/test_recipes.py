@@ -1,4 +1,4 @@
-"""The recipe for a retry as docs/publish.md has it, run with kafka-python against a real broker."""
+"""The recipes of docs/publish.md for a retry and a cancel, run with kafka-python against a real broker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from kafka.structs import TopicPartition
 
 from sources.intake.accept import accept
 from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
 from tests.docs.documents import ROOT
-from tests.messages import headers, records, some_batch_settings
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 _INPUT = "delayline-in"
 _DUE_MS = 1_700_000_000_000
@@ -32,14 +33,13 @@ _RECEIVED = [
 ]
 
 
-@pytest.fixture
-def retry() -> Callable[..., Any]:
-    """The function that the document defines."""
+def recipe(section: str, name: str) -> Callable[..., Any]:
+    """Return the function `name` that a section of the document defines."""
     text = (ROOT / "docs" / "publish.md").read_text()
-    (code,) = re.findall(r"^## Retrying\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(rf"^## {section}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102, a reader of the document runs it too
-    return names["retry"]  # type: ignore[no-any-return]
+    return names[name]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -68,14 +68,15 @@ def _accepted(record: Any) -> dict[str, Any]:
         "headers": headers(*record.headers),
         "timestamp_ms": record.timestamp,
     }
-    batch_settings = some_batch_settings(allowed_outputs=("orders",))
+    batch_settings = some_batch_settings(allowed_outputs=("orders",), partitions=PARTITIONS | {"delayline-results": 1})
     (message,) = accept(pa.table(records([row])), batch_settings, record.timestamp).to_pylist()
     return dict(message)
 
 
 def test_a_received_message_that_is_published_again_by_the_recipe_is_delayed_from_now(
-    broker: EmbeddedBroker, producer: KafkaProducer, topic: str, retry: Callable[..., Any]
+    broker: EmbeddedBroker, producer: KafkaProducer, topic: str
 ) -> None:
+    retry = recipe("Retrying", "retry")
     received = _record(broker, producer.send(topic, b"v", b"k", headers=_RECEIVED, timestamp_ms=_DUE_MS))
     assert received.headers == _RECEIVED
     again = _record(broker, retry(producer, received, "30s"))
@@ -93,3 +94,18 @@ def test_a_received_message_with_one_more_delay_header_is_refused(
     twice = [*_RECEIVED, ("deliver-after", b"30s")]
     message = _accepted(_record(broker, producer.send(topic, b"v", b"k", headers=twice)))
     assert message["error_code"] == "two-delays"
+
+
+def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
+    broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
+) -> None:
+    cancel, topic = recipe("Cancelling", "cancel"), make_topic(3)
+    sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
+    asked = cancel(producer, sent)
+    assert asked == f"{topic}/2/1"
+    with closing(KafkaConsumer(bootstrap_servers=broker.bootstrap)) as consumer:
+        place = TopicPartition(topic, 2)
+        consumer.assign([place])
+        consumer.seek(place, 1)
+        message = _accepted(next(consumer))
+    assert (message["output_topic"], message["key"]) == ("delayline-results", f"{topic}/2/0".encode())
