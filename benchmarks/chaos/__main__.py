@@ -39,15 +39,15 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     with Stand() as stand:
-        verdict, outcome = _CAMPAIGNS[which](stand, seed, minutes, tuple(settings or ()))
+        problems, outcome = _CAMPAIGNS[which](stand, seed, minutes, tuple(settings or ()))
         if out is not None:
             outcome.write(out, 1.0)
     outcome.show()
-    if problems := verdict.problems():
+    if problems:
         again = f"python -m benchmarks.chaos {which} --minutes {minutes:g} --seed {seed}"
         say(f"the contract was broken or not proven ({'; '.join(problems)}); to repeat: {again}")
         raise typer.Exit(1)
-    say(f"the contract held: {verdict.published:,} messages, {outcome.about}")
+    say(f"the contract held: {outcome.figures['campaign']['messages']:,} messages, {outcome.about}")
 
 
 if __name__ == "__main__":

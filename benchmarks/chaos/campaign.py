@@ -24,7 +24,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
-from streaming.judge.verdict import LEAST_CHECKED, Verdict
+from streaming.judge.verdict import LEAST_CHECKED
 
 NAME = "chaos"
 # A record that was committed before a kill is received within this time after it.
@@ -49,9 +49,13 @@ _SETTINGS = (
 
 
 class Campaign(NamedTuple):
-    """The judge's verdict on a campaign, and the outcome: the verdict and the timings in the form of a benchmark."""
+    """What a campaign came to.
 
-    verdict: Verdict
+    - `problems`: what broke the contract, or leaves it unproven, a sentence each
+    - `outcome`: the judge's verdict and the timings, in the form of a benchmark
+    """
+
+    problems: list[str]
     outcome: Outcome
 
 
@@ -74,26 +78,38 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         drivers.stop()
         judged.finish()
         received_s = np.array([record.received_ms / 1000 for record in judged.received])
-        return Campaign(judged.verdict, _outcome(seed, minutes, judged.verdict, injected, received_s, drivers.starts))
+        return Campaign(problems_of(judged), _outcome(seed, minutes, judged, injected, received_s, drivers.starts))
 
 
-def counts_of(verdict: Verdict) -> dict[str, int]:
-    """Return the messages, the faults of each kind, and how many messages were held to their order."""
+def problems_of(judged: JudgedLoad) -> list[str]:
+    """Return what broke the contract, or leaves it unproven, a sentence each."""
+    return [*judged.verdict.problems(), *judged.wrong_answers]
+
+
+def counts_of(judged: JudgedLoad) -> dict[str, int]:
+    """Return the messages, the cancels, the faults of each kind, and how many messages were held to their order."""
+    verdict = judged.verdict
     faults = {str(fault): count for fault, count in verdict.faults.items()}
-    return {"messages": verdict.published} | faults | {"held to order": verdict.order_checked}
+    asks = judged.load.asks
+    cancels = {"asks to cancel": asks, "cancelled": judged.load.published - asks - verdict.published}
+    return {"messages": verdict.published} | cancels | faults | {"held to order": verdict.order_checked}
 
 
-def contract_aims(verdict: Verdict) -> list[Aim]:
+def contract_aims(judged: JudgedLoad) -> list[Aim]:
     """Return an aim of 0 for each kind of fault, and that enough messages were held to their order."""
+    verdict = judged.verdict
     checked = verdict.order_checked / verdict.deliverable
-    held = Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True)
-    return [*(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()), held]
+    return [
+        *(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()),
+        Aim("wrong answers to cancels", len(judged.wrong_answers), 0),
+        Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True),
+    ]
 
 
 def _outcome(
     seed: int,
     minutes: float,
-    verdict: Verdict,
+    judged: JudgedLoad,
     injected: list[tuple[Fault, float]],
     received_s: npt.NDArray[np.float64],
     starts: int,
@@ -101,7 +117,7 @@ def _outcome(
     gaps = {kind: _gaps_of(kind, injected, received_s) for kind in _LIMITS_S}
     figures: dict[str, dict[str, Any]] = {
         "campaign": {"seed": seed, "minutes": minutes, "faults": len(injected), "starts of the job": starts}
-        | counts_of(verdict),
+        | counts_of(judged),
         "faults": tally(fault for fault, _ in injected),
         "seconds to the next delivery": {
             f"{kind}, {name} of {len(seconds)}": round(float(value), 1)
@@ -112,7 +128,7 @@ def _outcome(
         },
     }
     aims = [
-        *contract_aims(verdict),
+        *contract_aims(judged),
         *(
             Aim(
                 f"next delivery after a {kind} that no other fault struck into, longest",

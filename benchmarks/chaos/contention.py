@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos.campaign import LOW_LIMITS, Campaign, contract_aims, counts_of
+from benchmarks.chaos.campaign import LOW_LIMITS, Campaign, contract_aims, counts_of, problems_of
 from benchmarks.chaos.drivers import Drivers
 from benchmarks.chaos.faults import Fault, plan_faults, tally
 from benchmarks.chaos.judged_load import JudgedLoad
@@ -71,7 +71,7 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         judged.finish()
         strikes = [Strike(fault, at_s, shards) for (fault, at_s), shards in zip(injected, injector.struck, strict=True)]
         late = _lateness_ms(judged, strikes, application.settings.bucket.shards)
-        return Campaign(judged.verdict, _outcome(seed, minutes, judged, late, drivers))
+        return Campaign(problems_of(judged), _outcome(seed, minutes, judged, late, drivers))
 
 
 class _Injector:
@@ -131,7 +131,7 @@ def _outcome(seed: int, minutes: float, judged: JudgedLoad, late: dict[str, list
     figures: dict[str, dict[str, Any]] = {
         "campaign": {"seed": seed, "minutes": minutes}
         | {"starts of drivers": drivers.starts, "drivers that gave up": drivers.gave_up}
-        | counts_of(judged.verdict),
+        | counts_of(judged),
         "lateness of what was handed over before a fault, ms": {
             f"{kind}, {name} of {len(values):,}": round(float(np.percentile(values, share)), 1)
             for kind, values in sorted(late.items())
@@ -139,7 +139,7 @@ def _outcome(seed: int, minutes: float, judged: JudgedLoad, late: dict[str, list
         },
     }
     aims = [
-        *contract_aims(judged.verdict),
+        *contract_aims(judged),
         Aim(
             "p99 of what was handed over before a fault that did not strike its release process",
             float(np.percentile(spared, 99)) if spared else None,

@@ -16,10 +16,11 @@ from benchmarks.chaos.spool import Spool
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
 from streaming.judge.acceptance import Acceptance
+from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
-from streaming.judge.record import Published
+from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
 from streaming.storage.paths import checkpoint_path
 
@@ -32,12 +33,14 @@ class JudgedLoad:
     - `published`: the messages, by id.
     - `received`: all records of output and dead-letter topics.
     - `acceptance`: which batch accepted which message.
-    - `verdict`: the judge's.
+    - `verdict`: the judge's, on all messages that are not answered to be cancelled.
+    - `wrong_answers`: what is wrong with the answers to cancels, a sentence each.
     """
 
     published: dict[str, Published]
     acceptance: Acceptance
     verdict: Verdict
+    wrong_answers: list[str]
 
     def __init__(self, stand: Stand, name: str, seed: int, seconds: float, *settings: str) -> None:
         other = stand.topic(f"{name}-other")
@@ -54,6 +57,10 @@ class JudgedLoad:
             self._watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(self.application.settings))))
             self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
             stack.callback(self._outputs.close)
+            self._answers: list[Received] = []
+            results = [self.application.settings.results_topic]
+            self._results = Outputs(self._stand.bootstrap, results, self._answers.append)
+            stack.callback(self._results.close)
             self._stack = stack.pop_all()
         return self
 
@@ -69,18 +76,29 @@ class JudgedLoad:
         self.load.start()
         injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
         self.load.join()
-        self.load.wait_for_all(self._outputs)
+        self.load.wait_for_all(self._outputs, self._results, lambda: len(self._cancelled()))
         return injected
 
     def finish(self) -> None:
         """Read to the end, and judge. Duplicates may arrive last: stop what delivers before."""
         self._outputs.drain()
-        self.published = published_in(self._stand, self.application.input, self.load.topic_of)
-        if len(self.published) != self.load.published:
-            raise RuntimeError(f"{len(self.published)} messages were published instead of {self.load.published}")
+        self._results.drain()
+        everything, asks = published_in(self._stand, self.application.input, self.load.topic_of)
+        if len(everything) + len(asks) != self.load.published:
+            raise RuntimeError(f"{len(everything)} messages were published, and not {self.load.published - len(asks)}")
+        cancelled = self._cancelled()
+        self.published = {identity: each for identity, each in everything.items() if identity not in cancelled}
+        # Some asks ask for asks, which come out as answers.
+        came_out = self._outputs.ids | self._results.ids
+        self.wrong_answers = Answers.of(self._answers).problems(asks, came_out, complete=True)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
+
+    def _cancelled(self) -> set[str]:
+        """Return the ids of the messages that are answered to be cancelled."""
+        answers = list(self._answers)
+        return Answers.of(answers).cancelled({answer.id: (answer.key or b"").decode() for answer in answers})
 
 
 def _strike(fault: Fault, begun_s: float, inject: Callable[[Fault], float]) -> float:

@@ -1,17 +1,21 @@
-"""The load of a campaign: mixed delays to two topics, at a rate that leaves room for faults."""
+"""The load of a campaign: mixed delays to two topics, and cancels, at a rate that leaves room for faults."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import wait_until
+from state.cancel import CANCEL_HEADER
 from streaming.judge.outputs import Outputs
 
 RATE = 500
+# Of the records; each asks for the cancel of one of the latest, such as still wait or have just come out.
+_ASKS, _LATEST = 0.05, 20_000
 # Time after the last due time: for a start of the job, overdue messages, and a busy machine.
 _DRAIN_S = 180.0
 _LONGEST_S = 300.0
@@ -19,7 +23,10 @@ _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
 
 
 class RandomLoad(threading.Thread):
-    """Publishes `RATE` messages/s for `seconds`, each with a random delay; its number determines its output topic."""
+    """Publishes `RATE` records/s for `seconds`, nearly all with a random delay; the number determines the output topic.
+
+    `published` counts all of them, and `asks` those that ask for a cancel.
+    """
 
     def __init__(self, stand: Stand, topic: str, outputs: tuple[str, str], seed: int, seconds: float) -> None:
         """`topic` is the input. Most messages go to the first of `outputs`, the job's own, and some to the second."""
@@ -27,12 +34,13 @@ class RandomLoad(threading.Thread):
         # Idempotent, because a killed broker may have stored a record without acknowledging it.
         options = {"enable.idempotence": True, "log_level": 0}
         self._publisher = Publisher(stand.bootstrap, topic, PARTITIONS, options)
-        self._stand, self._outputs = stand, outputs
+        self._stand, self._topic, self._outputs = stand, topic, outputs
         self._chance = random.Random(seed)
         self._seconds = seconds
         # A short campaign should not wait long at its end.
         self._longest_s = min(_LONGEST_S, seconds / 3)
         self.published = _WARM_UP + int(RATE * seconds)
+        self.asks = 0
 
     def warm_up(self) -> None:
         """Let the job deliver before the first fault, so that its transactional writers are open."""
@@ -56,15 +64,28 @@ class RandomLoad(threading.Thread):
         """Return the output topic of the message with this number."""
         return self._outputs[number % 5 == 0]
 
-    def wait_for_all(self, outputs: Outputs) -> None:
-        """Wait until all is delivered, or until the time for that is over; the judge reports what is missing."""
+    def wait_for_all(self, outputs: Outputs, answers: Outputs, cancelled: Callable[[], int]) -> None:
+        """Wait until all is delivered or answered, or the time for that is over; the judge reports what is missing.
+
+        `cancelled` returns the number of messages that are answered to be cancelled.
+        """
         deadline_s = time.monotonic() + self._longest_s + _DRAIN_S
-        while len(outputs.ids) < self.published and time.monotonic() < deadline_s:
+        while len(answers.ids) < self.asks and time.monotonic() < deadline_s:
+            answers.check()
+            time.sleep(0.1)
+        expected = self.published - self.asks - cancelled()
+        while len(outputs.ids) < expected and time.monotonic() < deadline_s:
             outputs.check()
             time.sleep(0.1)
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
+        if self._chance.random() < _ASKS:
+            self.asks += 1
+            asked = number - self._chance.randrange(1, min(number, _LATEST))
+            # The publisher takes the partitions in turn, and no other writes to the topic.
+            place = f"{self._topic}/{asked % PARTITIONS}/{asked // PARTITIONS}"
+            return stamp_ms * 1000, [(CANCEL_HEADER, place.encode())]
         # Half of the delays are up to ten seconds; some messages wait through several faults.
         longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._longest_s)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)

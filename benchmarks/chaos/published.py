@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.load import read_value
 from benchmarks.stand import Stand
+from state.cancel import CANCEL_HEADER
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 
@@ -13,8 +14,10 @@ from streaming.judge.record import Published, Received
 _READ_S = 600.0
 
 
-def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> dict[str, Published]:
-    """Return the messages by id. Raises ValueError if a message was published twice.
+def published_in(
+    stand: Stand, topic: str, topic_of: Callable[[int], str]
+) -> tuple[dict[str, Published], dict[str, str]]:
+    """Return the messages by id, and what each ask for a cancel asks for. Raises ValueError for a record that is twice.
 
     `topic_of` returns the output topic for a message's number.
     """
@@ -24,16 +27,21 @@ def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> di
         inputs.drain(_READ_S)
     finally:
         inputs.close()
-    messages = [_message(record, topic_of) for record in records]
     if len({record.value for record in records}) < len(records):
         raise ValueError(f"a message is in {topic} twice")
-    return {message.id: message for message in messages}
+    asked = {_id(record): text for record in records if (text := record.last(CANCEL_HEADER)) is not None}
+    messages = [_message(record, topic_of) for record in records if _id(record) not in asked]
+    return {message.id: message for message in messages}, asked
+
+
+def _id(record: Received) -> str:
+    return f"{record.topic}/{record.partition}/{record.offset}"
 
 
 def _message(record: Received, topic_of: Callable[[int], str]) -> Published:
     number, due_us = read_value(record.value or b"")
     return Published(
-        id=f"{record.topic}/{record.partition}/{record.offset}",
+        id=_id(record),
         timestamp_ms=record.timestamp_ms,
         key=record.key,
         value=record.value,
