@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from conf.end_signals import deferred
 from streaming.cli.options import ConfigFile, Overrides, settings_of, utf8
 
 _WATCH_S = 0.2
@@ -54,7 +55,9 @@ def broker(
         node.start()
         typer.echo(f"listening on {node.bootstrap}")
         while True:
-            node.check()
+            # A signal inside of it could leave a lock of the process held, for which `stop` would wait forever.
+            with deferred():
+                node.check()
             time.sleep(_WATCH_S)
     finally:
         node.stop()
