@@ -30,11 +30,7 @@ from state.buckets.parts import (
     marker_of,
     metadata_of,
 )
-from state.buckets.segments import Segment
-from state.buckets.table_rows import described_segment
-from state.index.due_counts import TimeSlot
 from state.index.locate import LOCATED_SCHEMA, locating
-from state.index.message_index import slot_of
 from state.message_ids import ID, Ids, ids_in, table_of
 from state.order import ORDER
 
@@ -250,23 +246,7 @@ class BucketTable:
         entries: Iterator[Row] = rows.toLocalIterator()
         return entries
 
-    def locate(
-        self, topic: str, partition: int, offset: int, version: int | None = None
-    ) -> tuple[Segment, TimeSlot] | None:
-        """Return the segment that has a message, and the time slot in which it is due; None if no segment has it.
-
-        Reads metadata, of which the entries of other input partitions go no further than Spark's reader. A delivered
-        message is found until its part is deleted. Raises BucketUnreadable if an entry is damaged.
-        """
-        entries = F.filter("index_entries", lambda entry: (entry.topic == topic) & (entry.partition == partition))
-        rows = self._metadata(version).select(*METADATA_COLUMNS, "precision_bits", entries.alias("index_entries"))
-        for row in rows.where("size(index_entries) > 0").toLocalIterator():
-            slot = slot_of(row["index_entries"], row["precision_bits"], (topic, partition, offset))
-            if slot is not None:
-                return described_segment(row.asDict()), slot
-        return None
-
-    def locate_all(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> list[Row]:
+    def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> list[Row]:
         """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as rows of `LOCATED_SCHEMA`.
 
         Reads metadata alone, of the segments that have messages due at `from_ms` (epoch ms) or later, once for all ids.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from conf.errors import BucketUnreadable
+from state.index.message_index import bitmap_of, stored_bitmap
 from state.message_ids import Ids
 
 LOCATED_SCHEMA = pa.schema(
@@ -37,8 +36,7 @@ def locating(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
     The input has the columns part, time_partition, bucket, deliver_at_ms, max_deliver_at_ms, precision_bits, and
     index_entries, of which those of other input partitions may be left out.
     """
-    # pyroaring copies an array.array's memory; it takes a NumPy array one value at a time.
-    wanted = {source: BitMap64(array("Q", offsets.tobytes())) for source, offsets in ids.items()}
+    wanted = {source: bitmap_of(offsets) for source, offsets in ids.items()}
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -54,13 +52,7 @@ def _found(entry: dict[str, Any], row: dict[str, Any], wanted: dict[tuple[str, i
     source = entry["topic"], entry["partition"]
     if source not in wanted:
         return []
-    try:
-        offsets = BitMap64.deserialize(bytes(entry["offsets"])) & wanted[source]
-    # pyroaring raises IndexError for empty bytes, and ValueError for other bytes that are not a bitmap.
-    except (IndexError, ValueError) as error:
-        raise BucketUnreadable(
-            f"the message ids of {source[0]}/{source[1]} are not a Roaring bitmap: {error}"
-        ) from error
+    offsets = stored_bitmap(entry) & wanted[source]
     if not offsets:
         return []
     from_ms = max(row["deliver_at_ms"], entry["tick_ms"])

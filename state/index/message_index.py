@@ -102,7 +102,7 @@ class MessageIndex:
         source = topic, partition
         offsets = BitMap64(self._single.get(source, ()))
         for page_offsets in self._pages[source].offsets(self._floor) if source in self._pages else ():
-            offsets |= _bitmap(page_offsets)
+            offsets |= bitmap_of(page_offsets)
         return offsets
 
     def before(self, instant_ms: int) -> Bounds:
@@ -197,7 +197,7 @@ def index_entries(messages: pa.Table, precision_bits: int) -> list[dict[str, obj
     entries: list[dict[str, object]] = []
     bounds = pairwise([*starts.tolist(), len(offsets)])
     for (number, topic_number, partition), (start, end) in zip(keys[:, starts].T.tolist(), bounds, strict=True):
-        bitmap = _bitmap(offsets[start:end])
+        bitmap = bitmap_of(offsets[start:end])
         entries.append(
             {
                 "tick_ms": number << precision_bits,
@@ -221,33 +221,23 @@ def offsets_by_source(
     for entry in entries:
         if entry["tick_ms"] + (1 << precision_bits) > from_ms:
             offsets = by_source.setdefault((entry["topic"], entry["partition"]), BitMap64())
-            offsets |= _bitmap(_offsets(entry))
+            offsets |= bitmap_of(_offsets(entry))
     return by_source
 
 
-def slot_of(
-    entries: Iterable[Mapping[str, Any]], precision_bits: int, message_id: tuple[str, int, int]
-) -> TimeSlot | None:
-    """Return the time slot in which `index_entries` have (topic, partition, offset), or None if they do not have it.
-
-    Raises BucketUnreadable if an entry of its source is damaged.
-    """
-    *source, offset = message_id
-    for entry in entries:
-        if [entry["topic"], entry["partition"]] == source and offset in _bitmap(_offsets(entry)):
-            return time_slot(slot_number(entry["tick_ms"], precision_bits), precision_bits)
-    return None
-
-
-def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
-    """Read an entry's bitmap, and check it against the entry's count."""
+def stored_bitmap(entry: Mapping[str, Any]) -> BitMap64:
+    """Return the offsets of one of `index_entries`. Raises BucketUnreadable if they are no bitmap."""
     try:
-        bitmap = BitMap64.deserialize(bytes(entry["offsets"]))
+        return BitMap64.deserialize(bytes(entry["offsets"]))
     # pyroaring raises IndexError for empty bytes, and ValueError for other bytes that are not a bitmap.
     except (IndexError, ValueError) as error:
         size = len(entry["offsets"])
         raise BucketUnreadable(f"{_named(entry)} are not a 64-bit Roaring bitmap ({size} bytes): {error}") from error
-    offsets = np.frombuffer(bitmap.to_array(), dtype=np.int64)
+
+
+def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
+    """Read an entry's bitmap, and check it against the entry's count."""
+    offsets = np.frombuffer(stored_bitmap(entry).to_array(), dtype=np.int64)
     # Offsets ascend as unsigned numbers, so only the last one can be negative.
     if not 0 < len(offsets) == entry["count"] or offsets[-1] < 0:
         raise BucketUnreadable(
@@ -264,6 +254,7 @@ def _concatenated(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     return np.concatenate([offsets for offsets, _ in pieces]), np.concatenate([slots for _, slots in pieces])
 
 
-def _bitmap(offsets: np.ndarray) -> BitMap64:
+def bitmap_of(offsets: np.ndarray) -> BitMap64:
+    """Return `offsets`, int64, as a bitmap."""
     # pyroaring copies an array.array's memory; it takes a NumPy array one value at a time, several times slower.
     return BitMap64(array("Q", offsets.tobytes()))

@@ -152,7 +152,7 @@ class CancelDesk:
         first_ms = previous_ms if span.batch_id else 0
         waiting: list[CancelledId] = []
         doubtful: list[tuple[Row, CancelledId]] = []
-        for row in self._store.locate_all(ids_of(ids), bucket, first_ms, version):
+        for row in self._store.locate(ids_of(ids), bucket, first_ms, version):
             located = CancelledId((row["topic"], row["partition"], row["offset"]), row["from_ms"], row["until_ms"])
             is_left = not span.batch_id and row["bucket"] == span.origin.overdue_bucket
             if located.from_ms >= previous_ms or is_left:

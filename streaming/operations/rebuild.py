@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import uuid
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -36,7 +35,7 @@ from state.cancel import MessageId, answer, answered, ask_ids, asked_ids, asks_i
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.index.message_index import MessageIndex
+from state.index.message_index import MessageIndex, bitmap_of
 from state.message import decode_chunk
 from state.message_ids import Ids, among
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -156,8 +155,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
 
 
 def _bitmap(ids: Ids, source: tuple[str, int]) -> BitMap64:
-    # pyroaring copies an array.array's memory; it takes a NumPy array one value at a time.
-    return BitMap64(array("Q", ids[source].tobytes())) if source in ids else BitMap64()
+    return bitmap_of(ids[source]) if source in ids else BitMap64()
 
 
 def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Offsets, Offsets]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pyroaring import BitMap64
+from pyspark.sql import Row
 
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets import table_rows
-from state.buckets.parts import MergeName, sealed_part
+from state.buckets.parts import MergeName, part_of, sealed_part
 from state.index.due_counts import TimeSlot
+from state.message_ids import ids_of
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from streaming.operations.rebuild import index_of
 from tests.messages import some_batch_settings
@@ -86,19 +90,23 @@ def test_a_message_is_located_in_its_segment_and_time_slot_before_and_after_a_me
     batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
     buckets = {number: seal_messages(store, number, rows(1000 * number, 200), batch_settings) for number in (1, 2)}
 
+    def located_as(*message_id: Any) -> list[Row]:
+        return store.locate(ids_of([message_id]), ALL_BUCKETS, 0)
+
     def located(at: int) -> tuple[int, str, TimeSlot]:
-        found = store.locate(*_SOURCES[at % 3], at)
-        assert found is not None
-        segment, slot = found
-        assert segment.min_deliver_at_ms <= at * 1000 <= segment.max_deliver_at_ms
-        return segment.bucket, segment.part, slot
+        (found,) = located_as(*_SOURCES[at % 3], at)
+        assert found["from_ms"] <= at * 1000 <= found["until_ms"]
+        # Cut to the bounds of the segment.
+        start_ms, last_ms = found["from_ms"] >> 12 << 12, found["until_ms"] >> 12 << 12
+        assert start_ms == last_ms
+        return found["bucket"], part_of(found["part"]) or "", TimeSlot(start_ms, last_ms + 4096)
 
     for at in (1000, 1101, 2199):
         slot_ms = at * 1000 >> 12 << 12
         assert located(at) == (at // 1000, sealed_part(at // 1000), TimeSlot(slot_ms, slot_ms + 4096))
-    assert store.locate("in-a", 0, 1000) is None
-    assert store.locate("in-a", 1, 1003 + 3000) is None
-    assert store.locate("in-c", 1, 1000) is None
+    assert located_as("in-a", 0, 1000) == []
+    assert located_as("in-a", 1, 1003 + 3000) == []
+    assert located_as("in-c", 1, 1000) == []
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(0):
         merge.add(merge_slice(store, merge, within, batch_settings), within)
