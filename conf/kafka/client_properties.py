@@ -111,6 +111,10 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     goes_on = False
     for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_WHITE)
+        if goes_on and not lines[-1][1]:
+            # To Java a backslash alone is no beginning: what follows may be a comment.
+            lines.pop()
+            goes_on = False
         if not goes_on and (not line or line[0] in "#!"):
             continue
         backslashes = len(line) - len(line.rstrip("\\"))

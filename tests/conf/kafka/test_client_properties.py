@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.errors import IllegalArgumentException
@@ -183,6 +183,8 @@ def _valid(text: str) -> str:
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(text="\\\r#")
+@example(text="a\\\n#b\\\n\\\n!c")
 @given(text=st.text(alphabet="ab=:#!u0\\ \t\f\r\n\xe9", max_size=30))
 def test_a_file_is_read_as_java_reads_it(spark: SparkSession, text: str) -> None:
     jvm: Any = spark._jvm
