@@ -61,6 +61,10 @@ class SparkSettings(OptionTable):
         return {"spark.master": "local[2,4]"} | table
 
 
+# A topic that has a name by default. TOML has no null: the file writes "".
+OwnTopicName = Annotated[TopicName | None, BeforeValidator(lambda name: name or None)]
+
+
 class TopicSettings(Section):
     """The topics that messages come from and go to, and the internal topics."""
 
@@ -69,12 +73,11 @@ class TopicSettings(Section):
     allowed_outputs: Annotated[tuple[TopicPattern, ...], BeforeValidator(read_list)] = ()
     dead_letter: TopicName = "delayline-dead-letter"
     skip_expired: bool = False
-    # TOML has no null: the file writes "".
-    results: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
-    progress: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
-    lease: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
-    ready: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
-    position: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
+    results: OwnTopicName = None
+    progress: OwnTopicName = None
+    lease: OwnTopicName = None
+    ready: OwnTopicName = None
+    position: OwnTopicName = None
 
 
 class StorageSettings(Section):
