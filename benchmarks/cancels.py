@@ -19,7 +19,7 @@ from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import lateness_figure
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import Traffic, curve, run_through
-from benchmarks.waiting import say, wait_until
+from benchmarks.waiting import say
 
 MESSAGES, SPREAD = 10_000_000, "48h"
 ASKS_PER_S = 10_000
@@ -81,13 +81,7 @@ def draw(outcome: Outcome) -> Any:
 def _seal(stand: Stand, application: Application, job: Job, count: int) -> None:
     checkpoint = application.folder / "checkpoint"
     with Feed(stand.bootstrap, application.input, PARTITIONS, 0, count, checkpoint, SPREAD) as source:
-
-        def check() -> None:
-            source.check()
-            job.check()
-
-        wait_until(lambda: job.batches.messages >= count, _TIMEOUT_S, f"{count:,} messages ingested", check)
-        source.result()
+        source.run_into(job, count, _TIMEOUT_S)
 
 
 def _ask(stand: Stand, application: Application, count: int, seconds: float) -> subprocess.Popen[str]:

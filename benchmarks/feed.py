@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from confluent_kafka import Producer, TopicPartition
@@ -22,6 +23,11 @@ from confluent_kafka.admin import AdminClient
 
 from benchmarks.checkpoint_watch import CheckpointWatch
 from benchmarks.load import PADDING_BYTES, key_of, value_of
+from benchmarks.waiting import wait_until
+
+if TYPE_CHECKING:
+    # Not for the process that publishes.
+    from benchmarks.job import Job
 
 DUE_IN_S = 48 * 3600
 _HOUR_S, _YEAR_S = 3600, 366 * 24 * 3600 - DUE_IN_S - 3600
@@ -90,6 +96,19 @@ class Feed:
         """Raise RuntimeError if it has failed."""
         if self._process.poll():
             raise RuntimeError(f"the publisher ended with {self._process.returncode}")
+
+    def run_into(self, job: Job, count: int, limit_s: float) -> dict[str, float]:
+        """Wait until `job` has committed `count` messages, at most `limit_s`, and return `result`.
+
+        Raises RuntimeError if either of them fails.
+        """
+
+        def check() -> None:
+            self.check()
+            job.check()
+
+        wait_until(lambda: job.batches.messages >= count, limit_s, f"{count:,} messages ingested", check)
+        return self.result()
 
     def result(self) -> dict[str, float]:
         """Wait until the process ends, and return the figures that it printed."""

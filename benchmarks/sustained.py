@@ -19,7 +19,7 @@ from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import grown
-from benchmarks.waiting import say, wait_until
+from benchmarks.waiting import say
 from benchmarks.watch import Watch
 from state.buckets.parts import marker_of, part_of
 
@@ -43,13 +43,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     begun_s = time.time()
     arguments = (stand.bootstrap, application.input, PARTITIONS, 0, count, checkpoint, SPREAD, RATE)
     with Feed(*arguments) as source, TableWatch(application.folder) as table:
-
-        def check() -> None:
-            source.check()
-            job.check()
-
-        wait_until(lambda: job.batches.messages >= count, seconds + _TIMEOUT_S, f"{count:,} messages ingested", check)
-        published = source.result()
+        published = source.run_into(job, count, seconds + _TIMEOUT_S)
     batches = job.intake()
     ended_s = batches[-1].done_s
     left_s = [max(0.0, (batch.done_s - begun_s) - batch.end / RATE) for batch in batches]
