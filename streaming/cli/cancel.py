@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conf.errors import UsageError
-from streaming.cli.options import ConfigFile, Overrides, duration_ms, header, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, duration_ms, header, settings_of, utf8
 
 if TYPE_CHECKING:
     from sources.canceller import Answer
@@ -31,9 +31,7 @@ def cancel(
         list[str] | None,
         typer.Option("--header", metavar="NAME=VALUE", help="A header that comes back with the answer. Repeatable."),
     ] = None,
-    output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
-    ] = "table",
+    output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,6 +32,11 @@ Overrides = Annotated[
         help="Override one setting: kafka.bootstrap_servers=host:9092. Wins over file and environment. Repeatable.",
         show_default=False,
     ),
+]
+
+# For commands that print records.
+RecordFormat = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
 ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from conf.errors import BadDeliverAt, UsageError
-from streaming.cli.options import ConfigFile, Overrides, header, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, header, settings_of, utf8
 
 if TYPE_CHECKING:
     from sources.dead_letters.letter import HeaderChanges
@@ -63,9 +63,7 @@ def resend(
         bool, typer.Option("--unchecked", help="Include dead letters that the job would refuse again.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
-    output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
-    ] = "table",
+    output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, duration_ms, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, duration_ms, settings_of, utf8
 
 
 def subscribe(
@@ -20,9 +20,7 @@ def subscribe(
         typer.Option(metavar="DURATION", help="End after this time; exit code 1 if fewer than --count messages came."),
     ] = None,
     topic: Annotated[str | None, typer.Option(help="The topic to read.", show_default="topics.output")] = None,
-    output_format: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
-    ] = "table",
+    output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:

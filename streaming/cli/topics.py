@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, settings_of
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, settings_of
 
 if TYPE_CHECKING:
     from sinks.topics.topics import TopicReport
 
-Format = Annotated[
-    Literal["table", "json"], typer.Option("--format", help="A table for people, or one JSON object for each line.")
-]
 _DEFAULT_PARTITIONS = 4
 
 topics_app = typer.Typer(
@@ -32,7 +29,7 @@ def create(
     replication: Annotated[
         int | None, typer.Option(min=1, help="Replication factor.", show_default="the broker's default")
     ] = None,
-    output_format: Format = "table",
+    output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -48,7 +45,7 @@ def create(
 
 
 @topics_app.command()
-def show(output_format: Format = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
+def show(output_format: RecordFormat = "table", config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Show which of the needed topics exist, and how many partitions each has.
 
     Exit code 1 if a topic is missing, or if an internal topic has a wrong form: fewer partitions than there are shards;
