@@ -44,6 +44,14 @@ def is_ask(messages: pa.Table, results: str) -> pa.Array:
     return pc.and_(to_results, pc.is_null(messages.column("error_code")))
 
 
+def goes_on_at_once(messages: pa.Table, results: str) -> pa.Array:
+    """Return which of `messages` the batch that accepts them hands over, whenever they are due.
+
+    These are dead letters, and asks: an ask is decided by the batch that reads it.
+    """
+    return pc.or_(pc.is_valid(messages.column("error_code")), is_ask(messages, results))
+
+
 def asks_in(messages: pa.Table, results: str) -> pa.Table:
     """Return the asks among `messages`, as a table of `ASK_SCHEMA`."""
     named = is_ask(messages, results)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from state.message import ID_HEADER
+from state.message_ids import parse_id
 
 ERROR_HEADER = "delayline-error"
 ERROR_TEXT_HEADER = "delayline-error-text"
@@ -48,7 +49,10 @@ def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers,
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None
     identity, code, text, stamp = ((value or b"").decode(errors="replace") for _, value in service)
-    topic, *place = identity.rsplit("/", 2)
-    if len(place) != 2 or not all(number.isascii() and number.isdigit() for number in (*place, stamp)):
+    try:
+        place = parse_id(identity)
+    except ValueError:
         return None
-    return own, Verdict(topic, int(place[0]), int(place[1]), code, text, int(stamp))
+    if not (stamp.isascii() and stamp.isdigit()):
+        return None
+    return own, Verdict(*place, code, text, int(stamp))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.cancel import is_ask
+from state.cancel import goes_on_at_once
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages
 from state.message_ids import Ids, among, ids_in, united
@@ -70,7 +70,7 @@ def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Ta
     for table in tables:
         named = among(table, ids)
         if named.any():
-            named &= np.asarray(pc.is_null(table.column("error_code"))) & ~np.asarray(is_ask(table, results))
+            named &= ~np.asarray(goes_on_at_once(table, results))
             found.append(ids_in(table.filter(pa.array(named))))
             table = table.filter(pa.array(~named))  # noqa: PLW2901
         left.append(table)
@@ -80,9 +80,7 @@ def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Ta
 def _split(tables: list[pa.Table], cutoff_ms: int, results: str) -> tuple[pa.Table, pa.Table]:
     """Return the messages to deliver now, and all others, each in delivery order."""
     messages = in_order(pa.concat_tables(tables).combine_chunks())
-    # Dead letters and asks go on in any case: an ask is decided by the batch that reads it.
-    is_due = pc.or_(pc.is_valid(messages.column("error_code")), is_ask(messages, results))
-    is_due = pc.or_(is_due, pc.less(messages.column("deliver_at_ms"), cutoff_ms))
+    is_due = pc.or_(goes_on_at_once(messages, results), pc.less(messages.column("deliver_at_ms"), cutoff_ms))
     due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):
         raise InvariantViolated("a mutable bucket lost or doubled a message")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from state.cancel import is_ask
+from state.cancel import goes_on_at_once
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import Progress
 from state.order import up_to
@@ -128,12 +127,9 @@ def _up_to(messages: pa.Table, marker: Progress) -> Mask:
 
 
 def _due(messages: pa.Table, cutoff_ms: int, results: str) -> Mask:
-    """Return which messages are due in the batch that accepts them.
-
-    Dead letters and asks for a cancel are, whatever their due time.
-    """
-    goes_on = np.asarray(pc.is_valid(messages.column("error_code"))) | np.asarray(is_ask(messages, results))
-    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | goes_on)
+    """Return which messages are due in the batch that accepts them."""
+    at_once = np.asarray(goes_on_at_once(messages, results))
+    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | at_once)
 
 
 def _below(messages: pa.Table, offsets: Offsets) -> Mask:
