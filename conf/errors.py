@@ -313,6 +313,12 @@ class BadCancel(Rejected):
     code = "bad-cancel"
 
 
+class BadReplaces(Rejected):
+    """The delayline-replaces header is repeated, or is no message id; or delayline-if is no condition."""
+
+    code = "bad-replaces"
+
+
 class BadSchedule(Rejected):
     """A header of another scheduler, which a preset reads, is nothing that Delayline can follow."""
 

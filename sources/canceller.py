@@ -24,11 +24,15 @@ _MOST_QUEUED = 100_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an ask: the id it asked for, the result (`state.cancel.Result`), and why, if that is known."""
+    """What became of an ask: the id it asked for, the result (`state.cancel.Result`), and why, if that is known.
+
+    `accepted` says whether the message that replaces it is accepted; None for a cancel.
+    """
 
     id: str
     result: str
     why: str | None
+    accepted: bool | None = None
 
 
 class Canceller:
@@ -51,7 +55,7 @@ class Canceller:
         Raises UsageError, with nothing published, for an id that is none of an input topic; PublishFailed,
         RightMissing.
         """
-        places = [self._place(text) for text in ids]
+        places = [(text, *place_of(text, self._settings)[:2]) for text in ids]
         producer = Producer({**librdkafka_options(self._settings.kafka), "acks": "all", "enable.idempotence": True})
         for text, topic, number in places:
             own: list[tuple[str, str | bytes | None]] = [(CANCEL_HEADER, text.encode()), *headers]
@@ -66,6 +70,10 @@ class Canceller:
             raise PublishFailed(f"{self._settings.kafka.bootstrap_servers} did not confirm all cancels")
         if self._failure is not None:
             raise self._failed("an input topic", self._failure.args[0])
+
+    def expect(self, replacement: str, asked: str) -> None:
+        """Wait in `answers` also for that of a message that was published to replace `asked`. Both are message ids."""
+        self._open[replacement] = asked
 
     def answers(self, timeout_ms: int) -> Iterator[Answer]:
         """Yield the answer to each ask as it comes, for up to `timeout_ms` in all."""
@@ -95,15 +103,6 @@ class Canceller:
     ) -> None:
         self.close()
 
-    def _place(self, text: str) -> tuple[str, str, int]:
-        try:
-            topic, partition, _ = parse_id(text)
-        except ValueError as problem:
-            raise UsageError(f"{text!r}: {problem}") from None
-        if topic not in self._settings.topics.input:
-            raise UsageError(f"{text!r}: {topic} is not in topics.input ({', '.join(self._settings.topics.input)})")
-        return text, topic, partition
-
     def _asked(self, text: str, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._failure = self._failure or KafkaException(error)
@@ -116,6 +115,17 @@ class Canceller:
         return PublishFailed(f"{where} at {self._settings.kafka.bootstrap_servers}: {error.str()}")
 
 
+def place_of(text: str, settings: Settings) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a message id. Raises UsageError if it is none of an input topic."""
+    try:
+        topic, partition, offset = parse_id(text)
+    except ValueError as problem:
+        raise UsageError(f"{text!r}: {problem}") from None
+    if topic not in settings.topics.input:
+        raise UsageError(f"{text!r}: {topic} is not in topics.input ({', '.join(settings.topics.input)})")
+    return topic, partition, offset
+
+
 def _read(asked: str, received: Received) -> Answer:
     fields = json.loads(received.value or b"{}")
-    return Answer(asked, str(fields.get("result", "unknown")), fields.get("why"))
+    return Answer(asked, str(fields.get("result", "unknown")), fields.get("why"), fields.get("accepted"))

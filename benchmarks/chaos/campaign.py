@@ -87,11 +87,16 @@ def problems_of(judged: JudgedLoad) -> list[str]:
 
 
 def counts_of(judged: JudgedLoad) -> dict[str, int]:
-    """Return the messages, the cancels, the faults of each kind, and how many messages were held to their order."""
+    """Return the messages, cancels, replacements, the faults of each kind, and how many were held to their order."""
     verdict = judged.verdict
     faults = {str(fault): count for fault, count in verdict.faults.items()}
-    asks = judged.load.asks
-    cancels = {"asks to cancel": asks, "cancelled": judged.load.published - asks - verdict.published}
+    load = judged.load
+    cancels = {
+        "asks to cancel": load.cancels,
+        "replacements": load.replacements,
+        "refused": judged.refused,
+        "cancelled or refused": load.published - load.cancels - verdict.published,
+    }
     return {"messages": verdict.published} | cancels | faults | {"held to order": verdict.order_checked}
 
 
@@ -101,7 +106,7 @@ def contract_aims(judged: JudgedLoad) -> list[Aim]:
     checked = verdict.order_checked / verdict.deliverable
     return [
         *(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()),
-        Aim("wrong answers to cancels", len(judged.wrong_answers), 0),
+        Aim("wrong answers to cancels and replacements", len(judged.wrong_answers), 0),
         Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True),
     ]
 

@@ -33,14 +33,16 @@ class JudgedLoad:
     - `published`: the messages, by id.
     - `received`: all records of output and dead-letter topics.
     - `acceptance`: which batch accepted which message.
-    - `verdict`: the judge's, on all messages that are not answered to be cancelled.
-    - `wrong_answers`: what is wrong with the answers to cancels, a sentence each.
+    - `verdict`: the judge's, on all messages that are not answered to be cancelled, or not to be accepted.
+    - `wrong_answers`: what is wrong with the answers to cancels and replacements, a sentence each.
+    - `refused`: the number of replacements that are answered not to be accepted.
     """
 
     published: dict[str, Published]
     acceptance: Acceptance
     verdict: Verdict
     wrong_answers: list[str]
+    refused: int
 
     def __init__(self, stand: Stand, name: str, seed: int, seconds: float, *settings: str) -> None:
         other = stand.topic(f"{name}-other")
@@ -76,29 +78,34 @@ class JudgedLoad:
         self.load.start()
         injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
         self.load.join()
-        self.load.wait_for_all(self._outputs, self._results, lambda: len(self._cancelled()))
+        self.load.wait_for_all(self._outputs, self._results, lambda: len(self._unexpected()))
         return injected
 
     def finish(self) -> None:
         """Read to the end, and judge. Duplicates may arrive last: stop what delivers before."""
         self._outputs.drain()
         self._results.drain()
-        everything, asks = published_in(self._stand, self.application.input, self.load.topic_of)
-        if len(everything) + len(asks) != self.load.published:
-            raise RuntimeError(f"{len(everything)} messages were published, and not {self.load.published - len(asks)}")
-        cancelled = self._cancelled()
-        self.published = {identity: each for identity, each in everything.items() if identity not in cancelled}
-        # Some asks ask for asks, which come out as answers.
-        came_out = self._outputs.ids | self._results.ids
-        self.wrong_answers = Answers.of(self._answers).problems(asks, came_out, complete=True)
+        records = published_in(self._stand, self.application.input, self.load.topic_of)
+        count = len(records.messages) + self.load.cancels
+        if count != self.load.published:
+            raise RuntimeError(f"{count} records were published, and not {self.load.published}")
+        unexpected = self._unexpected()
+        self.published = {each: message for each, message in records.messages.items() if each not in unexpected}
+        answers = Answers.of(self._answers)
+        self.refused = len(answers.refused())
+        # Some asks ask for asks for a cancel, which come out as answers.
+        came_out = self._outputs.ids | (self._results.ids - records.messages.keys())
+        self.wrong_answers = answers.problems(records.asks, came_out, complete=True, conditions=records.conditions)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
 
-    def _cancelled(self) -> set[str]:
-        """Return the ids of the messages that are answered to be cancelled."""
-        answers = list(self._answers)
-        return Answers.of(answers).cancelled({answer.id: (answer.key or b"").decode() for answer in answers})
+    def _unexpected(self) -> set[str]:
+        """Return the ids of the messages that are answered to be cancelled, or not to be accepted."""
+        received = list(self._answers)
+        answers = Answers.of(received)
+        asks = {answer.id: (answer.key or b"").decode() for answer in received}
+        return answers.cancelled(asks) | answers.refused()
 
 
 def _strike(fault: Fault, begun_s: float, inject: Callable[[Fault], float]) -> float:

@@ -1,4 +1,4 @@
-"""The load of a campaign: mixed delays to two topics, and cancels, at a rate that leaves room for faults."""
+"""The load of a campaign: mixed delays to two topics, cancels, replacements; its rate leaves room for faults."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import wait_until
-from state.cancel import CANCEL_HEADER
+from state.cancel import ALWAYS, CANCEL_HEADER, WAITING, replacing
 from streaming.judge.outputs import Outputs
 
 RATE = 500
-# Of the records; each asks for the cancel of one of the latest, such as still wait or have just come out.
-_ASKS, _LATEST = 0.05, 20_000
+# Of the records; each cancels or replaces one of the latest, such as still wait or have just come out.
+_CANCELS, _REPLACEMENTS, _LATEST = 0.05, 0.02, 20_000
 # Time after the last due time: for a start of the job, overdue messages, and a busy machine.
 _DRAIN_S = 180.0
 _LONGEST_S = 300.0
@@ -25,7 +25,7 @@ _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
 class RandomLoad(threading.Thread):
     """Publishes `RATE` records/s for `seconds`, nearly all with a random delay; the number determines the output topic.
 
-    `published` counts all of them, and `asks` those that ask for a cancel.
+    `published` counts all of them, `cancels` those that ask for a cancel, and `replacements` those that replace others.
     """
 
     def __init__(self, stand: Stand, topic: str, outputs: tuple[str, str], seed: int, seconds: float) -> None:
@@ -40,7 +40,7 @@ class RandomLoad(threading.Thread):
         # A short campaign should not wait long at its end.
         self._longest_s = min(_LONGEST_S, seconds / 3)
         self.published = _WARM_UP + int(RATE * seconds)
-        self.asks = 0
+        self.cancels = self.replacements = 0
 
     def warm_up(self) -> None:
         """Let the job deliver before the first fault, so that its transactional writers are open."""
@@ -64,32 +64,39 @@ class RandomLoad(threading.Thread):
         """Return the output topic of the message with this number."""
         return self._outputs[number % 5 == 0]
 
-    def wait_for_all(self, outputs: Outputs, answers: Outputs, cancelled: Callable[[], int]) -> None:
+    def wait_for_all(self, outputs: Outputs, answers: Outputs, unexpected: Callable[[], int]) -> None:
         """Wait until all is delivered or answered, or the time for that is over; the judge reports what is missing.
 
-        `cancelled` returns the number of messages that are answered to be cancelled.
+        `unexpected` returns the number of messages that are answered to be cancelled, or not to be accepted.
         """
         deadline_s = time.monotonic() + self._longest_s + _DRAIN_S
-        while len(answers.ids) < self.asks and time.monotonic() < deadline_s:
+        while len(answers.ids) < self.cancels + self.replacements and time.monotonic() < deadline_s:
             answers.check()
             time.sleep(0.1)
-        expected = self.published - self.asks - cancelled()
+        expected = self.published - self.cancels - unexpected()
         while len(outputs.ids) < expected and time.monotonic() < deadline_s:
             outputs.check()
             time.sleep(0.1)
 
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
-        if self._chance.random() < _ASKS:
-            self.asks += 1
-            asked = number - self._chance.randrange(1, min(number, _LATEST))
-            # The publisher takes the partitions in turn, and no other writes to the topic.
-            place = f"{self._topic}/{asked % PARTITIONS}/{asked // PARTITIONS}"
-            return stamp_ms * 1000, [(CANCEL_HEADER, place.encode())]
+        if self._chance.random() < _CANCELS:
+            self.cancels += 1
+            return stamp_ms * 1000, [(CANCEL_HEADER, self._earlier(number).encode())]
         # Half of the delays are up to ten seconds; some messages wait through several faults.
         longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._longest_s)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
-        return due_ms * 1000, [any_delay(Load(number, due_ms, stamp_ms)), *self._route(number)]
+        headers = [any_delay(Load(number, due_ms, stamp_ms)), *self._route(number)]
+        if self._chance.random() < _REPLACEMENTS:
+            self.replacements += 1
+            headers += replacing(self._earlier(number), self._chance.choice((WAITING, WAITING, ALWAYS)))
+        return due_ms * 1000, headers
+
+    def _earlier(self, number: int) -> str:
+        """Return the id of one of the latest records before this one."""
+        earlier = number - self._chance.randrange(1, min(number, _LATEST))
+        # The publisher takes the partitions in turn, and no other writes to the topic.
+        return f"{self._topic}/{earlier % PARTITIONS}/{earlier // PARTITIONS}"
 
     def _route(self, number: int) -> list[Header]:
         topic = self.topic_of(number)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from benchmarks.load import read_value
 from benchmarks.stand import Stand
-from state.cancel import CANCEL_HEADER
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, REPLACES_HEADER
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 
@@ -14,10 +15,22 @@ from streaming.judge.record import Published, Received
 _READ_S = 600.0
 
 
-def published_in(
-    stand: Stand, topic: str, topic_of: Callable[[int], str]
-) -> tuple[dict[str, Published], dict[str, str]]:
-    """Return the messages by id, and what each ask for a cancel asks for. Raises ValueError for a record that is twice.
+@dataclass(frozen=True)
+class Records:
+    """What was published to an input topic, by id.
+
+    - `messages`: all but those that ask for a cancel
+    - `asks`: what each record asks for that is to cancel or to replace a message
+    - `conditions`: of those that replace
+    """
+
+    messages: dict[str, Published]
+    asks: dict[str, str]
+    conditions: dict[str, str]
+
+
+def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> Records:
+    """Return the records of an input topic. Raises ValueError for a record that is there twice.
 
     `topic_of` returns the output topic for a message's number.
     """
@@ -29,9 +42,12 @@ def published_in(
         inputs.close()
     if len({record.value for record in records}) < len(records):
         raise ValueError(f"a message is in {topic} twice")
-    asked = {_id(record): text for record in records if (text := record.last(CANCEL_HEADER)) is not None}
-    messages = [_message(record, topic_of) for record in records if _id(record) not in asked]
-    return {message.id: message for message in messages}, asked
+    cancels, replaces, conditions = (
+        {_id(record): text for record in records if (text := record.last(name)) is not None}
+        for name in (CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER)
+    )
+    messages = [_message(record, topic_of) for record in records if _id(record) not in cancels]
+    return Records({message.id: message for message in messages}, cancels | replaces, conditions)
 
 
 def _id(record: Received) -> str:
@@ -45,7 +61,8 @@ def _message(record: Received, topic_of: Callable[[int], str]) -> Published:
         timestamp_ms=record.timestamp_ms,
         key=record.key,
         value=record.value,
-        headers=record.headers,
+        # A replacement comes out without these.
+        headers=tuple(each for each in record.headers if each[0] not in (REPLACES_HEADER, CONDITION_HEADER)),
         output=topic_of(number),
         # Plain messages have their timestamp here.
         deliver_at_ms=due_us // 1000,

@@ -13,10 +13,10 @@ from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
 from sinks.ready_log.writer_host import hand_over_by_host
-from state.cancel import MessageId, answered
+from state.cancel import MessageId, answered, is_ask
 from state.chunk_merge import merge
 from state.message import decode_chunk
-from state.message_ids import Ids, without
+from state.message_ids import Ids, among, without
 from state.order import OrderKey, keys_of
 
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
@@ -29,11 +29,13 @@ class Cancels:
     """What a batch decides about cancels: what it does not hand over, and what it answers.
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
+    - `refused`: replacements that the batch does not accept; their asks have the same ids, and are handed over
     - `results`: the results topic
     - `answers`: the value of each answer, by the id of the ask
     """
 
     cancelled: Ids = field(default_factory=dict)
+    refused: Ids = field(default_factory=dict)
     results: str = ""
     answers: Mapping[MessageId, bytes] = field(default_factory=dict)
 
@@ -71,5 +73,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = without(messages.slice(start, end - start), cancels.cancelled)
             elif cancels.answers:
-                messages = answered(messages, cancels.results, cancels.answers)
+                refused = among(messages, cancels.refused) & ~np.asarray(is_ask(messages, cancels.results))
+                left = messages.filter(pa.array(~refused)) if refused.any() else messages
+                messages = answered(left, cancels.results, cancels.answers)
             yield shard, key, messages

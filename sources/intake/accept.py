@@ -16,8 +16,10 @@ from sources.intake.due_times import due_times
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
+from sources.intake.replacements import check_replacements, with_asks
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_stubs
+from state.cancel import CANCEL_HEADER
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS, MESSAGE_SCHEMA
 
@@ -26,7 +28,7 @@ _MOST_HEADERS = 50_000
 
 
 def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order.
+    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order; then the asks of those that replace.
 
     `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms. A record that
     cannot be scheduled is addressed to the dead-letter topic, with its error; as a stub if it is larger than both a
@@ -34,9 +36,12 @@ def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> p
     """
     groups = _groups(records, batch_settings)
     if len(groups) < 2:
-        return _accepted(records, bool(groups and groups[0][1]), batch_settings, clock_ms)
-    tables = [_accepted(records.take(pa.array(rows)), asks, batch_settings, clock_ms) for rows, asks in groups]
-    return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate([rows for rows, _ in groups]))))
+        messages = _accepted(records, bool(groups and groups[0][1]), batch_settings, clock_ms)
+    else:
+        tables = [_accepted(records.take(pa.array(rows)), asks, batch_settings, clock_ms) for rows, asks in groups]
+        rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
+        messages = pa.concat_tables(tables).take(pa.array(rows))
+    return with_asks(messages, batch_settings, clock_ms) if batch_settings.results else messages
 
 
 def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, bool]]:
@@ -44,7 +49,7 @@ def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
 
     The records of each topic are accepted for themselves where topics have presets and policies of their own.
     """
-    is_ask = has_header(records) if batch_settings.results else np.zeros(records.num_rows, dtype=bool)
+    is_ask = has_header(records, CANCEL_HEADER) if batch_settings.results else np.zeros(records.num_rows, dtype=bool)
     groups = [(np.flatnonzero(is_ask), True)]
     if batch_settings.presets or batch_settings.policies:
         topics = records.column("topic")
@@ -76,6 +81,8 @@ def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, cloc
         policy = batch_settings.policies.get(topic, batch_settings.policy)
         deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
+        if batch_settings.results:
+            check_replacements(headers, len(timestamps), rejections)
     carried = _check_sizes(records, batch_settings, rejections)
     keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)

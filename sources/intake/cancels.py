@@ -7,19 +7,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadCancel
+from conf.errors import BadCancel, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
 from sources.intake.schedule import header_text
-from state.cancel import CANCEL_HEADER
+from state.cancel import CANCEL_HEADER, REPLACES_HEADER
 from state.message_ids import parse_id
 
 
-def has_header(records: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which of `records`, with the columns of `sources.intake.kafka_reader`, have the header of a cancel."""
+def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
+    """Return which of `records`, which have a column of headers, have one with this name."""
     headers = records.column("headers")
     names = pc.struct_field(pc.list_flatten(headers), 0)
     has_it = np.zeros(records.num_rows, dtype=bool)
-    named = np.flatnonzero(np.asarray(pc.equal(names, CANCEL_HEADER).fill_null(False)))
+    named = np.flatnonzero(np.asarray(pc.equal(names, name).fill_null(False)))
     if len(named):
         ends = np.cumsum(np.asarray(pc.list_value_length(headers).fill_null(0)))
         has_it[np.searchsorted(ends, named, side="right")] = True
@@ -28,14 +28,26 @@ def has_header(records: pa.Table) -> npt.NDArray[np.bool_]:
 
 def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array:
     """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none."""
-    all_rows, all_values = headers.named(CANCEL_HEADER)
-    counts = np.bincount(all_rows, minlength=count)
-    rejections.reject(np.flatnonzero(counts > 1), BadCancel(f"a message may have one {CANCEL_HEADER} header"))
+    both, _ = headers.named(REPLACES_HEADER)
+    rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is no message: it has no {REPLACES_HEADER}"))
     keys: list[bytes | None] = [None] * count
+    for row, asked in ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections).items():
+        keys[row] = asked
+    return pa.array(keys, pa.binary())
+
+
+def ids_named(
+    headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections
+) -> dict[int, bytes]:
+    """Return the message id that the header `name` has, by row; a rejection with `error` for one that is not usable."""
+    all_rows, all_values = headers.named(name)
+    counts = np.bincount(all_rows, minlength=count)
+    rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
+    ids: dict[int, bytes] = {}
     rows, values = only((counts == 1)[all_rows], all_rows, all_values)
     for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
         try:
-            keys[row] = "/".join(map(str, parse_id(header_text(value)))).encode()
+            ids[row] = "/".join(map(str, parse_id(header_text(value)))).encode()
         except ValueError as problem:
-            rejections.reject(np.array([row]), BadCancel(f"{CANCEL_HEADER} names the message to cancel: {problem}"))
-    return pa.array(keys, pa.binary())
+            rejections.reject(np.array([row]), error(f"{name} names a message: {problem}"))
+    return ids

@@ -15,7 +15,7 @@ from conf.errors import InvariantViolated
 from state.cancel import goes_on_at_once
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages
-from state.message_ids import Ids, among, ids_in, united
+from state.message_ids import NO_IDS, Ids, among, ids_in, united
 from state.order import in_order
 
 
@@ -41,14 +41,27 @@ class BucketAdvance:
 
 
 def advance(
-    waiting: pa.Table, arrivals: list[pa.Table], cutoff_ms: int, batch_settings: BatchSettings
+    waiting: pa.Table,
+    arrivals: list[pa.Table],
+    cutoff_ms: int,
+    batch_settings: BatchSettings,
+    replacements: Ids = NO_IDS,
 ) -> BucketAdvance:
-    """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold."""
+    """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold.
+
+    No message that has one of the ids `replacements` is kept: the batch may refuse it, and what is kept cannot be taken
+    back.
+    """
+    arrivals, apart = _divided(arrivals, replacements)
     due, rest = _split([waiting, *arrivals], cutoff_ms, batch_settings.results)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
         keep = _rows_to_keep(rest, cutoff_ms, batch_settings)
-    return BucketAdvance(due, rest.slice(keep), rest.slice(0, keep))
+    sealed, kept = rest.slice(keep), rest.slice(0, keep)
+    if apart:
+        passed = pass_by(apart, cutoff_ms, batch_settings.results)
+        due, sealed = (_together(*pair) for pair in ((due, passed.due), (sealed, passed.sealed)))
+    return BucketAdvance(due, sealed, kept)
 
 
 def pass_by(arrivals: list[pa.Table], cutoff_ms: int, results: str) -> BucketAdvance:
@@ -77,9 +90,23 @@ def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Ta
     return left, united(found)
 
 
+def _divided(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], list[pa.Table]]:
+    """Return the messages that have none of `ids`, and the others."""
+    if not ids:
+        return tables, []
+    named = [among(table, ids) for table in tables]
+    rows = list(zip(tables, named, strict=True))
+    apart = [table.filter(pa.array(own)) for table, own in rows if own.any()]
+    return [table.filter(pa.array(~own)) for table, own in rows], apart
+
+
+def _together(*tables: pa.Table) -> pa.Table:
+    return in_order(pa.concat_tables(tables).combine_chunks())
+
+
 def _split(tables: list[pa.Table], cutoff_ms: int, results: str) -> tuple[pa.Table, pa.Table]:
     """Return the messages to deliver now, and all others, each in delivery order."""
-    messages = in_order(pa.concat_tables(tables).combine_chunks())
+    messages = _together(*tables)
     is_due = pc.or_(goes_on_at_once(messages, results), pc.less(messages.column("deliver_at_ms"), cutoff_ms))
     due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):

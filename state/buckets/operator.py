@@ -17,11 +17,11 @@ import pyarrow as pa
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
 from state.buckets.segments import cut
-from state.cancel import ASK_SCHEMA
+from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import RunningBatch
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
-from state.message_ids import Ids, among, ids_in
+from state.message_ids import NO_IDS, Ids, among, ids_in
 from state.order import key_of
 
 # One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
@@ -82,12 +82,14 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
         asks = [chunk for chunk in chunks if chunk.schema.equals(ASK_SCHEMA)]
+        replacements = NO_IDS
         if asks:
             arrivals_alone = [chunk for chunk in chunks if not chunk.schema.equals(ASK_SCHEMA)]
             asked = pa.concat_tables(asks)
             (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked), batch_settings.results)
             yield _asked_rows(asked, found, batch, shard, cutoff_ms)
-        result = advance(waiting, chunks, cutoff_ms, batch_settings)
+            replacements = replacement_ids(asked)
+        result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
             # Spark refuses a timeout of 0, but a message due at 0 waits while the first cutoff is 0.

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conf.errors import UsageError
-from streaming.cli.options import ConfigFile, Overrides, RecordFormat, duration_ms, header, settings_of, utf8
+from streaming.cli.options import (
+    ConfigFile,
+    Overrides,
+    RecordFormat,
+    answer_row,
+    duration_ms,
+    header,
+    settings_of,
+    utf8,
+)
 
 if TYPE_CHECKING:
     from sources.canceller import Answer
@@ -54,7 +63,7 @@ def cancel(
     with Canceller(settings) as canceller:
         canceller.ask(asked, extra)
         for answer in canceller.answers(wait_ms):
-            typer.echo(_json(answer) if output_format == "json" else _row(answer))
+            typer.echo(_json(answer) if output_format == "json" else answer_row(answer))
             code = max(code, _EXIT_CODES.get(answer.result, 4))
         unanswered = canceller.unanswered
     if unanswered:
@@ -72,10 +81,6 @@ def _lines() -> list[str]:
     if sys.stdin.isatty():
         typer.echo("one message id for each line; end with Ctrl-D", err=True)
     return [line.strip() for line in sys.stdin if line.strip()]
-
-
-def _row(answer: Answer) -> str:
-    return f"{answer.id}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")
 
 
 def _json(answer: Answer) -> str:

@@ -13,6 +13,7 @@ from conf.errors import UsageError
 
 if TYPE_CHECKING:
     from conf.settings import Settings
+    from sources.canceller import Answer
 
 ConfigFile = Annotated[
     Path | None,
@@ -74,3 +75,8 @@ def header(option: str, text: str) -> tuple[str, bytes]:
     if not name or not equals:
         raise UsageError(f"{option} {text!r}: write NAME=VALUE")
     return utf8(option, name), os.fsencode(value)
+
+
+def answer_row(answer: Answer) -> str:
+    """Return an answer of the job to a cancel, or to a replacement, for people."""
+    return f"{answer.id}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")

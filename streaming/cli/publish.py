@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, header, settings_of, utf8
+from conf.errors import UsageError
+from streaming.cli.options import ConfigFile, Overrides, answer_row, duration_ms, header, settings_of, utf8
+
+if TYPE_CHECKING:
+    from sources.canceller import Answer
 
 
 def publish(
@@ -43,6 +47,23 @@ def publish(
     partition: Annotated[
         int | None, typer.Option(min=0, help="The topic's partition.", show_default="by the key")
     ] = None,
+    replaces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Cancel this waiting message, and accept the new one in its place: both or neither."
+        ),
+    ] = None,
+    condition: Annotated[
+        Literal["waiting", "always"] | None,
+        typer.Option(
+            "--if",
+            help="With --replaces: accept the new message only if the old one still waited, or always.",
+            show_default="waiting",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="With --replaces: how long to wait for the answer.")
+    ] = "1m",
     unchecked: Annotated[
         bool,
         typer.Option("--unchecked", help="Send the message even if its schedule is invalid."),
@@ -54,18 +75,55 @@ def publish(
 
     Without --after, --at and --level the message is delivered immediately. The command checks the schedule before it
     sends anything, unless --unchecked is given.
+
+    With --replaces, the command waits for the job's answer, and shows it on standard error. Exit codes then: 0 the new
+    message is accepted, 3 it is not, since the old one did not wait any more, 4 it is not, and of the old one it is not
+    known, 1 no answer in time.
     """
+    from sources.canceller import Canceller, place_of
     from sources.intake.schedule_headers import schedule_headers
     from sources.publisher import Publisher
+    from state.cancel import WAITING, replacing
 
+    wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
+    if condition and not replaces:
+        raise UsageError("--if says when to accept a message that replaces another: give --replaces as well")
+    if replaces and value is None:
+        raise UsageError("--replaces goes with one message: give it as an argument")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
     user_headers = [header("--header", text) for text in headers or ()]
-    input_topic = utf8("--topic", topic) if topic else settings.topics.input[0]
+    record_key = None if key is None else os.fsencode(key)
+    input_topic = utf8("--topic", topic) if topic else None
+    if replaces and value is not None:
+        old = utf8("--replaces", replaces)
+        own = [*schedule, *user_headers, *replacing(old, condition or WAITING)]
+        # By default behind the old message: so the job has read that before it reads the new one.
+        old_topic, old_partition, _ = place_of(old, settings)
+        number = old_partition if partition is None and input_topic in (None, old_topic) else partition
+        with Canceller(settings) as canceller, Publisher(settings, input_topic or old_topic, number) as publisher:
+            for message_id in publisher.publish([os.fsencode(value)], record_key, own):
+                typer.echo(message_id)
+                canceller.expect(message_id, old)
+            _show(next(canceller.answers(wait_ms), None), timeout)
+        return
     values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
-    with Publisher(settings, input_topic, partition) as publisher:
-        for message_id in publisher.publish(values, None if key is None else os.fsencode(key), schedule + user_headers):
+    with Publisher(settings, input_topic or settings.topics.input[0], partition) as publisher:
+        for message_id in publisher.publish(values, record_key, schedule + user_headers):
             typer.echo(message_id)
+
+
+def _show(answer: Answer | None, timeout: str) -> None:
+    """Show the answer to a replacement. Raises the exit code if it is not accepted."""
+    if answer is None:
+        typer.echo(
+            f"no answer within {timeout}: is the job running, and is the message among the dead letters?", err=True
+        )
+        raise typer.Exit(1)
+    what = "accepted" if answer.accepted else "not accepted"
+    typer.echo(f"{what}; {answer_row(answer)}", err=True)
+    if not answer.accepted:
+        raise typer.Exit(4 if answer.result == "unknown" else 3)
 
 
 def _lines() -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
+from state.message_ids import ids_of
 from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
@@ -214,9 +215,10 @@ class BatchRunner:
             due = _by_shard(reduce(DataFrame.union, sealed, due), self._settings_history.at(batch.batch_id))
         ordered = due.sortWithinPartitions("shard", *ORDER)
         cancels = Cancels(
-            self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
-            self._settings_history.at(batch.batch_id).results,
-            decision.answers,
+            cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
+            refused=ids_of(decision.refused),
+            results=self._settings_history.at(batch.batch_id).results,
+            answers=decision.answers,
         )
         return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms), cancels), _REPORT)
 

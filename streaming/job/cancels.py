@@ -5,8 +5,12 @@
 | is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
 | is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
 | was cancelled before | `cancelled` |
-| is neither | `too-late`: it is handed over, or was a dead letter |
+| is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
+| is none of these | `too-late`: it is handed over, or was a dead letter |
 | is not read yet, or of no input topic; or does not wait, and its record is deleted | `unknown` |
+
+A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
+its batch has sealed it, each window and merge leaves it out.
 
 A replay decides the same. What earlier batches cancelled and sealed is known by the numbers of their buckets. A message
 that waits in a bucket stays there until it is handed over or cancelled, whatever is merged. And what this batch cancels
@@ -33,7 +37,7 @@ from sinks.topics.topics import input_bounds
 from state.buckets.cancelled import NEVER_MS, CancelledId
 from state.buckets.operator import ASKED, SEALED, is_of_overflow
 from state.buckets.parts import part_of
-from state.cancel import MessageId, Result, answer, ask_ids, asked_ids
+from state.cancel import Ask, MessageId, Result, accepted_replacements, answer, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from state.message_ids import ID_SCHEMA, Ids, among, ids_of
@@ -42,15 +46,22 @@ log = logging.getLogger(__name__)
 
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
+# What became of a message that was asked for, and why if that is not plain.
+Outcome = tuple[Result, str | None]
+_CANCELLED: Outcome = ("cancelled", None)
 _DUE_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64()))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a batch decides: its answers, by the id of the ask, and the messages that it cancels."""
+    """What a batch decides: its answers, by the id of the ask, the messages that it cancels, and what it refuses.
+
+    `refused` are the replacements that it does not accept. They are among the cancelled messages.
+    """
 
     answers: Mapping[MessageId, bytes] = field(default_factory=dict)
     cancelled: Collection[CancelledId] = ()
+    refused: Collection[MessageId] = ()
 
 
 class CancelDesk:
@@ -85,11 +96,11 @@ class CancelDesk:
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
-        asks, found = self._asks(shard_output)
-        results: dict[MessageId, tuple[Result, str | None]] = dict.fromkeys(found, ("cancelled", None))
-        cancelled = [CancelledId(each, NEVER_MS, NEVER_MS) for each in found]
+        asks, found = _asks(shard_output)
+        results: dict[MessageId, Outcome] = dict.fromkeys(found, _CANCELLED)
+        cancelled = {each: CancelledId(each, NEVER_MS, NEVER_MS) for each in found}
         open_ids = set()
-        for asked in set(asks.values()) - found:
+        for asked in {ask.asked for ask in asks} - found:
             refusal = self._refusal(asked, span)
             if refusal is None:
                 open_ids.add(asked)
@@ -100,24 +111,23 @@ class CancelDesk:
             before = _each(self._store.cancelled_among(ids_of(open_ids), bucket - 1))
             waiting = self._waiting(open_ids - before, bucket, span)
             waiting += _sealed_now(open_ids - before - {each.id for each in waiting}, shard_output, rows)
-            cancelled += waiting
-            results |= dict.fromkeys(before | {each.id for each in waiting}, ("cancelled", None))
-            results |= {each: self._too_late(each) for each in open_ids - results.keys()}
-        log.info("batch %d: answers %d cancels, and cancels %d messages", span.batch_id, len(asks), len(cancelled))
-        return Decision({ask: answer(asked, *results[asked]) for ask, asked in asks.items()}, cancelled)
+            cancelled |= {each.id: each for each in waiting}
+            results |= dict.fromkeys(before | cancelled.keys(), _CANCELLED)
+        accepted = accepted_replacements(asks, cancelled.keys())
+        refused = {ask.id: ask for ask in asks if ask.condition is not None and ask.id not in accepted}
+        for ask in refused.values():
+            due_ms = ask.deliver_at_ms or 0
+            cancelled.setdefault(ask.id, CancelledId(ask.id, due_ms, due_ms))
+        results |= dict.fromkeys(refused.keys() & open_ids, _CANCELLED)
+        results |= {each: self._too_late(each) for each in open_ids - results.keys()}
+        log.info(
+            "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
+            span.batch_id, len(asks), len(cancelled) - len(refused), len(refused),
+        )  # fmt: skip
+        answers = {ask.id: _answer(ask, results[ask.asked], ask.id in accepted) for ask in asks}
+        return Decision(answers, cancelled.values(), refused)
 
-    def _asks(self, shard_output: DataFrame) -> tuple[dict[MessageId, MessageId], set[MessageId]]:
-        """Return the id that each ask asks for, by its own id; and the ids that the state stage has taken out."""
-        asks: dict[MessageId, MessageId] = {}
-        found: set[MessageId] = set()
-        for row in shard_output.where(f"kind = '{ASKED}'").select("chunk").collect():
-            table = decode_chunk(bytes(row["chunk"]))
-            ids = asked_ids(table)
-            asks |= dict(zip(ask_ids(table), ids, strict=True))
-            found.update(asked for asked, was in zip(ids, table.column("found").to_pylist(), strict=True) if was)
-        return asks, found
-
-    def _refusal(self, asked: MessageId, span: BatchSpan) -> tuple[Result, str] | None:
+    def _refusal(self, asked: MessageId, span: BatchSpan) -> Outcome | None:
         topic, partition, offset = asked
         # By the offset log, and not by the settings, which a replay may find changed.
         if topic not in span.ends:
@@ -126,7 +136,7 @@ class CancelDesk:
             return "unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"
         return None
 
-    def _too_late(self, asked: MessageId) -> tuple[Result, str]:
+    def _too_late(self, asked: MessageId) -> Outcome:
         """Return the answer for a message that does not wait, and is not among the cancelled ones that are known."""
         if time.monotonic() > self._read_s + _FIRSTS_S:
             self._read_firsts()
@@ -173,6 +183,27 @@ class CancelDesk:
         buckets = {row["bucket"] for row, _ in doubtful}
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)
         return [each for each in _dues(chunks, ids) if each.from_ms >= previous_ms]
+
+
+def _asks(shard_output: DataFrame) -> tuple[list[Ask], set[MessageId]]:
+    """Return the asks of a batch, and the ids that the state stage has taken out."""
+    asks: dict[MessageId, Ask] = {}
+    found: set[MessageId] = set()
+    for row in shard_output.where(f"kind = '{ASKED}'").select("chunk").collect():
+        table = decode_chunk(bytes(row["chunk"]))
+        own = asks_of(table)
+        asks |= {ask.id: ask for ask in own}
+        found.update(ask.asked for ask, was in zip(own, table.column("found").to_pylist(), strict=True) if was)
+    return list(asks.values()), found
+
+
+def _answer(ask: Ask, outcome: Outcome, accepted: bool) -> bytes:
+    result, why = outcome
+    if ask.condition is None:
+        return answer(ask, result, why)
+    if why is None and not accepted:
+        why = "another ask has cancelled it, or refused it before: there is nothing to replace"
+    return answer(ask, result, why, accepted)
 
 
 def _sealed_now(ids: set[MessageId], shard_output: DataFrame, rows: Iterable[Row]) -> list[CancelledId]:

@@ -1,10 +1,11 @@
-"""The checks of cancels: each ask has one answer, and the answers agree with what came out."""
+"""The checks of cancels and replacements: each ask has one answer, and the answers agree with what came out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from streaming.judge.record import Received
@@ -38,10 +39,25 @@ class Answers:
         """Return the ids of the messages that were answered to be cancelled."""
         return {asked for asked, results in self.results(asks).items() if "cancelled" in results}
 
-    def problems(self, asks: Mapping[str, str], came_out: Collection[str], complete: bool) -> list[str]:
+    def refused(self) -> set[str]:
+        """Return the ids of the replacements that were answered not to be accepted."""
+        return {
+            ask
+            for ask, records in self.by_ask.items()
+            if any(_content(each).get("accepted") is False for each in records)
+        }
+
+    def problems(
+        self,
+        asks: Mapping[str, str],
+        came_out: Collection[str],
+        complete: bool,
+        conditions: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[str]:
         """Return what is wrong, a sentence each.
 
-        `came_out` are the ids of all records in output and dead-letter topics.
+        `came_out` are the ids of all records in output and dead-letter topics. `conditions` has that of each ask which
+        is a replacement: "waiting" or "always".
 
         If not `complete`, answers and messages may still come.
         """
@@ -58,6 +74,7 @@ class Answers:
                 problems.append(f"{ask} asks for {asks[ask]}, and its answer is of {record.key!r}, {content.get('id')}")
             if content.get("result") not in _RESULTS:
                 problems.append(f"{ask} has the answer {content}")
+        problems += self._of_replacements(asks, came_out, conditions)
         for asked, results in self.results(asks).items():
             if {"cancelled", "too-late"} <= results:
                 problems.append(f"{asked} is cancelled by one answer, and too late by another")
@@ -66,6 +83,31 @@ class Answers:
             if complete and "too-late" in results and asked not in came_out:
                 problems.append(f"{asked} did not come out, and was answered to be too late")
         return problems
+
+    def _of_replacements(
+        self, asks: Mapping[str, str], came_out: Collection[str], conditions: Mapping[str, str]
+    ) -> Iterator[str]:
+        replaced_by: dict[str, str] = {}
+        for ask in asks.keys() & self.by_ask.keys():
+            content = _content(self.by_ask[ask][0])
+            accepted, condition = content.get("accepted"), conditions.get(ask)
+            if condition is None:
+                if accepted is not None:
+                    yield f"{ask} replaces nothing, and was answered {content}"
+                continue
+            if content.get("replacement") != ask or accepted not in (True, False):
+                yield f"{ask} is a replacement, and was answered {content}"
+            elif not accepted:
+                if ask in came_out:
+                    yield f"{ask} came out, and was answered not to be accepted"
+                if condition == "always":
+                    yield f"{ask} is always to be accepted, and was answered {content}"
+            elif condition == "waiting":
+                if content.get("result") != "cancelled":
+                    yield f"{ask} was accepted, and what it replaces was not cancelled: {content}"
+                if asks[ask] in replaced_by:
+                    yield f"{asks[ask]} was replaced by {replaced_by[asks[ask]]}, and by {ask}"
+                replaced_by[asks[ask]] = ask
 
 
 def _content(record: Received) -> dict[str, Any]:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +31,13 @@ from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import MessageId, answer, answered, ask_ids, asked_ids, asks_in
+from state.cancel import WAITING, MessageId, answer, answered, asks_in, asks_of, is_ask
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex, bitmap_of
 from state.message import decode_chunk
-from state.message_ids import Ids, among
+from state.message_ids import ID, Ids, among, ids_of
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
@@ -196,22 +196,44 @@ def _accept_rest(
         for batch in batches:
             if batch.num_rows:
                 messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
-                known = delivered.of_input(messages, batch_settings.results) | _is_in(messages, in_table)
-                rest = messages.filter(pa.array(~known))
-                answers = _answers(asks_in(rest, batch_settings.results), cancelled)
-                yield from left_rows(answered(rest, batch_settings.results, answers), batch_settings.shards)
+                results = batch_settings.results
+                # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
+                stored = _is_in(messages, in_table) & ~np.asarray(is_ask(messages, results))
+                rest = messages.filter(pa.array(~(delivered.of_input(messages, results) | stored)))
+                asks = asks_in(rest, results)
+                refused = _refused(asks, cancelled)
+                dropped = among(rest, ids_of(refused)) & ~np.asarray(is_ask(rest, results))
+                rest = answered(rest.filter(pa.array(~dropped)), results, _answers(asks, cancelled, refused))
+                yield from left_rows(rest, batch_settings.shards)
 
     return run
 
 
-def _answers(asks: pa.Table, cancelled: Ids) -> dict[MessageId, bytes]:
-    """Return the answer to each of `asks`, by its own id."""
-    is_cancelled = among(asks, cancelled).tolist()
-    why = "the job's checkpoint was lost before this was decided: ask again"
+def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
+    """Return which replacements among `asks`, which have no answer yet, the new checkpoint does not accept.
+
+    The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
+    """
+    was_refused = among(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
+    has_cancelled = among(asks, cancelled).tolist()
     return {
-        ask: answer(asked, "cancelled") if was else answer(asked, "unknown", why)
-        for ask, asked, was in zip(ask_ids(asks), asked_ids(asks), is_cancelled, strict=True)
+        ask.id
+        for ask, refused, done in zip(asks_of(asks), was_refused, has_cancelled, strict=True)
+        if refused or (ask.condition == WAITING and not done)
     }
+
+
+def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> dict[MessageId, bytes]:
+    """Return the answer to each of `asks`, by its own id."""
+    why = "the job's checkpoint was lost before this was decided: ask again"
+    answers: dict[MessageId, bytes] = {}
+    for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
+        accepted = None if ask.condition is None else ask.id not in refused
+        if is_cancelled:
+            answers[ask.id] = answer(ask, "cancelled", accepted=accepted)
+        else:
+            answers[ask.id] = answer(ask, "unknown", why, accepted)
+    return answers
 
 
 def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:

@@ -195,7 +195,9 @@ class _Run:
         too_large = [self._too_large(record) for record in records]
         if not self.request.checked or not records:
             return too_large
-        errors = accept(_table(records), self.batch_settings, _now_ms()).column("error_text").to_pylist()
+        # After the messages come the asks of those that replace others.
+        accepted = accept(_table(records), self.batch_settings, _now_ms()).slice(0, len(records))
+        errors = accepted.column("error_text").to_pylist()
         reasons = zip(too_large, errors, map(self._too_old, records), strict=True)
         return [large or error or old for large, error, old in reasons]
 

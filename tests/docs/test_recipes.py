@@ -1,4 +1,4 @@
-"""The recipes of docs/publish.md for a retry and a cancel, run with kafka-python against a real broker."""
+"""The recipes of docs/publish.md for a retry, a cancel and a replacement, run with kafka-python on a real broker."""
 
 from __future__ import annotations
 
@@ -54,14 +54,23 @@ def producer(broker: EmbeddedBroker, admin: KafkaAdminClient) -> Iterator[KafkaP
 def _record(broker: EmbeddedBroker, sent: Any) -> Any:
     """Return the record of a `send`, as kafka-python receives it."""
     written = sent.get(30)
-    place = TopicPartition(written.topic, written.partition)
+    return _read(broker, written.topic, written.partition, written.offset)
+
+
+def _read(broker: EmbeddedBroker, topic: str, partition: int, offset: int) -> Any:
+    place = TopicPartition(topic, partition)
     with closing(KafkaConsumer(bootstrap_servers=broker.bootstrap)) as consumer:
         consumer.assign([place])
-        consumer.seek(place, written.offset)
+        consumer.seek(place, offset)
         return next(consumer)
 
 
 def _accepted(record: Any) -> dict[str, Any]:
+    (message,) = _all_accepted(record)
+    return message
+
+
+def _all_accepted(record: Any) -> list[dict[str, Any]]:
     row = {
         "key": record.key,
         "value": record.value,
@@ -69,8 +78,8 @@ def _accepted(record: Any) -> dict[str, Any]:
         "timestamp_ms": record.timestamp,
     }
     batch_settings = some_batch_settings(allowed_outputs=("orders",), partitions=PARTITIONS | {"delayline-results": 1})
-    (message,) = accept(pa.table(records([row])), batch_settings, record.timestamp).to_pylist()
-    return dict(message)
+    accepted: list[dict[str, Any]] = accept(pa.table(records([row])), batch_settings, record.timestamp).to_pylist()
+    return accepted
 
 
 def test_a_received_message_that_is_published_again_by_the_recipe_is_delayed_from_now(
@@ -103,9 +112,17 @@ def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
     sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
     asked = cancel(producer, sent)
     assert asked == f"{topic}/2/1"
-    with closing(KafkaConsumer(bootstrap_servers=broker.bootstrap)) as consumer:
-        place = TopicPartition(topic, 2)
-        consumer.assign([place])
-        consumer.seek(place, 1)
-        message = _accepted(next(consumer))
+    message = _accepted(_read(broker, topic, 2, 1))
     assert (message["output_topic"], message["key"]) == ("delayline-results", f"{topic}/2/0".encode())
+
+
+def test_the_recipe_for_a_replacement_publishes_it_behind_the_message_that_it_replaces(
+    broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
+) -> None:
+    replace, topic = recipe("Replacing", "replace"), make_topic(3)
+    sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
+    assert replace(producer, sent, b"new", b"2h") == f"{topic}/2/1"
+    record = _read(broker, topic, 2, 1)
+    message, ask = _all_accepted(record)
+    assert (message["value"], message["deliver_at_ms"] - record.timestamp) == (b"new", 2 * 3_600_000)
+    assert (ask["output_topic"], ask["key"]) == ("delayline-results", f"{topic}/2/0".encode())

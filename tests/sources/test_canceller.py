@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from conf.errors import TopicMissing, UsageError
 from conf.settings import Settings
 from sources.canceller import Answer, Canceller
-from state.cancel import CANCEL_HEADER, Result, answer
+from state.cancel import CANCEL_HEADER, Ask, Result, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from streaming.cli.app import app
@@ -46,7 +46,7 @@ def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, An
 def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, result: Result) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     why = None if result == "cancelled" else "so it is"
-    value = answer(parse_id(asked), result, why)
+    value = answer(Ask(parse_id(ask), parse_id(asked)), result, why)
     producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
     producer.flush()
 

@@ -40,6 +40,8 @@ class Ledger:
     results: str = ""
     # The id that each ask for a cancel asks for, by the id of the ask.
     asks: dict[str, str] = field(default_factory=dict)
+    # Of asks that are messages which replace others: the condition.
+    conditions: dict[str, str] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list)
     sent: dict[str, Published] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class Ledger:
         timestamp_ms: int | None = None,
         partition: int | None = None,
         name: str | None = None,
+        replaces: str | None = None,
+        condition: str = "waiting",
     ) -> None:
         """Publish one message that must be delivered to `output` at `deliver_at_ms`, or `delay_ms` after its timestamp.
 
@@ -86,7 +90,13 @@ class Ledger:
             timestamp_ms: The record's timestamp, epoch ms; the time of publication by default.
             partition: The input partition; the client chooses one by default.
             name: Kept in `names` under the message id.
+            replaces: The id of the message that it replaces.
+            condition: Of the replacement: "waiting" or "always".
         """
+        own: list[Header] = []
+        if replaces is not None:
+            self._read_answers()
+            own = [("delayline-replaces", replaces.encode()), ("delayline-if", condition.encode())]
         headers = tuple(headers or ())
         error = ANY_ERROR if output == self.outputs[-1] else None
 
@@ -98,19 +108,21 @@ class Ledger:
             self.sent[identity] = Published(identity, published_ms, key, value, headers, output, due, error)
             if name is not None:
                 self.names[identity] = name
+            if replaces is not None:
+                self.asks[identity] = replaces
+                self.conditions[identity] = condition
 
         options: dict[str, Any] = {}
         if timestamp_ms is not None:
             options["timestamp"] = timestamp_ms
         if partition is not None:
             options["partition"] = partition
-        self._producer.produce(topic, value, key, headers=list(headers), on_delivery=record_sent, **options)
+        self._producer.produce(topic, value, key, headers=[*headers, *own], on_delivery=record_sent, **options)
         self._producer.poll(0)
 
     def cancel(self, identity: str, partition: int | None = None) -> None:
         """Ask for the cancel of a message, in its own input partition or in another one."""
-        if self._results is None:
-            self._results = Outputs(self.bootstrap, [self.results], self.answers.append)
+        self._read_answers()
         topic, number, _ = identity.rsplit("/", 2)
 
         def record_asked(failure: object, message: object) -> None:
@@ -126,16 +138,20 @@ class Ledger:
         """Return the ids of the messages that were answered to be cancelled."""
         return Answers.of(list(self.answers)).cancelled(self.asks)
 
+    def refused(self) -> set[str]:
+        """Return the ids of the replacements that were answered not to be accepted."""
+        return Answers.of(list(self.answers)).refused()
+
     def flush(self) -> None:
         """Wait until all published messages have their ids."""
         assert self._producer.flush(120) == 0
 
     def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until all cancels are answered, and all published messages have been received but the cancelled ones."""
+        """Wait until all cancels are answered, and all published messages have come out that should."""
         self.flush()
         self.wait_for(lambda: self.asks.keys() <= {answer.id for answer in list(self.answers)}, timeout_s)
-        cancelled = self.cancelled()
-        self.wait_for(lambda: self._reader.ids >= self.sent.keys() - cancelled, timeout_s)
+        expected = self.sent.keys() - self.cancelled() - self.refused()
+        self.wait_for(lambda: self._reader.ids >= expected, timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait for a condition on the received messages. Fails at the deadline, with the missing ids."""
@@ -219,6 +235,10 @@ class Ledger:
                 self._results.close()
             self._watch.close()
 
+    def _read_answers(self) -> None:
+        if self._results is None:
+            self._results = Outputs(self.bootstrap, [self.results], self.answers.append)
+
     def _drain(self) -> None:
         for outputs in (self._reader, self._results):
             if outputs is not None:
@@ -227,12 +247,12 @@ class Ledger:
     def _problems(self, complete: bool, least_checked: float) -> list[str]:
         problems = self._judged(complete).problems(least_checked)
         came_out = {record.id for record in self.got}
-        return problems + Answers.of(list(self.answers)).problems(self.asks, came_out, complete)
+        return problems + Answers.of(list(self.answers)).problems(self.asks, came_out, complete, self.conditions)
 
     def _judged(self, complete: bool) -> Verdict:
         environment = Environment(self._partitions, self.shown_ms)
-        cancelled = self.cancelled()
-        kept = {identity: message for identity, message in self.sent.items() if identity not in cancelled}
+        not_expected = self.cancelled() | self.refused()
+        kept = {identity: message for identity, message in self.sent.items() if identity not in not_expected}
         return judge(kept, list(self.got), self._watch.acceptance(), environment, complete)
 
     def _wait_for_commits(self) -> None:

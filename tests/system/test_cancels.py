@@ -32,6 +32,23 @@ def cancel_some(ledger: Ledger, application: Application, seed: int, share: floa
     ledger.cancel(f"{application.input}/0/{10**12}")
 
 
+def replace_some(ledger: Ledger, application: Application, seed: int, count: int = 30) -> None:
+    """Replace some of all messages that were ever published: replacements as well, and a few of them twice."""
+    ledger.flush()
+    chosen = random.Random(seed)
+    known = sorted(ledger.sent)
+    for at in range(count):
+        old = chosen.choice(known)
+        for _ in range(1 + (chosen.random() < 0.3)):
+            delay_ms = chosen.choice([0, 500, 4_000, 15_000])
+            headers = [("deliver-after", b"%dms" % delay_ms)] if delay_ms else []
+            ledger.publish(
+                application.input, b"%d-%d" % (seed, at), headers, output=application.output, delay_ms=delay_ms,
+                partition=int(old.split("/")[1]) if chosen.random() < 0.8 else None,
+                replaces=old, condition=chosen.choice(["waiting", "waiting", "always"]),
+            )  # fmt: skip
+
+
 def cancel_command(service: Service, *ids: str) -> tuple[int, dict[str, str]]:
     """Run `delayline cancel`, and return its exit code and the result for each id."""
     sets = [part for override in service.overrides for part in ("--set", override)]
@@ -39,6 +56,15 @@ def cancel_command(service: Service, *ids: str) -> tuple[int, dict[str, str]]:
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
     answers = map(json.loads, run.stdout.splitlines())
     return run.returncode, {answer["id"]: answer["result"] for answer in answers}
+
+
+def replace_command(service: Service, *options: str) -> tuple[int, bool]:
+    """Run `delayline publish`, and return its exit code, and whether it says that the message is accepted."""
+    sets = [part for override in service.overrides for part in ("--set", override)]
+    command = [sys.executable, "-m", "streaming.cli", "publish", "new", *options, *sets]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    assert run.stdout.count("/") == 2, "the id of the new message"
+    return run.returncode, run.stderr.startswith("accepted; ")
 
 
 @pytest.mark.takes(60)
@@ -51,11 +77,14 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
         # From plain messages to such that wait in merged buckets.
         publish_mixed(ledger, application, 150, seed=wave, longest_ms=25_000)
         time.sleep(2)
-        cancel_some(ledger, application, seed=wave, share=0.15)
+        cancel_some(ledger, application, seed=wave, share=0.1)
+        replace_some(ledger, application, seed=wave)
     ledger.wait_for_all(90)
     ledger.verify()
     cancelled = ledger.cancelled()
     assert len(cancelled) > 50, "most asks come in time"
+    assert ledger.refused()
+    assert ledger.conditions.keys() - ledger.refused(), "some replacements are accepted"
     assert sealed_messages(service.log) > 100, "the thresholds should be low enough to seal"
     # Long after they were due.
     cancel_some(ledger, application, seed=99, share=0.1)
@@ -72,6 +101,9 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     assert cancel_command(service, far) == (0, {far: "cancelled"})
     assert cancel_command(service, far, came_out) == (3, {far: "cancelled", came_out: "too-late"})
     assert cancel_command(service, came_out, unread) == (4, {came_out: "too-late", unread: "unknown"})
+    assert replace_command(service, "--replaces", came_out) == (3, False)
+    assert replace_command(service, "--replaces", unread) == (4, False)
+    assert replace_command(service, "--replaces", came_out, "--if", "always") == (0, True)
     assert service.stop() == 0, service.log[-3000:]
 
 
@@ -83,13 +115,15 @@ def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_ca
     service, ledger = make_service("release.slice=20ms")
     for seed, point in enumerate(points):
         publish_mixed(ledger, application, 250, seed, longest_ms=30_000)
-        cancel_some(ledger, application, seed)
+        cancel_some(ledger, application, seed, share=0.15)
+        replace_some(ledger, application, seed)
         service.start(f"{point}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
     service.start()
     cancel_some(ledger, application, seed=9)
     ledger.verify_after_outage(120)
     assert ledger.cancelled()
+    assert ledger.refused()
     assert service.stop() == 0, service.log[-3000:]
 
 
@@ -107,7 +141,8 @@ def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     assert service.command("rescale", "--shards", "3") == 0, service.log[-3000:]
     service.overrides.append("bucket.shards=3")
     # Killed with asks that are decided and stored, and not answered.
-    cancel_some(ledger, application, seed=2)
+    cancel_some(ledger, application, seed=2, share=0.1)
+    replace_some(ledger, application, seed=2)
     service.start("cancelled=kill", wait=False)
     assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
     shutil.rmtree(application.checkpoint)

@@ -57,5 +57,6 @@ def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:
     assert not problems, "\n".join(
         [*problems, f"again: python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"]
     )
-    assert outcome.figures["campaign"]["cancelled"] > 0
+    assert outcome.figures["campaign"]["refused"] > 0
+    assert outcome.figures["campaign"]["cancelled or refused"] > outcome.figures["campaign"]["refused"]
     return set(outcome.figures["faults"])

@@ -10,7 +10,7 @@ import pytest
 
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
-from state.cancel import answer, answered, ask_ids, asked_ids, asks_in
+from state.cancel import Ask, answer, answered, asks_in, asks_of
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
@@ -55,8 +55,8 @@ def test_asks_are_accepted_in_place_between_other_records() -> None:
 @pytest.mark.parametrize(
     "bad",
     [ask(b"in/0"), ask(b""), ask(None), ask(b"in/0/x"), ask(b"\xff/0/1"), ask(b"x" * 5_000),
-     ask(b"in/0/1", ("delayline-cancel", b"in/0/2"))],
-    ids=["short", "empty", "null", "no number", "no text", "long", "two"],
+     ask(b"in/0/1", ("delayline-cancel", b"in/0/2")), ask(b"in/0/1", ("delayline-replaces", b"in/0/2"))],
+    ids=["short", "empty", "null", "no number", "no text", "long", "two", "replaces as well"],
 )  # fmt: skip
 def test_an_ask_that_names_no_message_is_a_dead_letter(bad: dict[str, Any]) -> None:
     message, good = accepted({**bad, "key": b"k", "value": b"v"}, ask(b"in/0/1"))
@@ -81,8 +81,9 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
         ]
     )
     asks = asks_in(table, RESULTS)
-    assert (ask_ids(asks), asked_ids(asks)) == ([("delayline-in", 0, 2)], [("in", 3, 4)])
-    filled = answered(table, RESULTS, {("delayline-in", 0, 2): answer(("in", 3, 4), "too-late", "gone")})
+    (found,) = asks_of(asks)
+    assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
+    filled = answered(table, RESULTS, {found.id: answer(found, "too-late", "gone")})
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
     assert json.loads(values[1]) == {"id": "in/3/4", "result": "too-late", "why": "gone"}

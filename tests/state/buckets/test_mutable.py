@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket
 from state.message import decode_chunk, encode_chunk
+from state.message_ids import ids_of
 from tests.messages import messages, some_batch_settings
 
 ARRIVAL = st.fixed_dictionaries(
@@ -145,3 +146,13 @@ def test_an_advance_without_messages_gives_none() -> None:
 @pytest.mark.parametrize(("near_ms", "kept"), [(10, 10), (49, 49), (90, 49)])
 def test_a_replayed_batch_of_an_earlier_version_keeps_what_it_kept_then(near_ms: int, kept: int) -> None:
     assert advance_full_bucket(bucket_max_messages=99, near_ms=near_ms).kept.num_rows == kept
+
+
+def test_a_replacement_is_handed_over_or_sealed_and_never_kept() -> None:
+    waiting = messages([{"deliver_at_ms": 15, "offset": 1}])
+    rows = [{"deliver_at_ms": due, "offset": at} for at, due in enumerate((20, 5, 30, 5, 40), start=2)]
+    replacements = ids_of([("delayline-in", 0, offset) for offset in (4, 5, 9)])
+    result = advance(waiting, [messages(rows)], 10, some_batch_settings(), replacements)
+    assert result.due.column("offset").to_pylist() == [3, 5]
+    assert result.sealed.column("offset").to_pylist() == [4]
+    assert result.kept.column("offset").to_pylist() == [1, 2, 6]

@@ -114,6 +114,24 @@ def test_a_progress_topic_with_another_configuration_is_an_error(settings: Setti
     assert result.stderr.startswith("error: topic-mismatch: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["hello", "--if", "always"], "--replaces"),
+        (["--replaces", "delayline-in/0/1"], "one message"),
+        (["hello", "--replaces", "delayline-in/0"], "topic/partition/offset"),
+        (["hello", "--replaces", "elsewhere/0/1"], "not in topics.input"),
+        (["hello", "--replaces", "delayline-in/0/1", "--timeout", "soon"], "--timeout"),
+    ],
+)
+def test_a_replacement_that_makes_no_sense_is_refused_before_anything_is_sent(
+    settings: Settings, arguments: list[str], problem: str
+) -> None:
+    result = run(settings, "publish", *arguments)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+
+
 def test_a_published_message_reaches_a_subscriber(prepared: Settings) -> None:
     schedule = ["--after", "10s", "--to", "orders", "--key", "k", "--header", "a=1", "--header", "a=x=y"]
     published = run(prepared, "publish", "hello", *schedule)

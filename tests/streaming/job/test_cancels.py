@@ -72,7 +72,7 @@ def decide(
     """Return the result for each offset, or whole id, and what is cancelled."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
     asks = [
-        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, each[2] in found), strict=True))
+        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, each[2] in found), strict=True))
         for at, each in enumerate(ids)
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
@@ -82,6 +82,21 @@ def decide(
     answers = [json.loads(decision.answers["asks", 1, at]) for at in range(len(asks))]
     assert [answer["id"] for answer in answers] == ["/".join(map(str, each)) for each in ids]
     return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), list(decision.cancelled)
+
+
+def replace(
+    store: BucketTable, *asked: tuple[int, int, str], found: Iterable[int] = (), rows: Iterable[dict[str, Any]] = ()
+) -> tuple[list[tuple[str, bool]], Decision]:
+    """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
+    asks = [
+        dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, old in found), strict=True))
+        for own, old, condition in asked
+    ]
+    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
+    decision = CancelDesk(store, Settings()).decide(*output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows]), span())
+    answers = [json.loads(decision.answers[TOPIC, 0, own]) for own, _, _ in asked]
+    assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
+    return [(answer["result"], answer["accepted"]) for answer in answers], decision
 
 
 def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
@@ -193,3 +208,35 @@ def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) 
     assert {source: own.tolist() for source, own in known.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
     assert store.cancelled_ids().keys() == {(TOPIC, 0), (TOPIC, 1)}
     assert store.metadata() == [], "they are no segments"
+
+
+def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000, _2=6_000)
+    answers, decision = replace(
+        store, (50, 1, "waiting"), (51, 1, "waiting"), (52, 8, "waiting"), (53, 8, "always"), (54, 5, "waiting"),
+        (55, READ, "waiting"), found=[5],
+    )  # fmt: skip
+    assert answers == [
+        ("cancelled", True),
+        ("cancelled", False),
+        ("too-late", False),
+        ("too-late", True),
+        ("cancelled", True),
+        ("unknown", False),
+    ]
+    assert {each[2] for each in decision.refused} == {51, 52, 55}
+    stored = {each.id[2]: each for each in decision.cancelled}
+    assert stored.keys() == {1, 5, 51, 52, 55}
+    assert (stored[51].from_ms, stored[51].until_ms) == (70_000, 70_000)
+    cancel(store, BATCH, *decision.cancelled)
+    results, _ = decide(store, 51, 52, 1, of=span(BATCH + 1))
+    assert set(results.values()) == {"cancelled"}, "what was refused never comes out"
+
+
+def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:
+    chunk = encode_chunk(messages([{"offset": 50, "deliver_at_ms": 70_000}]))
+    overflow = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
+    for rows, found in (([overflow], []), ([], [50]), ([], [])):
+        answers, decision = replace(store, (50, 8, "waiting"), (51, 50, "waiting"), found=found, rows=rows)
+        assert answers == [("too-late", False), ("cancelled", False)]
+        assert {each.id[2] for each in decision.cancelled} == {50, 51}

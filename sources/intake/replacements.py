@@ -1,0 +1,89 @@
+"""Accepting replacements: records with the header `state.cancel.REPLACES_HEADER`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import BadReplaces, quoted
+from sources.intake.cancels import has_header, ids_named
+from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
+from sources.intake.partitioner import partitions_for
+from sources.intake.schedule import header_text
+from state.cancel import CONDITION_HEADER, CONDITIONS, REPLACES_HEADER, WAITING, terms_of
+from state.checkpoint.batch_settings import BatchSettings
+from state.message import HEADERS, MESSAGE_SCHEMA
+
+
+def check_replacements(headers: Headers, count: int, rejections: Rejections) -> None:
+    """Reject those of `count` records that cannot be followed in what they replace, or on which condition."""
+    ids = ids_named(headers, REPLACES_HEADER, BadReplaces, count, rejections)
+    if not ids:
+        return
+    _conditions(headers, count, rejections)
+
+
+def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Return accepted `messages`, and after them an ask for each that replaces another.
+
+    What is delivered has the headers no more that ask for this: whoever publishes it again means no second replacement.
+    """
+    replacing = has_header(messages, REPLACES_HEADER) & np.asarray(pc.is_null(messages.column("error_code")))
+    # An ask for a cancel is none, whatever else its headers say.
+    replacing &= np.asarray(pc.not_equal(messages.column("output_topic"), batch_settings.results))
+    if not replacing.any():
+        return messages
+    rows = np.flatnonzero(replacing)
+    own = messages.take(pa.array(rows))
+    all_headers = one_array(messages.column("headers").cast(HEADERS))
+    names = (REPLACES_HEADER, CONDITION_HEADER)
+    lists = all_headers.take(pa.array(rows)).to_pylist()
+    kept = pa.array([[header for header in each if header["key"] not in names] for each in lists], HEADERS)
+    places = np.arange(len(all_headers))
+    places[rows] = len(all_headers) + np.arange(len(rows))
+    cleaned = pa.concat_arrays([all_headers, kept]).take(pa.array(places))
+    left = messages.set_column(messages.schema.get_field_index("headers"), "headers", cleaned)
+    return pa.concat_tables([left, _asks(own, batch_settings, clock_ms)])
+
+
+def _asks(replacements: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    headers = flatten(one_array(replacements.column("headers").cast(HEADERS)))
+    count, none = replacements.num_rows, Rejections()
+    ids = ids_named(headers, REPLACES_HEADER, BadReplaces, count, none)
+    keys = pa.array([ids[row] for row in range(count)], pa.binary())
+    dues = replacements.column("deliver_at_ms").to_numpy()
+    at_once = np.minimum(replacements.column("timestamp_ms").to_numpy(), clock_ms)
+    # Both have the same id, and no two messages may have the same order key.
+    at_once = at_once + (at_once == dues)
+    terms = map(terms_of, _conditions(headers, count, none), dues.tolist())
+    partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
+    input_partitions = replacements.column("partition").to_numpy().astype(np.int64)
+    columns = {name: replacements.column(name) for name in MESSAGE_SCHEMA.names} | {
+        "deliver_at_ms": at_once,
+        "output_topic": pa.array([batch_settings.results] * count),
+        "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
+        "key": keys,
+        "value": pa.array(list(terms), pa.large_binary()),
+    }
+    return pa.table(columns).cast(MESSAGE_SCHEMA)
+
+
+def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:
+    """Return the condition of each record, the default where it has none or a rejected one."""
+    conditions = [WAITING] * count
+    all_rows, all_values = headers.named(CONDITION_HEADER)
+    counts = np.bincount(all_rows, minlength=count)
+    rejections.reject(np.flatnonzero(counts > 1), BadReplaces(f"a message may have one {CONDITION_HEADER} header"))
+    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
+    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
+        try:
+            text = header_text(value)
+            if text not in CONDITIONS:
+                raise ValueError(f"it is {quoted(text)}")
+            conditions[row] = text
+        except ValueError as problem:
+            rejections.reject(
+                np.array([row]), BadReplaces(f"{CONDITION_HEADER} is {' or '.join(CONDITIONS)}: {problem}")
+            )
+    return conditions

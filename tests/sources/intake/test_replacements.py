@@ -1,0 +1,101 @@
+"""Records that replace waiting messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sources.intake.accept import accept
+from state.cancel import ALWAYS, WAITING, Ask, asks_in, asks_of
+from state.checkpoint.batch_settings import DelayPolicy
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_000
+BATCH_SETTINGS = some_batch_settings(partitions=PARTITIONS | {"delayline-results": 3})
+RESULTS = BATCH_SETTINGS.results
+REPLACES, DELAY = ("delayline-replaces", b"in/0/7"), ("deliver-after", b"5s")
+
+
+def accepted(*rows: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
+    settings = some_batch_settings(partitions=BATCH_SETTINGS.partitions, **changes)
+    found: list[dict[str, Any]] = accept(table, settings, CLOCK_MS).to_pylist()
+    return found
+
+
+def test_a_replacement_is_a_message_without_the_headers_and_an_ask_with_all_of_them() -> None:
+    given = headers(("trace", b"7"), REPLACES, DELAY, ("delayline-if", b"always"))
+    plain, message, ask = accepted({}, {"headers": given, "key": b"k", "value": b"new"})
+    assert plain["output_topic"] == "delayline-out"
+    assert (message["key"], message["value"], message["output_topic"]) == (b"k", b"new", "delayline-out")
+    assert message["deliver_at_ms"] == WRITTEN_MS + 5_000
+    assert message["headers"] == headers(("trace", b"7"), DELAY)
+    assert (ask["key"], ask["output_topic"], ask["headers"]) == (b"in/0/7", RESULTS, given)
+    assert ask["deliver_at_ms"] == WRITTEN_MS
+    assert [(each["topic"], each["partition"], each["offset"]) for each in (message, ask)] == [
+        ("delayline-in", 0, 1)
+    ] * 2
+
+
+def test_the_condition_is_waiting_by_default_and_asks_carry_it_with_the_due_time() -> None:
+    rows = [{"headers": headers(REPLACES, DELAY)}, {"headers": headers(REPLACES, DELAY, ("delayline-if", b" always "))}]
+    table = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
+                   BATCH_SETTINGS, CLOCK_MS)  # fmt: skip
+    due = WRITTEN_MS + 5_000
+    assert asks_of(asks_in(table, RESULTS)) == [
+        Ask(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
+        Ask(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
+    ]
+
+
+def test_message_and_ask_never_have_the_same_place_in_the_order() -> None:
+    # A message without a delay is due when it was written, and so is its ask.
+    message, ask = accepted({"headers": headers(REPLACES)})
+    assert (message["deliver_at_ms"], ask["deliver_at_ms"]) == (WRITTEN_MS, WRITTEN_MS + 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [("delayline-replaces", b"in/0")],
+        [("delayline-replaces", None)],
+        [("delayline-replaces", b"x" * 600_000)],
+        [REPLACES, REPLACES],
+        [REPLACES, ("delayline-if", b"never")],
+        [REPLACES, ("delayline-if", None)],
+        [REPLACES, ("delayline-if", b"waiting"), ("delayline-if", b"waiting")],
+    ],
+    ids=["short", "null", "large", "two", "no condition", "null condition", "two conditions"],
+)  # fmt: skip
+def test_a_replacement_that_cannot_be_followed_is_a_dead_letter_and_asks_for_nothing(bad: Any) -> None:
+    message, good, ask = accepted({"headers": headers(*bad), "value": b"v"}, {"headers": headers(REPLACES)})
+    assert (message["error_code"], message["output_topic"]) == ("bad-replaces", "delayline-dead-letter")
+    assert len(message["error_text"]) < 500
+    assert message["headers"] == headers(*bad), "whoever sends it again finds what it asked for"
+    assert (good["error_code"], ask["key"]) == (None, b"in/0/7")
+
+
+def test_a_replacement_that_is_no_valid_message_replaces_nothing() -> None:
+    (message,) = accepted({"headers": headers(REPLACES, ("deliver-after", b"10 parsecs"))})
+    assert message["error_code"] == "bad-deliver-after"
+
+
+def test_a_condition_alone_is_a_header_like_any_other() -> None:
+    (message,) = accepted({"headers": headers(("delayline-if", b"never"))})
+    assert (message["error_code"], message["headers"]) == (None, headers(("delayline-if", b"never")))
+
+
+def test_messages_stay_in_place_where_topics_have_policies_of_their_own() -> None:
+    replacement = {"headers": headers(REPLACES, DELAY)}
+    rows: list[dict[str, Any]] = [
+        {"topic": "a"},
+        {"topic": "b", **replacement},
+        {"topic": "a", **replacement},
+        {"topic": "b"},
+    ]
+    found = accepted(*rows, policies={"a": DelayPolicy()})
+    assert [(row["offset"], row["output_topic"]) for row in found[:4]] == [(at, "delayline-out") for at in range(4)]
+    assert sorted(row["offset"] for row in found[4:]) == [1, 2]
+    assert {row["output_topic"] for row in found[4:]} == {RESULTS}

@@ -1,0 +1,69 @@
+"""Which replacements a batch accepts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.cancel import ALWAYS, CONDITIONS, WAITING, Ask, MessageId, accepted_replacements
+
+
+def place(offset: int) -> MessageId:
+    return ("in", 0, offset)
+
+
+def asks_from(pairs: list[tuple[int, str | None]]) -> list[Ask]:
+    """Return asks with the ids 10, 11, ... in this order, given as (asked offset, condition)."""
+    return [Ask(place(10 + at), place(asked), condition, 5) for at, (asked, condition) in enumerate(pairs)]
+
+
+def test_the_first_ask_cancels_and_only_what_has_cancelled_is_accepted() -> None:
+    asks = asks_from([(1, WAITING), (1, WAITING), (1, ALWAYS), (2, None), (2, WAITING), (3, WAITING), (3, ALWAYS)])
+    cancelled = {place(1), place(2)}
+    assert accepted_replacements(asks, cancelled) == {place(10), place(12), place(16)}
+    assert accepted_replacements(reversed(asks), cancelled) == {place(10), place(12), place(16)}
+
+
+def test_of_a_chain_the_last_is_accepted_if_the_first_is() -> None:
+    asks = asks_from([(1, WAITING), (10, WAITING), (11, WAITING)])
+    chain = {place(1), place(10), place(11)}
+    assert accepted_replacements(asks, chain) == {place(10), place(11), place(12)}
+    assert accepted_replacements(asks, chain - {place(1)}) == set()
+
+
+def test_a_circle_is_not_accepted() -> None:
+    asks = asks_from([(11, WAITING), (10, WAITING), (12, WAITING)])
+    assert accepted_replacements(asks, {place(10), place(11), place(12)}) == set()
+
+
+def test_a_long_chain_takes_time_in_proportion() -> None:
+    asks = asks_from([(1, WAITING), *((9 + at, WAITING) for at in range(1, 20_000))])
+    everything = {ask.asked for ask in asks}
+    assert len(accepted_replacements(asks, everything)) == 20_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 25), st.sampled_from([None, *CONDITIONS])), max_size=16),
+    st.sets(st.integers(1, 25)),
+)
+def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], cancelled: set[int]) -> None:
+    asks, taken = asks_from(pairs), {place(each) for each in cancelled}
+    replacements = {ask.id for ask in asks if ask.condition}
+    model: set[MessageId] = set()
+    while True:
+        # The least set that the rules give: what depends on nothing first, then what depends on that.
+        more = {
+            ask.id
+            for ask in asks
+            if ask.condition == ALWAYS
+            or (
+                ask.condition == WAITING
+                and ask.asked in taken
+                and ask.id == min(each.id for each in asks if each.asked == ask.asked)
+                and (ask.asked not in replacements or ask.asked in model)
+            )
+        }
+        if more == model:
+            break
+        model = more
+    assert accepted_replacements(asks, taken) == model
