@@ -319,6 +319,18 @@ class BadReplaces(Rejected):
     code = "bad-replaces"
 
 
+class BadExpiry(Rejected):
+    """The header that the policy expiry_header names is repeated, or is no instant."""
+
+    code = "bad-expiry"
+
+
+class Expired(Rejected):
+    """The message was not delivered by the time that a policy of its input topic sets: expire_after, expiry_header."""
+
+    code = "expired"
+
+
 class BadSchedule(Rejected):
     """A header of another scheduler, which a preset reads, is nothing that Delayline can follow."""
 

@@ -169,13 +169,19 @@ class HeaderSettings(Section):
         return self
 
 
+# The policies that can be none.
+_NO_POLICY = ("fixed_delay", "max_delay", "expire_after", "expiry_header")
+
+
 class Policy(Section):
-    """What holds for the delays of an input topic, besides what headers ask for. Durations in ms; None is none."""
+    """What holds for the messages of an input topic, besides what headers ask for. Durations in ms; None is none."""
 
     default_delay: Annotated[int, duration(0, LONGEST)] = 0
     fixed_delay: Annotated[int, duration(0, LONGEST)] | None = None
     max_delay: Annotated[int, duration(0, LONGEST)] | None = None
     over_max_delay: Annotated[str, one_of("reject", "clamp")] = "reject"
+    expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None
+    expiry_header: HeaderName | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -183,9 +189,7 @@ class Policy(Section):
         # TOML has no null: the file writes "".
         if not isinstance(table, dict):
             return table
-        return {
-            key: None if value == "" and key in ("fixed_delay", "max_delay") else value for key, value in table.items()
-        }
+        return {key: None if value == "" and key in _NO_POLICY else value for key, value in table.items()}
 
 
 class PolicySettings(OptionTable, Policy):

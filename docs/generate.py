@@ -181,7 +181,7 @@ def _allowed(model: Any, key: str) -> str:
     if model.model_fields[key].annotation is bool:
         return "`true` or `false`"
     many = str(model.model_fields[key].annotation).startswith("tuple")
-    for wrong in ("", "\n"):
+    for wrong in ("", "\n", "delayline-"):
         try:
             model.model_validate({key: [wrong] if many else wrong})
         except ValidationError as problem:

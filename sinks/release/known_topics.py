@@ -10,9 +10,11 @@ import pyarrow as pa
 from conf.errors import Rejected
 from conf.kafka.rights import write_barred
 from conf.settings import Settings
+from sinks.release.expiry import Expiry
 from sinks.release.pending import Planned
 from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stub_refused
 from sinks.release.reports import topic_gone
+from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
 
 # How old what is known of a topic's limits may be when a record is refused by them.
@@ -26,6 +28,7 @@ class Topics:
         """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time."""
         self._options = options
         self._dead_letter = settings.topics.dead_letter
+        self._expiry = Expiry.of(settings)
         self._position_topic = settings.position_topic
         self.limits: dict[str, TopicLimits] = {}
         # When the limits of each topic were read, by the monotonic clock.
@@ -45,6 +48,8 @@ class Topics:
             compresses(options),
             batch_bytes(options),
             self.refused,
+            self._expiry,
+            now_ms(),
             self._stamped_by_due,
         )
 

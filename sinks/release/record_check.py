@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch
+from sinks.release.expiry import Expiry
 from sinks.release.records import (
     OVERDUE_MS,
     Record,
@@ -47,6 +48,9 @@ class RecordCheck:
     compresses: bool
     batch_bytes: int
     refused: Refusals
+    expiry: Expiry
+    # The clock by which messages expire, epoch ms: the same for a whole transaction.
+    clock_ms: int
     stamped_by_due: Collection[str] = ()
 
     def apart(self, batch: pa.RecordBatch, largest_bytes: int) -> list[int]:
@@ -72,6 +76,8 @@ class RecordCheck:
         if self.stamped_by_due:
             by_due = pc.is_in(batch.column("output_topic"), pa.array(self.stamped_by_due, pa.string()))
             doubted |= _bools(by_due) & (batch.column("deliver_at_ms").to_numpy() < now_ms() - OVERDUE_MS)
+        if self.expiry.exists:
+            doubted |= self.expiry.doubted(batch, self.clock_ms)
         if self.refused:
             known = pa.array({identity for _, identity in self.refused}, pa.binary())
             doubted |= _bools(pc.is_in(message_ids(batch), known))
@@ -115,6 +121,8 @@ class RecordCheck:
         """Return why the record's topic refuses it, or None if no reason is known."""
         topic = record.topic
         limits = self.limits[topic]
+        if self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
+            return expired
         if self.refused and (known := self.refused.get((topic, record_id(record)))):
             return known
         if record.key is None and limits.needs_key:

@@ -13,6 +13,7 @@ from conf.errors import BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnk
 from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
+from sources.intake.expiry import check_expiry
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
@@ -80,6 +81,8 @@ def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, cloc
         presets = presets_named(batch_settings.presets.get(topic, ()))
         policy = batch_settings.policies.get(topic, batch_settings.policy)
         deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
+        if policy.expiry_header:
+            check_expiry(headers, policy.expiry_header, deliver_at, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
         if batch_settings.results:
             check_replacements(headers, len(timestamps), rejections)

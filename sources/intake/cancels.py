@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from conf.errors import BadCancel, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
-from sources.intake.schedule import header_text
 from state.cancel import CANCEL_HEADER, REPLACES_HEADER
+from state.header_values import header_text
 from state.message_ids import parse_id
 
 

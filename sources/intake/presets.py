@@ -13,7 +13,8 @@ from enum import Enum
 
 from conf.errors import BadSchedule, Rejected, quoted
 from conf.settings import PRESETS
-from sources.intake.schedule import MAX_INSTANT_MS, header_text, parse_delay_level, parse_deliver_at, whole_number
+from sources.intake.schedule import parse_delay_level, parse_deliver_at
+from state.header_values import MAX_INSTANT_MS, header_text, whole_number
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 

@@ -10,9 +10,9 @@ from conf.errors import BadReplaces, quoted
 from sources.intake.cancels import has_header, ids_named
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
 from sources.intake.partitioner import partitions_for
-from sources.intake.schedule import header_text
 from state.cancel import CONDITION_HEADER, CONDITIONS, REPLACES_HEADER, WAITING, terms_of
 from state.checkpoint.batch_settings import BatchSettings
+from state.header_values import header_text
 from state.message import HEADERS, MESSAGE_SCHEMA
 
 

@@ -30,12 +30,14 @@ class DelayPolicy:
     - `fixed_ms`: the delay of every message, whatever its headers say; None: they decide
     - `most_ms`: the longest delay; None: `max_delay_ms` of the batch
     - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
+    - `expiry_header`: the header that says until when a message is of use; none: ""
     """
 
     default_ms: int = 0
     fixed_ms: int | None = None
     most_ms: int | None = None
     clamps: bool = False
+    expiry_header: str = ""
 
 
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
@@ -146,7 +148,11 @@ def batch_settings_from(
 
 def _policy_from(policy: Policy) -> DelayPolicy:
     return DelayPolicy(
-        policy.default_delay, policy.fixed_delay, policy.max_delay, clamps=policy.over_max_delay == "clamp"
+        policy.default_delay,
+        policy.fixed_delay,
+        policy.max_delay,
+        clamps=policy.over_max_delay == "clamp",
+        expiry_header=policy.expiry_header or "",
     )
 
 

@@ -109,9 +109,16 @@ def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
 
 def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
     marks = test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code.pytestmark  # type: ignore[attr-defined]
-    # Whether an output topic refuses a record is known only when it is due. Presets, cancels and replacements have
-    # tests of their own.
-    elsewhere = {errors.RecordRefused, errors.BadSchedule, errors.BadCancel, errors.BadReplaces}
+    # Whether an output topic refuses a record is known only when it is due. Presets, policies, cancels and
+    # replacements have tests of their own.
+    elsewhere = {
+        errors.RecordRefused,
+        errors.BadSchedule,
+        errors.BadCancel,
+        errors.BadReplaces,
+        errors.BadExpiry,
+        errors.Expired,
+    }
     assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - elsewhere
 
 

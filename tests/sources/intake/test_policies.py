@@ -88,3 +88,26 @@ def test_a_topics_policies_go_over_those_of_all_topics() -> None:
     rows = [{"topic": topic, "timestamp_ms": WRITTEN_MS} for topic in ("a", "b.c", "a")]
     due_ms = accept(records(rows), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist()
     assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]
+
+
+EXPIRY = "ce_expirytime"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code"),
+    [
+        ([], None),
+        ([(EXPIRY, b"%d" % (WRITTEN_MS + MINUTE))], None),
+        ([(EXPIRY, b"%d" % (WRITTEN_MS + MINUTE - 1))], "expired"),
+        ([(EXPIRY, b"2026-12-23T05:00:00Z")], None),
+        ([(EXPIRY, b"2020-01-01T00:00:00Z")], "expired"),
+        ([(EXPIRY, b"soon")], "bad-expiry"),
+        ([(EXPIRY, None)], "bad-expiry"),
+        ([(EXPIRY, b"2026-12-24T18:00:00Z")] * 2, "bad-expiry"),
+        ([(EXPIRY, b"9" * 600_000)], "bad-expiry"),
+    ],
+)  # fmt: skip
+def test_what_expires_before_it_is_due_is_refused_at_once(pairs: list[tuple[str, bytes]], code: str | None) -> None:
+    delay = ("deliver-after", b"1m")
+    assert accepted(DelayPolicy(expiry_header=EXPIRY), delay, *pairs)[0] == code
+    assert accepted(DelayPolicy(), delay, *pairs)[0] is None, "without the policy it is a header like any other"

@@ -1,0 +1,87 @@
+"""Messages that are of no use any more when they could be delivered: they go to the dead-letter topic.
+
+By the policies of their input topic: so long after they were due, or after the instant in a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.durations import format_duration
+from conf.errors import Expired
+from conf.settings import Policy, Settings
+from sinks.release.records import Record, record_due_ms, record_id
+from state.header_values import header_text, parse_instant
+from state.message_ids import parse_id
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """What expires: by the policies of each input topic that has its own, and else by that of all."""
+
+    of_all: Policy
+    by_topic: Mapping[str, Policy]
+    # What has no due time of its own: dead letters, and answers to asks.
+    never: frozenset[str]
+
+    @staticmethod
+    def of(settings: Settings) -> Expiry:
+        """Return what the settings of the job say."""
+        never = frozenset((settings.topics.dead_letter, settings.results_topic))
+        return Expiry(settings.policies.of_all, settings.policies.by_topic, never)
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything can expire."""
+        return any(each.expire_after or each.expiry_header for each in (self.of_all, *self.by_topic.values()))
+
+    def doubted(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
+        """Return which messages may be expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`.
+
+        None expires before it is due: one that asks for that was not accepted.
+        """
+        overdue_ms = clock_ms - batch.column("deliver_at_ms").to_numpy()
+        doubted = np.zeros(batch.num_rows, dtype=bool)
+        if not (overdue_ms > 0).any():
+            return doubted
+        topics = batch.column("topic")
+        for topic in topics.unique().to_pylist():
+            policy = self.by_topic.get(topic, self.of_all)
+            least_ms = 0 if policy.expiry_header else policy.expire_after
+            if least_ms is not None:
+                doubted |= np.asarray(pc.equal(topics, topic)) & (overdue_ms > least_ms)
+        never = np.asarray(pc.is_in(batch.column("output_topic"), pa.array(self.never, pa.string())))
+        return np.asarray(doubted & ~never)
+
+    def objection(self, record: Record, clock_ms: int) -> Expired | None:
+        """Return the error of a record that is expired at `clock_ms` (epoch ms), or None."""
+        if record.topic in self.never:
+            return None
+        topic, _, _ = parse_id(record_id(record).decode())
+        policy = self.by_topic.get(topic, self.of_all)
+        overdue_ms = clock_ms - record_due_ms(record)
+        if policy.expire_after is not None and overdue_ms > policy.expire_after:
+            return Expired(
+                f"it could be delivered {format_duration(overdue_ms)} after it was due, and expire_after of {topic} is "
+                f"{format_duration(policy.expire_after)}"
+            )
+        values = [value for name, value in record.headers if name == policy.expiry_header]
+        if values and (late_ms := clock_ms - _instant(values[-1], clock_ms)) > 0:
+            return Expired(
+                f"it could be delivered {format_duration(late_ms)} after the instant in its {policy.expiry_header}"
+            )
+        return None
+
+
+def _instant(value: bytes | None, otherwise_ms: int) -> int:
+    try:
+        return parse_instant(header_text(value))
+    except (ValueError, OverflowError):
+        # Accepted before there was the policy, or under another one: such a message never expires.
+        return otherwise_ms

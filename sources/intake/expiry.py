@@ -1,0 +1,32 @@
+"""Until when messages are of use: the header that the policy `expiry_header` of their input topic names.
+
+What expires later, while it waits, is found by the release (`sinks.release.expiry`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conf.errors import BadExpiry, Expired
+from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
+from state.header_values import header_text, parse_instant
+
+
+def check_expiry(headers: Headers, name: str, deliver_at: Ints, rejections: Rejections) -> None:
+    """Reject the rows whose header `name` cannot be read, or names an instant before `deliver_at` (epoch ms)."""
+    all_rows, all_values = headers.named(name)
+    if not len(all_rows):
+        return
+    counts = np.bincount(all_rows, minlength=len(deliver_at))
+    rejections.reject(np.flatnonzero(counts > 1), BadExpiry(f"a message may have one {name} header"))
+
+    def instant_of(value: bytes | None) -> int:
+        try:
+            return parse_instant(header_text(value))
+        except (ValueError, OverflowError) as problem:
+            raise BadExpiry(f"{name} is epoch ms or ISO-8601 with an offset: {problem}") from None
+
+    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
+    if len(rows):
+        instants = parse_distinct(rows, values, instant_of, rejections)
+        rejections.reject(rows[instants < deliver_at[rows]], Expired(f"by its {name} it expires before it is due"))
