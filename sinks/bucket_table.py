@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -246,8 +247,8 @@ class BucketTable:
         entries: Iterator[Row] = rows.toLocalIterator()
         return entries
 
-    def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> list[Row]:
-        """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as rows of `LOCATED_SCHEMA`.
+    def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> pa.Table:
+        """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as a table of `LOCATED_SCHEMA`.
 
         Reads metadata alone, of the segments that have messages due at `from_ms` (epoch ms) or later, once for all ids.
         Of a message that is due before, a row may be there or not.
@@ -261,7 +262,7 @@ class BucketTable:
             "part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits",
             entries.alias("index_entries"),
         ).where("size(index_entries) > 0")  # fmt: skip
-        return rows.mapInArrow(locating(ids), from_arrow_schema(LOCATED_SCHEMA)).collect()
+        return rows.mapInArrow(locating(ids), from_arrow_schema(LOCATED_SCHEMA)).toArrow()
 
     def cancelled_ids(self) -> Ids:
         """Return the ids of all cancelled messages that the table still has."""

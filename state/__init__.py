@@ -4,6 +4,7 @@ This package has no Spark session, no Kafka client and no clock; only the task f
 batches. `sources` make messages and `sinks` take them. Both import this package, and neither imports the other.
 
 Read `message`, `message_ids`, `order`, `shards`, `group_keys` and `chunk_merge`, then the packages `buckets`,
-`checkpoint` and `index`, and last `dead_letter` (the headers of a dead letter), `stub` (a dead letter without its
-record's value) and `cancel` (asks for a cancel, and their answers).
+`checkpoint` and `index`, and last `header_values` (numbers and instants in headers), `dead_letter` (the
+headers of a dead letter), `stub` (a dead letter without its record's value) and `cancel` (asks for a cancel, and their
+answers).
 """

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.message_ids import ID, Ids, ids_in, parse_id
+from state.message_ids import ID, ID_SCHEMA, Ids, id_texts, ids_in, places_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -57,6 +57,8 @@ ASK_SCHEMA = pa.schema(
         ("deliver_at_ms", pa.int64()),
     ]
 )
+# Answers, by the id of the ask.
+ANSWER_SCHEMA = ID_SCHEMA.append(pa.field("value", pa.large_binary()))
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
 
 
@@ -81,16 +83,12 @@ def asks_in(messages: pa.Table, results: str) -> pa.Table:
     if not results or not pc.any(named).as_py():
         return ASK_SCHEMA.empty_table()
     own = messages.filter(named)
-    asked = [parse_id(key.decode()) for key in own.column("key").to_pylist()]
+    # Keys are ids that were parsed before.
+    parts = pc.split_pattern(own.column("key").cast(pa.string()), "/", max_splits=2, reverse=True).combine_chunks()
+    asked = [parts.flatten()[at::3].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
     terms = [_parse_terms(value) for value in own.column("value").to_pylist()]
-    columns = [*_columns(asked, 3), *(own.column(name) for name in ID), *_columns(terms, 2)]
-    return pa.table(
-        [
-            pa.array(column, field.type) if isinstance(column, tuple) else column
-            for column, field in zip(columns, ASK_SCHEMA, strict=True)
-        ],
-        schema=ASK_SCHEMA,
-    )
+    columns = [*asked, *(own.column(name) for name in ID), *map(pa.array, _columns(terms, 2))]
+    return pa.table(columns, names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
 def asks_of(table: pa.Table) -> list[Ask]:
@@ -158,23 +156,40 @@ def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | No
     return json.dumps(fields if why is None else fields | {"why": why}, ensure_ascii=False).encode()
 
 
-def answered(messages: pa.Table, results: str, answers: Mapping[MessageId, bytes]) -> pa.Table:
-    """Return `messages` with the answer of each ask as its value. `answers` are by the id of the ask.
+def answers_to(asks: pa.Table, result: Result, why: str | None = None) -> pa.Table:
+    """Return the same answer to each of `asks`, which are for messages of input topics, as of `ANSWER_SCHEMA`."""
+    rest = json.dumps({"result": result} if why is None else {"result": result, "why": why}, ensure_ascii=False)
+    # The name of such a topic needs no escape.
+    texts = pc.binary_join_element_wise('{"id": "', id_texts(asks), '", ' + rest.removeprefix("{"), "")
+    columns = [asks.column(name) for name in _ASK_ID]
+    return pa.table([*columns, texts.cast(pa.large_binary())], names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
+
+
+def answers_of(answers: Mapping[MessageId, bytes]) -> pa.Table:
+    """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`."""
+    columns = [*_columns(list(answers), 3), tuple(answers.values())]
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, ANSWER_SCHEMA, strict=True)],
+        schema=ANSWER_SCHEMA,
+    )
+
+
+def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
+    """Return `messages` with the answer of each ask as its value. `answers` has the columns of `ANSWER_SCHEMA`.
 
     Raises InvariantViolated if one is missing.
     """
-    rows = np.flatnonzero(np.asarray(is_ask(messages, results)))
-    if not len(rows):
+    mask = np.asarray(is_ask(messages, results))
+    if not mask.any():
         return messages
-    ids = zip(*(messages.column(name).take(pa.array(rows)).to_pylist() for name in ID), strict=True)
-    try:
-        values = [answers[each] for each in ids]
-    except KeyError as missing:
-        raise InvariantViolated(f"the cancel {missing} is handed over without an answer") from None
-    mask = np.zeros(messages.num_rows, dtype=bool)
-    mask[rows] = True
+    asks = messages.filter(pa.array(mask))
+    places = places_in(answers, asks)
+    if (places < 0).any():
+        missing = id_texts(asks)[int(np.argmin(places))]
+        raise InvariantViolated(f"the ask {missing} is handed over without an answer")
+    values = answers.column("value").take(pa.array(places)).combine_chunks()
     column = messages.column("value").combine_chunks()
-    filled = pc.replace_with_mask(column, pa.array(mask), pa.array(values, column.type))
+    filled = pc.replace_with_mask(column, pa.array(mask), values)
     return messages.set_column(messages.schema.get_field_index("value"), messages.schema.field("value"), filled)
 
 

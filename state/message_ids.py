@@ -21,7 +21,7 @@ def ids_in(messages: pa.Table | pa.RecordBatch) -> Ids:
     """Return the ids of a table that has the columns `ID`."""
     ids: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
     offsets = messages.column("offset").to_numpy()
-    for source, rows in _by_source(messages):
+    for source, rows in by_source(messages):
         ids[source] = np.unique(offsets[rows])
     return ids
 
@@ -63,13 +63,35 @@ def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
     if not ids or not messages.num_rows:
         return found
     offsets = messages.column("offset").to_numpy()
-    for source, rows in _by_source(messages):
+    for source, rows in by_source(messages):
         own = ids.get(source)
         if own is not None:
             # Both are numbers below 2^63, and `own` is sorted: faster than `np.isin`, which sorts both.
             at = np.minimum(np.searchsorted(own, offsets[rows]), len(own) - 1)
             found[rows] = own[at] == offsets[rows]
     return found
+
+
+def places_in(table: pa.Table, messages: pa.Table) -> npt.NDArray[np.int64]:
+    """Return for each message the row of `table` that has its id, or -1. Both have the columns `ID`."""
+    places = np.full(messages.num_rows, -1, dtype=np.int64)
+    if not table.num_rows or not messages.num_rows:
+        return places
+    known, offsets = (each.column("offset").to_numpy() for each in (table, messages))
+    rows_of = dict(by_source(table))
+    for source, rows in by_source(messages):
+        own = rows_of.get(source)
+        if own is not None:
+            own = own[np.argsort(known[own], kind="stable")]
+            at = own[np.minimum(np.searchsorted(known[own], offsets[rows]), len(own) - 1)]
+            places[rows] = np.where(known[at] == offsets[rows], at, -1)
+    return places
+
+
+def id_texts(messages: pa.Table) -> pa.ChunkedArray:
+    """Return each message's id as text, `topic/partition/offset`, of a table that has the columns `ID`."""
+    topic, partition, offset = (messages.column(name) for name in ID)
+    return pc.binary_join_element_wise(topic, partition.cast(pa.string()), offset.cast(pa.string()), "/")
 
 
 def without(messages: pa.Table, ids: Ids) -> pa.Table:
@@ -89,7 +111,7 @@ def parse_id(text: str) -> tuple[str, int, int]:
     return topic, partition, offset
 
 
-def _by_source(messages: pa.Table | pa.RecordBatch) -> Iterable[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
+def by_source(messages: pa.Table | pa.RecordBatch) -> Iterable[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
     """Yield each (topic, partition) in `messages`, and its rows."""
     topics = messages.column("topic")
     partitions = messages.column("partition").to_numpy()

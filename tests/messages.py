@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
+from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA
@@ -69,6 +70,11 @@ def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return a table of `MESSAGE_SCHEMA`. `MESSAGE` has the values that a row omits."""
     return pa.Table.from_pylist([{**MESSAGE, **row} for row in rows], schema=MESSAGE_SCHEMA)
+
+
+def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
+    """Return a table of `CANCELLED_SCHEMA`."""
+    return pa.Table.from_pylist([dict(zip(CANCELLED_SCHEMA.names, row, strict=True)) for row in rows], CANCELLED_SCHEMA)
 
 
 def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:

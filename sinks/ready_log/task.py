@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -13,7 +13,7 @@ from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
 from sinks.ready_log.writer_host import hand_over_by_host
-from state.cancel import MessageId, answered, is_ask
+from state.cancel import ANSWER_SCHEMA, answered, is_ask
 from state.chunk_merge import merge
 from state.message import decode_chunk
 from state.message_ids import Ids, among, without
@@ -31,13 +31,13 @@ class Cancels:
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
     - `refused`: replacements that the batch does not accept; their asks have the same ids, and are handed over
     - `results`: the results topic
-    - `answers`: the value of each answer, by the id of the ask
+    - `answers`: a table of `state.cancel.ANSWER_SCHEMA`
     """
 
     cancelled: Ids = field(default_factory=dict)
     refused: Ids = field(default_factory=dict)
     results: str = ""
-    answers: Mapping[MessageId, bytes] = field(default_factory=dict)
+    answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
 
 
 _NO_CANCELS = Cancels()
@@ -72,7 +72,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = without(messages.slice(start, end - start), cancels.cancelled)
-            elif cancels.answers:
+            elif cancels.answers.num_rows:
                 refused = among(messages, cancels.refused) & ~np.asarray(is_ask(messages, cancels.results))
                 left = messages.filter(pa.array(~refused)) if refused.any() else messages
                 messages = answered(left, cancels.results, cancels.answers)

@@ -13,6 +13,9 @@ from state.cancel import CANCEL_HEADER, REPLACES_HEADER
 from state.header_values import header_text
 from state.message_ids import parse_id
 
+# Short enough to be numbers that Kafka can have.
+_PLAIN_ID = r"^[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})$"
+
 
 def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
     """Return which of `records`, which have a column of headers, have one with this name."""
@@ -30,24 +33,28 @@ def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array
     """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none."""
     both, _ = headers.named(REPLACES_HEADER)
     rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is no message: it has no {REPLACES_HEADER}"))
-    keys: list[bytes | None] = [None] * count
-    for row, asked in ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections).items():
-        keys[row] = asked
-    return pa.array(keys, pa.binary())
+    return ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections)
 
 
-def ids_named(
-    headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections
-) -> dict[int, bytes]:
-    """Return the message id that the header `name` has, by row; a rejection with `error` for one that is not usable."""
+def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:
+    """Return the message id that the header `name` has, of each of `count` records, as binary.
+
+    Null without the header; null and a rejection with `error` for one that is not usable.
+    """
     all_rows, all_values = headers.named(name)
     counts = np.bincount(all_rows, minlength=count)
     rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
-    ids: dict[int, bytes] = {}
     rows, values = only((counts == 1)[all_rows], all_rows, all_values)
-    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
+    # Nearly all are written as they are kept.
+    is_plain = np.asarray(pc.match_substring_regex(values, _PLAIN_ID).fill_null(False))
+    parsed: list[bytes | None] = []
+    for row, value in zip(rows[~is_plain].tolist(), values.filter(pa.array(~is_plain)).to_pylist(), strict=True):
         try:
-            ids[row] = "/".join(map(str, parse_id(header_text(value)))).encode()
+            parsed.append("/".join(map(str, parse_id(header_text(value)))).encode())
         except ValueError as problem:
+            parsed.append(None)
             rejections.reject(np.array([row]), error(f"{name} names a message: {problem}"))
-    return ids
+    ids = pa.concat_arrays([values.filter(pa.array(is_plain)), pa.array(parsed, pa.binary())])
+    places = np.full(count, -1, dtype=np.int64)
+    places[np.concatenate([rows[is_plain], rows[~is_plain]])] = np.arange(len(ids))
+    return ids.take(pa.array(places, mask=places < 0))

@@ -18,10 +18,10 @@ from state.message import HEADERS, MESSAGE_SCHEMA
 
 def check_replacements(headers: Headers, count: int, rejections: Rejections) -> None:
     """Reject those of `count` records that cannot be followed in what they replace, or on which condition."""
-    ids = ids_named(headers, REPLACES_HEADER, BadReplaces, count, rejections)
-    if not ids:
-        return
-    _conditions(headers, count, rejections)
+    rows, _ = headers.named(REPLACES_HEADER)
+    if len(rows):
+        ids_named(headers, REPLACES_HEADER, BadReplaces, count, rejections)
+        _conditions(headers, count, rejections)
 
 
 def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
@@ -50,8 +50,7 @@ def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
 def _asks(replacements: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     headers = flatten(one_array(replacements.column("headers").cast(HEADERS)))
     count, none = replacements.num_rows, Rejections()
-    ids = ids_named(headers, REPLACES_HEADER, BadReplaces, count, none)
-    keys = pa.array([ids[row] for row in range(count)], pa.binary())
+    keys = ids_named(headers, REPLACES_HEADER, BadReplaces, count, none)
     dues = replacements.column("deliver_at_ms").to_numpy()
     at_once = np.minimum(replacements.column("timestamp_ms").to_numpy(), clock_ms)
     # Both have the same id, and no two messages may have the same order key.
@@ -70,9 +69,11 @@ def _asks(replacements: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
 
 
 def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:
-    """Return the condition of each record, the default where it has none or a rejected one."""
+    """Return the condition of each record that replaces another: the default where it has none or a rejected one."""
     conditions = [WAITING] * count
+    replacing, _ = headers.named(REPLACES_HEADER)
     all_rows, all_values = headers.named(CONDITION_HEADER)
+    all_rows, all_values = only(np.isin(all_rows, replacing), all_rows, all_values)
     counts = np.bincount(all_rows, minlength=count)
     rejections.reject(np.flatnonzero(counts > 1), BadReplaces(f"a message may have one {CONDITION_HEADER} header"))
     rows, values = only((counts == 1)[all_rows], all_rows, all_values)

@@ -7,37 +7,35 @@ cancels: the same id may be asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
+import numpy as np
 import pyarrow as pa
 
 from state.buckets.parts import cancelled_partition
 from state.buckets.table_rows import STORED_SCHEMA
-from state.cancel import MessageId
-from state.message_ids import ID
+from state.message_ids import ID, ID_SCHEMA, Ids, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
+# Cancelled messages. Each is due in [from_ms, until_ms], epoch ms; both are `NEVER_MS` if it is in no bucket.
+CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
 
 
-class CancelledId(NamedTuple):
-    """A cancelled message. It is due in [from_ms, until_ms], epoch ms; both are `NEVER_MS` if it is in no bucket."""
+def in_no_bucket(ids: Ids) -> pa.Table:
+    """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`."""
+    table = table_of(ids)
+    never = np.full(table.num_rows, NEVER_MS)
+    return pa.table([*table.columns, never, never], schema=CANCELLED_SCHEMA)
 
-    id: MessageId
-    from_ms: int
-    until_ms: int
 
-
-def cancelled_rows(cancelled: Iterable[CancelledId], bucket: int) -> pa.Table:
+def cancelled_rows(cancelled: pa.Table, bucket: int) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels."""
-    by_id = sorted(cancelled)
-    ids = zip(*(each.id for each in by_id), strict=True)
-    columns = dict(zip(ID, ids, strict=True)) | {
-        "part": [cancelled_partition(bucket)] * len(by_id),
-        "bucket": [bucket] * len(by_id),
-        "deliver_at_ms": [each.from_ms for each in by_id],
-        "max_deliver_at_ms": [each.until_ms for each in by_id],
+    by_id = cancelled.sort_by([(name, "ascending") for name in ID])
+    count = by_id.num_rows
+    columns = {name: by_id.column(name) for name in ID} | {
+        "part": pa.array([cancelled_partition(bucket)] * count, pa.string()),
+        "bucket": pa.array([bucket] * count, pa.int64()),
+        "deliver_at_ms": by_id.column("from_ms"),
+        "max_deliver_at_ms": by_id.column("until_ms"),
     }
-    none = [None] * len(by_id)
-    return pa.table([pa.array(columns.get(field.name, none), field.type) for field in STORED_SCHEMA], STORED_SCHEMA)
+    rows = [columns.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
+    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)

@@ -40,23 +40,30 @@ def locating(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in batch.to_pylist():
-                found = [each for entry in row["index_entries"] for each in _found(entry, row, wanted)]
-                if found:
-                    yield pa.RecordBatch.from_pylist(found, schema=LOCATED_SCHEMA)
+            found = [_found(entry, row, wanted) for row in batch.to_pylist() for entry in row["index_entries"]]
+            yield from pa.Table.from_batches(filter(None, found), LOCATED_SCHEMA).combine_chunks().to_batches()
 
     return run
 
 
-def _found(entry: dict[str, Any], row: dict[str, Any], wanted: dict[tuple[str, int], BitMap64]) -> list[dict[str, Any]]:
+def _found(
+    entry: dict[str, Any], row: dict[str, Any], wanted: dict[tuple[str, int], BitMap64]
+) -> pa.RecordBatch | None:
     source = entry["topic"], entry["partition"]
     if source not in wanted:
-        return []
+        return None
     offsets = stored_bitmap(entry) & wanted[source]
     if not offsets:
-        return []
-    from_ms = max(row["deliver_at_ms"], entry["tick_ms"])
-    until_ms = min(row["max_deliver_at_ms"], entry["tick_ms"] + (1 << row["precision_bits"]) - 1)
-    common = {name: row[name] for name in _COPIED} | {"from_ms": from_ms, "until_ms": until_ms}
-    numbers = np.frombuffer(offsets.to_array(), dtype=np.int64).tolist()
-    return [{"topic": source[0], "partition": source[1], "offset": each} | common for each in numbers]
+        return None
+    numbers = np.frombuffer(offsets.to_array(), dtype=np.int64)
+    same = {name: row[name] for name in _COPIED} | {
+        "topic": source[0],
+        "partition": source[1],
+        "from_ms": max(row["deliver_at_ms"], entry["tick_ms"]),
+        "until_ms": min(row["max_deliver_at_ms"], entry["tick_ms"] + (1 << row["precision_bits"]) - 1),
+    }
+    columns = [
+        numbers if field.name == "offset" else pa.repeat(pa.scalar(same[field.name], field.type), len(numbers))
+        for field in LOCATED_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOCATED_SCHEMA)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
+import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
@@ -20,13 +21,12 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
-from state.buckets.cancelled import CancelledId, cancelled_rows
+from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import ids_of
 from state.order import ORDER
 from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
@@ -127,14 +127,14 @@ class BatchRunner:
             # 6. Decide cancels. One commit stores what they cancel, and what is sealed.
             decision = self._cancels.decide(shard_output, rows, span)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
-            if decision.cancelled:
+            if decision.cancelled.num_rows:
                 self._seal(shard_output, batch_id, decision.cancelled)
                 failpoint("cancelled")
             # 7. Hand over and seal.
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))
-            if sealed and not decision.cancelled:
+            if sealed and not decision.cancelled.num_rows:
                 running.append(self._start(self._seal, shard_output, batch_id))
             for step in running:
                 step.result()
@@ -142,8 +142,8 @@ class BatchRunner:
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
-            if decision.cancelled:
-                self._maintenance.cancelled(self._bucket(batch_id), len(decision.cancelled))
+            if decision.cancelled.num_rows:
+                self._maintenance.cancelled(self._bucket(batch_id), decision.cancelled.num_rows)
         finally:
             shard_output.unpersist()
         # 9. Move the window on.
@@ -216,7 +216,7 @@ class BatchRunner:
         ordered = due.sortWithinPartitions("shard", *ORDER)
         cancels = Cancels(
             cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
-            refused=ids_of(decision.refused),
+            refused=decision.refused,
             results=self._settings_history.at(batch.batch_id).results,
             answers=decision.answers,
         )
@@ -245,10 +245,10 @@ class BatchRunner:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _seal(self, shard_output: DataFrame, batch_id: int, cancelled: Collection[CancelledId] = ()) -> None:
+    def _seal(self, shard_output: DataFrame, batch_id: int, cancelled: pa.Table | None = None) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
-        if cancelled:
+        if cancelled is not None:
             rows = rows.union(self._store.spark.createDataFrame(cancelled_rows(cancelled, self._bucket(batch_id))))
         self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")

@@ -22,11 +22,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -34,34 +37,52 @@ from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.topics.topics import input_bounds
-from state.buckets.cancelled import NEVER_MS, CancelledId
+from state.buckets.cancelled import CANCELLED_SCHEMA, in_no_bucket
 from state.buckets.operator import ASKED, SEALED, is_of_overflow
 from state.buckets.parts import part_of
-from state.cancel import Ask, MessageId, Result, accepted_replacements, answer, asks_of
+from state.cancel import (
+    ANSWER_SCHEMA,
+    MessageId,
+    Result,
+    accepted_replacements,
+    answer,
+    answers_of,
+    answers_to,
+    asks_of,
+    replacement_ids,
+)
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID_SCHEMA, Ids, among, ids_of
+from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_in, table_of
 
 log = logging.getLogger(__name__)
 
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
-# What became of a message that was asked for, and why if that is not plain.
-Outcome = tuple[Result, str | None]
-_CANCELLED: Outcome = ("cancelled", None)
-_DUE_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64()))
+# What became of a message that was asked for. Open: not known yet.
+OPEN, CANCELLED, TOO_LATE, DELETED, UNREAD, NO_INPUT = range(6)
+_MEANINGS: dict[int, tuple[Result, str | None]] = {
+    CANCELLED: ("cancelled", None),
+    TOO_LATE: ("too-late", "it is handed over for delivery, or went to the dead-letter topic"),
+    DELETED: ("unknown", "it does not wait, and its record is deleted: whether it was cancelled once is not kept"),
+    UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
+    NO_INPUT: ("unknown", "the job reads no input topic of this name"),
+}
+_NOTHING_TO_REPLACE = "another ask has cancelled it, or refused it before: there is nothing to replace"
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a batch decides: its answers, by the id of the ask, the messages that it cancels, and what it refuses.
+    """What a batch decides: its answers, the messages that it cancels, and what it refuses.
 
-    `refused` are the replacements that it does not accept. They are among the cancelled messages.
+    `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `refused` are replacements
+    that it does not accept. They are among the cancelled messages.
     """
 
-    answers: Mapping[MessageId, bytes] = field(default_factory=dict)
-    cancelled: Collection[CancelledId] = ()
-    refused: Collection[MessageId] = ()
+    answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
+    cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
+    refused: Ids = field(default_factory=dict)
 
 
 class CancelDesk:
@@ -97,53 +118,38 @@ class CancelDesk:
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
         asks, found = _asks(shard_output)
-        results: dict[MessageId, Outcome] = dict.fromkeys(found, _CANCELLED)
-        cancelled = {each: CancelledId(each, NEVER_MS, NEVER_MS) for each in found}
-        open_ids = set()
-        for asked in {ask.asked for ask in asks} - found:
-            refusal = self._refusal(asked, span)
-            if refusal is None:
-                open_ids.add(asked)
-            else:
-                results[asked] = refusal
-        if open_ids:
+        # Each message that is asked for, once, and what became of it.
+        asked = table_of(ids_in(asks))
+        outcomes = _unread(asked, span)
+        outcomes[among(asked, found)] = CANCELLED
+        cancelled = [in_no_bucket(found)]
+        if not_found := _open(asked, outcomes):
             bucket = span.origin.first_bucket + span.batch_id
-            before = _each(self._store.cancelled_among(ids_of(open_ids), bucket - 1))
-            waiting = self._waiting(open_ids - before, bucket, span)
-            waiting += _sealed_now(open_ids - before - {each.id for each in waiting}, shard_output, rows)
-            cancelled |= {each.id: each for each in waiting}
-            results |= dict.fromkeys(before | cancelled.keys(), _CANCELLED)
-        accepted = accepted_replacements(asks, cancelled.keys())
-        refused = {ask.id: ask for ask in asks if ask.condition is not None and ask.id not in accepted}
-        for ask in refused.values():
-            due_ms = ask.deliver_at_ms or 0
-            cancelled.setdefault(ask.id, CancelledId(ask.id, due_ms, due_ms))
-        results |= dict.fromkeys(refused.keys() & open_ids, _CANCELLED)
-        results |= {each: self._too_late(each) for each in open_ids - results.keys()}
+            outcomes[among(asked, self._store.cancelled_among(not_found, bucket - 1))] = CANCELLED
+            cancelled.append(self._waiting(_open(asked, outcomes), bucket, span))
+            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
+            cancelled.append(_sealed_now(_open(asked, outcomes), shard_output, rows))
+            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
+        accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))
+        cancelled.append(refused)
+        outcomes[among(asked, ids_in(refused))] = CANCELLED
+        is_open = outcomes == OPEN
+        if is_open.any():
+            outcomes[is_open] = np.where(self._is_deleted(asked), DELETED, TOO_LATE)[is_open]
+        everything = pa.concat_tables(cancelled)
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
-            span.batch_id, len(asks), len(cancelled) - len(refused), len(refused),
+            span.batch_id, asks.num_rows, everything.num_rows - refused.num_rows, refused.num_rows,
         )  # fmt: skip
-        answers = {ask.id: _answer(ask, results[ask.asked], ask.id in accepted) for ask in asks}
-        return Decision(answers, cancelled.values(), refused)
+        answers = _answers(asks, outcomes[places_in(asked, asks)], accepted)
+        refused_ids = ids_of(each for each in _each(replacement_ids(asks)) if each not in accepted)
+        return Decision(answers, everything, refused_ids)
 
-    def _refusal(self, asked: MessageId, span: BatchSpan) -> Outcome | None:
-        topic, partition, offset = asked
-        # By the offset log, and not by the settings, which a replay may find changed.
-        if topic not in span.ends:
-            return "unknown", f"the job reads no input topic {topic}"
-        if offset >= span.ends[topic].get(str(partition), 0):
-            return "unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"
-        return None
-
-    def _too_late(self, asked: MessageId) -> Outcome:
-        """Return the answer for a message that does not wait, and is not among the cancelled ones that are known."""
+    def _is_deleted(self, asked: pa.Table) -> Mask:
+        """Return of which messages the input topic has deleted the record."""
         if time.monotonic() > self._read_s + _FIRSTS_S:
             self._read_firsts()
-        topic, partition, offset = asked
-        if offset < self._firsts.get((topic, partition), 0):
-            return "unknown", "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
-        return "too-late", "it is handed over for delivery, or went to the dead-letter topic"
+        return np.asarray(asked.column("offset").to_numpy() < _bounds_of(asked, self._firsts))
 
     def _read_firsts(self) -> None:
         # In an outage what was read before holds: offsets only grow.
@@ -151,75 +157,110 @@ class CancelDesk:
             self._firsts = {source: first for source, (first, _) in input_bounds(self._settings).items()}
             self._read_s = time.monotonic()
 
-    def _waiting(self, ids: set[MessageId], bucket: int, span: BatchSpan) -> list[CancelledId]:
+    def _waiting(self, ids: Ids, bucket: int, span: BatchSpan) -> pa.Table:
         """Return which of `ids` wait in an earlier bucket, and are not handed over before this batch."""
         if not ids:
-            return []
+            return CANCELLED_SCHEMA.empty_table()
         # Markers of merged buckets, metadata and chunks, all of one version.
         version = self._store.version()
         previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
-        waiting: list[CancelledId] = []
-        doubtful: list[tuple[Row, CancelledId]] = []
-        for row in self._store.locate(ids_of(ids), bucket, first_ms, version):
-            located = CancelledId((row["topic"], row["partition"], row["offset"]), row["from_ms"], row["until_ms"])
-            is_left = not span.batch_id and row["bucket"] == span.origin.overdue_bucket
-            if located.from_ms >= previous_ms or is_left:
-                waiting.append(located)
-            elif located.until_ms >= previous_ms:
-                doubtful.append((row, located))
-        return waiting + self._still_waiting(doubtful, previous_ms, version)
+        located = self._store.locate(ids, bucket, first_ms, version)
+        from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))
+        waits = from_ms >= previous_ms
+        if not span.batch_id:
+            waits |= located.column("bucket").to_numpy() == span.origin.overdue_bucket
+        doubtful = ~waits & (until_ms >= previous_ms)
+        waiting = located.filter(pa.array(waits)).select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
+        still = self._still_waiting(located.filter(pa.array(doubtful)), previous_ms, version)
+        return pa.concat_tables([waiting, still])
 
-    def _still_waiting(
-        self, doubtful: list[tuple[Row, CancelledId]], previous_ms: int, version: int
-    ) -> list[CancelledId]:
+    def _still_waiting(self, doubtful: pa.Table, previous_ms: int, version: int) -> pa.Table:
         """Return those that are due at `previous_ms` or later, which the index does not know exactly."""
-        if not doubtful:
-            return []
-        ids = ids_of(located.id for _, located in doubtful)
-        parts = {part_of(row["part"]) or row["time_partition"] for row, _ in doubtful}
-        end_ms = 1 + max(located.until_ms for _, located in doubtful)
-        buckets = {row["bucket"] for row, _ in doubtful}
+        if not doubtful.num_rows:
+            return CANCELLED_SCHEMA.empty_table()
+        places = doubtful.select(["part", "time_partition"]).group_by(["part", "time_partition"]).aggregate([])
+        parts = {part_of(row["part"]) or row["time_partition"] for row in places.to_pylist()}
+        end_ms = 1 + pc.max(doubtful.column("until_ms")).as_py()
+        buckets = set(doubtful.column("bucket").unique().to_pylist())
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)
-        return [each for each in _dues(chunks, ids) if each.from_ms >= previous_ms]
+        return _dues(chunks, ids_in(doubtful)).filter(pc.field("from_ms") >= previous_ms)
 
 
-def _asks(shard_output: DataFrame) -> tuple[list[Ask], set[MessageId]]:
+def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
     """Return the asks of a batch, and the ids that the state stage has taken out."""
-    asks: dict[MessageId, Ask] = {}
-    found: set[MessageId] = set()
-    for row in shard_output.where(f"kind = '{ASKED}'").select("chunk").collect():
-        table = decode_chunk(bytes(row["chunk"]))
-        own = asks_of(table)
-        asks |= {ask.id: ask for ask in own}
-        found.update(ask.asked for ask, was in zip(own, table.column("found").to_pylist(), strict=True) if was)
-    return list(asks.values()), found
+    rows = shard_output.where(f"kind = '{ASKED}'").select("shard", "chunk").collect()
+    tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows]
+    asks = pa.concat_tables([table for shard, table in tables if shard == 0])
+    found = pa.concat_tables([table for _, table in tables]).filter(pc.field("found"))
+    return asks, ids_in(found)
 
 
-def _answer(ask: Ask, outcome: Outcome, accepted: bool) -> bytes:
-    result, why = outcome
-    if ask.condition is None:
-        return answer(ask, result, why)
-    if why is None and not accepted:
-        why = "another ask has cancelled it, or refused it before: there is nothing to replace"
-    return answer(ask, result, why, accepted)
+def _open(asked: pa.Table, outcomes: npt.NDArray[np.int8]) -> Ids:
+    return ids_in(asked.filter(pa.array(outcomes == OPEN)))
 
 
-def _sealed_now(ids: set[MessageId], shard_output: DataFrame, rows: Iterable[Row]) -> list[CancelledId]:
+def _unread(asked: pa.Table, span: BatchSpan) -> npt.NDArray[np.int8]:
+    """Return `NO_INPUT` or `UNREAD` for the messages that the job has not read when the batch ends, else `OPEN`."""
+    # By the offset log, and not by the settings, which a replay may find changed.
+    ends = {(topic, int(partition)): end for topic, own in span.ends.items() for partition, end in own.items()}
+    is_read = asked.column("offset").to_numpy() < _bounds_of(asked, ends)
+    outcomes = np.where(is_read, OPEN, UNREAD).astype(np.int8)
+    is_input = np.asarray(pc.is_in(asked.column("topic"), pa.array(list(span.ends), pa.string())))
+    outcomes[~is_input] = NO_INPUT
+    return outcomes
+
+
+def _bounds_of(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt.NDArray[np.int64]:
+    """Return the bound of each message's input partition; 0 if there is none."""
+    own = np.zeros(messages.num_rows, dtype=np.int64)
+    for source, rows in by_source(messages):
+        own[rows] = bounds.get(source, 0)
+    return own
+
+
+def _of_replacements(asks: pa.Table, cancelled: pa.Table) -> tuple[set[MessageId], pa.Table]:
+    """Return the replacements that are accepted, and as cancelled the others that are not among `cancelled` yet."""
+    if asks.column("condition").null_count == asks.num_rows:
+        return set(), CANCELLED_SCHEMA.empty_table()
+    taken = _each(ids_in(cancelled))
+    every = asks_of(asks)
+    accepted = accepted_replacements(every, taken)
+    refused = [ask for ask in every if ask.condition is not None and ask.id not in accepted | taken]
+    rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
+    return accepted, pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
+
+
+def _answers(asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: set[MessageId]) -> pa.Table:
+    """Return the answer to each ask, by what became of the message that it asks for."""
+    is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
+    # One by one: replacements, and ids that may need an escape.
+    apart = is_replacement | (outcomes == NO_INPUT)
+    several = [
+        answers_to(asks.filter(pa.array((outcomes == outcome) & ~apart)), *_MEANINGS[outcome])
+        for outcome in np.unique(outcomes[~apart]).tolist()
+    ]
+    single: dict[MessageId, bytes] = {}
+    for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
+        result, why = _MEANINGS[outcome]
+        is_accepted = None if ask.condition is None else ask.id in accepted
+        if is_accepted is False and why is None:
+            why = _NOTHING_TO_REPLACE
+        single[ask.id] = answer(ask, result, why, is_accepted)
+    return pa.concat_tables([*several, answers_of(single)])
+
+
+def _sealed_now(ids: Ids, shard_output: DataFrame, rows: Iterable[Row]) -> pa.Table:
     """Return those of `ids` that this batch seals from overflow groups, which have no state, and take nothing out."""
     if not ids or not any(row["kind"] == SEALED and is_of_overflow(row["segment"]) for row in rows):
-        return []
-    return _dues(shard_output.where(f"kind = '{SEALED}'"), ids_of(ids))
+        return CANCELLED_SCHEMA.empty_table()
+    return _dues(shard_output.where(f"kind = '{SEALED}'"), ids)
 
 
-def _dues(chunks: DataFrame, ids: Ids) -> list[CancelledId]:
-    """Return those of `ids` that are in `chunks`, with their due times."""
-    rows = chunks.select("chunk").mapInArrow(_finding(ids), from_arrow_schema(_DUE_SCHEMA)).collect()
-    return [
-        CancelledId((row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"], row["deliver_at_ms"])
-        for row in rows
-    ]
+def _dues(chunks: DataFrame, ids: Ids) -> pa.Table:
+    """Return those of `ids` that are in `chunks`, with their due times, as a table of `CANCELLED_SCHEMA`."""
+    return chunks.select("chunk").mapInArrow(_finding(ids), from_arrow_schema(CANCELLED_SCHEMA)).toArrow()
 
 
 def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -227,8 +268,10 @@ def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
         for batch in batches:
             for chunk in batch.column("chunk"):
                 messages = decode_chunk(chunk.as_py())
-                found = messages.filter(pa.array(among(messages, ids))).select(_DUE_SCHEMA.names)
-                yield from found.cast(_DUE_SCHEMA).to_batches()
+                found = messages.filter(pa.array(among(messages, ids)))
+                due = found.column("deliver_at_ms")
+                columns = [*(found.column(name) for name in ID), due, due]
+                yield from pa.table(columns, names=CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA).to_batches()
 
     return run
 

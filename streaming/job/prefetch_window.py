@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
@@ -23,12 +25,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from state.buckets.cancelled import NEVER_MS, CancelledId
+from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
-from state.message_ids import Ids, count_of, ids_of
+from state.message_ids import Ids, count_of, ids_in
 from state.order import ORDER
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
@@ -109,7 +111,7 @@ class PrefetchWindow:
         self._horizon_ms = start_ms
         self._cutoff_ms = start_ms
         # Cancelled since a load that may have their messages was begun.
-        self._cancelled: list[CancelledId] = []
+        self._cancelled = CANCELLED_SCHEMA.empty_table()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
@@ -137,13 +139,15 @@ class PrefetchWindow:
             if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
 
-    def cancel(self, cancelled: Iterable[CancelledId]) -> None:
-        """Take `cancelled` messages out of what is loaded. Later loads find them in the table."""
-        self._cancelled += [each for each in cancelled if NEVER_MS < each.from_ms < self._horizon_ms]
+    def cancel(self, cancelled: pa.Table) -> None:
+        """Take `cancelled` messages (`CANCELLED_SCHEMA`) out of what is loaded. Later loads find them in the table."""
+        loaded = (pc.field("from_ms") > NEVER_MS) & (pc.field("from_ms") < self._horizon_ms)
+        self._cancelled = pa.concat_tables([self._cancelled, cancelled.filter(loaded)])
 
     def cancelled(self, start_ms: int, end_ms: int) -> Ids:
         """Return the messages that were cancelled after they were loaded, and may be due in [start_ms, end_ms)."""
-        return ids_of(each.id for each in self._cancelled if each.from_ms < end_ms and each.until_ms >= start_ms)
+        in_range = (pc.field("from_ms") < end_ms) & (pc.field("until_ms") >= start_ms)
+        return ids_in(self._cancelled.filter(in_range))
 
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
@@ -163,7 +167,7 @@ class PrefetchWindow:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
-        self._cancelled = [each for each in self._cancelled if each.until_ms >= cutoff_ms]
+        self._cancelled = self._cancelled.filter(pc.field("until_ms") >= cutoff_ms)
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
             held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)

@@ -31,7 +31,7 @@ from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import WAITING, MessageId, answer, answered, asks_in, asks_of, is_ask
+from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
@@ -223,8 +223,8 @@ def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
     }
 
 
-def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> dict[MessageId, bytes]:
-    """Return the answer to each of `asks`, by its own id."""
+def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
+    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
     why = "the job's checkpoint was lost before this was decided: ask again"
     answers: dict[MessageId, bytes] = {}
     for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
@@ -233,7 +233,7 @@ def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> 
             answers[ask.id] = answer(ask, "cancelled", accepted=accepted)
         else:
             answers[ask.id] = answer(ask, "unknown", why, accepted)
-    return answers
+    return answers_of(answers)
 
 
 def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:

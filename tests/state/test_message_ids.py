@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from state.message_ids import NO_IDS, among, count_of, ids_in, ids_of, parse_id, table_of, united, without
+from state.message_ids import (
+    NO_IDS,
+    among,
+    count_of,
+    id_texts,
+    ids_in,
+    ids_of,
+    parse_id,
+    places_in,
+    table_of,
+    united,
+    without,
+)
 from tests.messages import messages
 
 TABLE = messages(
@@ -18,6 +31,15 @@ def test_ids_name_rows_by_topic_partition_and_offset() -> None:
     named = among(TABLE, ids_of([("a", 0, 5), ("a", 0, 2**62), ("b", 1, 5), ("c", 0, 5)]))
     assert named.tolist() == [True, False, False, True, False]
     assert without(TABLE, ids_of([("a", 0, 5)])).num_rows == 4
+
+
+def test_messages_are_found_in_a_table_by_their_ids() -> None:
+    order = [3, 0, 4, 1]
+    known = TABLE.take(pa.array(order))
+    assert places_in(known, TABLE).tolist() == [1, 3, -1, 0, 2]
+    assert places_in(known.slice(0, 0), TABLE).tolist() == [-1] * 5
+    assert places_in(known, TABLE.slice(0, 0)).tolist() == []
+    assert id_texts(TABLE).to_pylist() == ["a/0/5", "a/1/5", "b/0/5", f"a/0/{2**62}", "a/0/7"]
 
 
 def test_nothing_is_among_no_ids_and_no_rows_have_ids() -> None:

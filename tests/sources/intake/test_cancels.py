@@ -10,7 +10,8 @@ import pytest
 
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
-from state.cancel import Ask, answer, answered, asks_in, asks_of
+from state.cancel import Ask, answer, answered, answers_of, answers_to, asks_in, asks_of
+from state.message_ids import parse_id
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
@@ -72,6 +73,24 @@ def test_batches_recorded_before_there_were_cancels_take_the_header_for_any_othe
     assert asks_in(messages([{"key": b"in/0/1"}]), "").num_rows == 0
 
 
+def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
+    given = [
+        b"in/1/42",
+        b" in/1/042",
+        b'"in/1/42"',
+        b"a b/\xc3\xa9/1/42",
+        b"in/2147483647/9223372036854775807",
+        b"in/0/0",
+    ]
+    wrong = [b"in/2147483648/1", b"in/1/9223372036854775808", b"in/1/-1", b"/1/1", b"in/1/2/"]
+    rows = accepted(*map(ask, given + wrong))
+    kept = [b"in/1/42", b"in/1/42", b"in/1/42", *given[3:]]
+    assert [row["key"] for row in rows[: len(given)]] == kept
+    assert {row["error_code"] for row in rows[len(given) :]} == {"bad-cancel"}
+    table = messages({"offset": at, "output_topic": RESULTS, "key": key, "value": None} for at, key in enumerate(kept))
+    assert [each.asked for each in asks_of(asks_in(table, RESULTS))] == [parse_id(key.decode()) for key in kept]
+
+
 def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     table = messages(
         [
@@ -83,10 +102,19 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     asks = asks_in(table, RESULTS)
     (found,) = asks_of(asks)
     assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
-    filled = answered(table, RESULTS, {found.id: answer(found, "too-late", "gone")})
+    filled = answered(table, RESULTS, answers_of({found.id: answer(found, "too-late", "gone")}))
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
     assert json.loads(values[1]) == {"id": "in/3/4", "result": "too-late", "why": "gone"}
     assert filled.schema == table.schema
     with pytest.raises(InvariantViolated, match="without an answer"):
-        answered(table, RESULTS, {})
+        answered(table, RESULTS, answers_of({}))
+
+
+@pytest.mark.parametrize("why", [None, 'it is "gone" \N{EM DASH} so'])
+def test_the_same_answer_to_many_asks_is_that_to_each(why: str | None) -> None:
+    rows = [{"offset": at, "output_topic": RESULTS, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
+    asks = asks_in(messages(rows), RESULTS)
+    many = answers_to(asks, "too-late", why)
+    single = answers_of({ask.id: answer(ask, "too-late", why) for ask in asks_of(asks)})
+    assert many.to_pylist() == single.to_pylist()

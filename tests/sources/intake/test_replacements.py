@@ -83,8 +83,9 @@ def test_a_replacement_that_is_no_valid_message_replaces_nothing() -> None:
 
 
 def test_a_condition_alone_is_a_header_like_any_other() -> None:
-    (message,) = accepted({"headers": headers(("delayline-if", b"never"))})
-    assert (message["error_code"], message["headers"]) == (None, headers(("delayline-if", b"never")))
+    alone = headers(("delayline-if", b"never"))
+    message, _, _ = accepted({"headers": alone}, {"headers": headers(REPLACES)})
+    assert (message["error_code"], message["headers"]) == (None, alone)
 
 
 def test_messages_stay_in_place_where_topics_have_policies_of_their_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -13,16 +13,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from state.buckets.cancelled import NEVER_MS, CancelledId, cancelled_rows
+from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA, SEALED, SHARD_OUTPUT_SCHEMA
 from state.buckets.parts import MergeName
 from state.buckets.table_rows import described_segment
+from state.cancel import MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings
 from tests.streaming.sealed import seal_messages
 
@@ -48,9 +50,28 @@ def seal(store: BucketTable, number: int, **dues: int) -> None:
     seal_messages(store, number, rows, BATCH_SETTINGS)
 
 
+class CancelledId(NamedTuple):
+    """A row of `CANCELLED_SCHEMA`."""
+
+    id: MessageId
+    from_ms: int
+    until_ms: int
+
+
+def each_of(cancelled: pa.Table) -> list[CancelledId]:
+    rows = zip(*(column.to_pylist() for column in cancelled.columns), strict=True)
+    return [CancelledId(row[:3], *row[3:]) for row in rows]
+
+
+def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
+    rows = zip(*(column.to_pylist() for column in decision.answers.columns), strict=True)
+    return {row[:3]: json.loads(row[3]) for row in rows}
+
+
 def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
     """Store what the batch of bucket `number` cancels."""
-    rows = store.spark.createDataFrame(cancelled_rows(cancelled, number))
+    table = cancelled_table((*each.id, *each[1:]) for each in cancelled)
+    rows = store.spark.createDataFrame(cancelled_rows(table, number))
     store.append(rows, "checkpoint", number)
 
 
@@ -78,10 +99,11 @@ def decide(
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
     decision = CancelDesk(store, Settings()).decide(frame, rows, of or span())
-    assert decision.answers.keys() == {("asks", 1, at) for at in range(len(asks))}
-    answers = [json.loads(decision.answers["asks", 1, at]) for at in range(len(asks))]
+    by_ask = answers_in(decision)
+    assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
+    answers = [by_ask["asks", 1, at] for at in range(len(asks))]
     assert [answer["id"] for answer in answers] == ["/".join(map(str, each)) for each in ids]
-    return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), list(decision.cancelled)
+    return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), each_of(decision.cancelled)
 
 
 def replace(
@@ -94,7 +116,7 @@ def replace(
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     decision = CancelDesk(store, Settings()).decide(*output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows]), span())
-    answers = [json.loads(decision.answers[TOPIC, 0, own]) for own, _, _ in asked]
+    answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
 
@@ -224,11 +246,11 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
         ("cancelled", True),
         ("unknown", False),
     ]
-    assert {each[2] for each in decision.refused} == {51, 52, 55}
-    stored = {each.id[2]: each for each in decision.cancelled}
+    assert decision.refused[TOPIC, 0].tolist() == [51, 52, 55]
+    stored = {each.id[2]: each for each in each_of(decision.cancelled)}
     assert stored.keys() == {1, 5, 51, 52, 55}
     assert (stored[51].from_ms, stored[51].until_ms) == (70_000, 70_000)
-    cancel(store, BATCH, *decision.cancelled)
+    cancel(store, BATCH, *each_of(decision.cancelled))
     results, _ = decide(store, 51, 52, 1, of=span(BATCH + 1))
     assert set(results.values()) == {"cancelled"}, "what was refused never comes out"
 
@@ -239,4 +261,4 @@ def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message
     for rows, found in (([overflow], []), ([], [50]), ([], [])):
         answers, decision = replace(store, (50, 8, "waiting"), (51, 50, "waiting"), found=found, rows=rows)
         assert answers == [("too-late", False), ("cancelled", False)]
-        assert {each.id[2] for each in decision.cancelled} == {50, 51}
+        assert {each.id[2] for each in each_of(decision.cancelled)} == {50, 51}

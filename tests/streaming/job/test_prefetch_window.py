@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets import reach
-from state.buckets.cancelled import NEVER_MS, CancelledId, cancelled_rows
+from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
 from state.buckets.segments import Segment, cut
@@ -23,7 +23,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
-from tests.messages import messages, some_batch_settings
+from tests.messages import cancelled, messages, some_batch_settings
 from tests.streaming.sealed import sealed_rows
 
 BATCH_SETTINGS = some_batch_settings()
@@ -271,10 +271,10 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     seal(store, {1: [100, 150, far, far + 50]}, 1)
     window, _ = window_of(store, ahead_ms=200)
     assert [due for due, _ in taken(window, 0, 120)] == [100]
-    gone = [CancelledId(("delayline-in", 0, offset), due - 5, due + 5) for due, offset in ((150, 1), (far + 50, 3))]
-    store.append(store.spark.createDataFrame(cancelled_rows(gone, 2)), "checkpoint", 2)
+    gone = [("delayline-in", 0, offset, due - 5, due + 5) for due, offset in ((150, 1), (far + 50, 3))]
+    store.append(store.spark.createDataFrame(cancelled_rows(cancelled(gone), 2)), "checkpoint", 2)
     window.take(120, 300)
-    window.cancel([*gone, CancelledId(("delayline-in", 0, 77), NEVER_MS, NEVER_MS)])
+    window.cancel(cancelled([*gone, ("delayline-in", 0, 77, NEVER_MS, NEVER_MS)]))
     assert {source: ids.tolist() for source, ids in window.cancelled(120, 300).items()} == {("delayline-in", 0): [1]}
     assert window.cancelled(0, 145) == {}
     window.advance(300)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pyroaring import BitMap64
-from pyspark.sql import Row
 
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets import table_rows
@@ -90,8 +89,9 @@ def test_a_message_is_located_in_its_segment_and_time_slot_before_and_after_a_me
     batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
     buckets = {number: seal_messages(store, number, rows(1000 * number, 200), batch_settings) for number in (1, 2)}
 
-    def located_as(*message_id: Any) -> list[Row]:
-        return store.locate(ids_of([message_id]), ALL_BUCKETS, 0)
+    def located_as(*message_id: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = store.locate(ids_of([message_id]), ALL_BUCKETS, 0).to_pylist()
+        return rows
 
     def located(at: int) -> tuple[int, str, TimeSlot]:
         (found,) = located_as(*_SOURCES[at % 3], at)
