@@ -1,0 +1,72 @@
+"""What a task hands over of its chunks: without what is cancelled or refused, and with the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks.ready_log import task
+from sinks.ready_log.task import Cancels, hand_over_chunks
+from state.cancel import answers_of
+from state.message import encode_chunk
+from state.message_ids import ids_of
+from state.order import ORDER, key_of
+from tests.messages import messages
+
+TOPIC, RESULTS = "delayline-in", "delayline-results"
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The messages that the task gives to the writer: the choice of messages alone is tested here."""
+    rows: list[dict[str, Any]] = []
+
+    def give(plan: object, shard: int, tables: Iterable[pa.Table], attempt: int) -> tuple[int, str]:
+        rows.extend(row for table in tables for row in table.to_pylist())
+        return len(rows), "writer"
+
+    monkeypatch.setattr(task, "hand_over_by_host", give)
+    return rows
+
+
+def chunk_row(whole: bool, *rows: dict[str, Any]) -> pa.RecordBatch:
+    table = messages(rows)
+    bounds = (None, None) if whole else (10, 100)
+    values = [0, *key_of(table), *bounds, encode_chunk(table)]
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(("shard", *ORDER, "from_ms", "until_ms", "chunk"), values, strict=True))],
+        schema=pa.schema(
+            [("shard", pa.int32()), ("deliver_at_ms", pa.int64()), ("topic", pa.string()), ("partition", pa.int32()),
+             ("offset", pa.int64()), ("from_ms", pa.int64()), ("until_ms", pa.int64()), ("chunk", pa.binary())]
+        ),
+    )  # fmt: skip
+
+
+def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:
+    plan: Any = None
+    assert sum(len(reports) for reports in hand_over_chunks(plan, cancels)(chunks)) == 1
+
+
+def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: list[dict[str, Any]]) -> None:
+    # The ask of a replacement has its id.
+    ask = {"offset": 2, "deliver_at_ms": 20, "output_topic": RESULTS, "key": b"in/0/1", "value": b"waiting 21"}
+    chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
+    answers = answers_of({(TOPIC, 0, 2): b"the answer"})
+    run(Cancels(refused=ids_of([(TOPIC, 0, 2)]), results=RESULTS, answers=answers), chunk)
+    assert [(row["offset"], row["output_topic"], row["value"]) for row in handed_over] == [
+        (1, "delayline-out", b"v"),
+        (2, RESULTS, b"the answer"),
+    ]
+    handed_over.clear()
+    run(dataclasses.replace(Cancels(results=RESULTS, answers=answers), refused={}), chunk)
+    assert [row["offset"] for row in handed_over] == [1, 2, 2], "an accepted one comes out"
+
+
+def test_of_the_window_what_is_cancelled_or_out_of_range_is_left_out(handed_over: list[dict[str, Any]]) -> None:
+    rows = [{"offset": at, "deliver_at_ms": due} for at, due in enumerate((5, 10, 50, 99, 100))]
+    run(Cancels(cancelled=ids_of([(TOPIC, 0, 2)])), chunk_row(False, *rows))
+    assert [row["offset"] for row in handed_over] == [1, 3]
