@@ -60,6 +60,17 @@ def awkward_records() -> Iterator[Awkward]:
         yield Awkward(f"{name} of 600 kB", headers=((name, _LONG),), error=f"bad-{name}")
         yield Awkward(f"null {name}", headers=((name, None),), error=f"bad-{name}")
         yield Awkward(f"empty {name}", headers=((name, b""),), error=f"bad-{name}")
+    for name in ("cancel", "replaces"):
+        header, error = f"delayline-{name}", f"bad-{name}"
+        yield Awkward(f"{header} of 600 kB", headers=((header, _LONG),), error=error)
+        yield Awkward(f"null {header}", headers=((header, None),), error=error)
+        yield Awkward(f"empty {header}", headers=((header, b""),), error=error)
+        yield Awkward(f"30,000 times {header}", headers=((header, b"a/0/1"),) * 30_000, error=error)
+    yield Awkward(
+        "30,000 conditions",
+        headers=(("delayline-replaces", b"a/0/1"), *((("delayline-if", b"always"),) * 30_000)),
+        error="bad-replaces",
+    )
     yield Awkward("topic name of 600 kB", headers=(("deliver-to", b"t" * 600_000),), error="bad-deliver-to")
     yield Awkward("header of 600 kB", headers=(("x", _LONG), ("deliver-after", b"1s")), delay_ms=1_000)
     yield Awkward("header name of 600 kB", headers=(("x" * 600_000, None),))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sources.intake.accept import accept
 from state.cancel import ALWAYS, WAITING, Ask, asks_in, asks_of
@@ -100,3 +102,22 @@ def test_messages_stay_in_place_where_topics_have_policies_of_their_own() -> Non
     assert [(row["offset"], row["output_topic"]) for row in found[:4]] == [(at, "delayline-out") for at in range(4)]
     assert sorted(row["offset"] for row in found[4:]) == [1, 2]
     assert {row["output_topic"] for row in found[4:]} == {RESULTS}
+
+
+HEADER = st.one_of(
+    st.tuples(st.just("delayline-replaces"), st.sampled_from([b"in/0/7", b"in/0/8", b"in", None])),
+    st.tuples(st.just("delayline-if"), st.sampled_from([b"waiting", b"always", b"never", None])),
+    st.tuples(st.sampled_from(["deliver-after", "x", "delayline-cancel"]), st.sampled_from([b"1s", b"in/0/9"])),
+)
+ROWS = st.lists(st.one_of(st.none(), st.lists(HEADER, max_size=4)), max_size=12)
+
+
+@given(ROWS)
+def test_a_table_gives_the_same_messages_and_asks_as_its_records_one_by_one(
+    rows: list[list[tuple[str, bytes | None]] | None],
+) -> None:
+    given_rows = [{"offset": at, "headers": None if row is None else headers(*row)} for at, row in enumerate(rows)]
+    whole = accepted(*given_rows)
+    single = [accepted(row) for row in given_rows]
+    assert whole[: len(rows)] == [found[0] for found in single]
+    assert whole[len(rows) :] == [ask for found in single for ask in found[1:]]
