@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.message_ids import ID, ID_SCHEMA, Ids, id_texts, ids_in, places_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_in, places_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -74,6 +74,18 @@ def goes_on_at_once(messages: pa.Table, results: str) -> pa.Array:
     These are dead letters, and asks: an ask is decided by the batch that reads it.
     """
     return pc.or_(pc.is_valid(messages.column("error_code")), is_ask(messages, results))
+
+
+def without_cancelled(messages: pa.Table, cancelled: Ids, results: str) -> pa.Table:
+    """Return `messages` but for those that have one of the ids `cancelled`.
+
+    An ask stays: that of a cancelled replacement has the id of the replacement. `results` is the results topic.
+    """
+    named = among(messages, cancelled)
+    if not named.any():
+        return messages
+    named &= ~np.asarray(is_ask(messages, results))
+    return messages.filter(pa.array(~named))
 
 
 def asks_in(messages: pa.Table, results: str) -> pa.Table:

@@ -94,12 +94,6 @@ def id_texts(messages: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(topic, partition.cast(pa.string()), offset.cast(pa.string()), "/")
 
 
-def without(messages: pa.Table, ids: Ids) -> pa.Table:
-    """Return `messages` but for those that have one of `ids`."""
-    named = among(messages, ids)
-    return messages.filter(pa.array(~named)) if named.any() else messages
-
-
 def parse_id(text: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of a message id, `topic/partition/offset`. Raises ValueError."""
     topic, *place = text.rsplit("/", 2)

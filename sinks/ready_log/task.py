@@ -13,10 +13,10 @@ from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
 from sinks.ready_log.writer_host import hand_over_by_host
-from state.cancel import ANSWER_SCHEMA, answered, is_ask
+from state.cancel import ANSWER_SCHEMA, answered, without_cancelled
 from state.chunk_merge import merge
 from state.message import decode_chunk
-from state.message_ids import Ids, among, without
+from state.message_ids import Ids
 from state.order import OrderKey, keys_of
 
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
@@ -71,9 +71,8 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
             if from_ms is not None:
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
-                messages = without(messages.slice(start, end - start), cancels.cancelled)
+                messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled, cancels.results)
             elif cancels.answers.num_rows:
-                refused = among(messages, cancels.refused) & ~np.asarray(is_ask(messages, cancels.results))
-                left = messages.filter(pa.array(~refused)) if refused.any() else messages
+                left = without_cancelled(messages, cancels.refused, cancels.results)
                 messages = answered(left, cancels.results, cancels.answers)
             yield shard, key, messages

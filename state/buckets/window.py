@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from state.buckets.table_rows import ArrowFunction, split
+from state.cancel import without_cancelled
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import NO_IDS, Ids, without
+from state.message_ids import NO_IDS, Ids
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
@@ -37,17 +38,18 @@ WINDOW_SCHEMA = pa.schema(
 )
 
 
-def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: Ids = NO_IDS) -> ArrowFunction:
+def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: Ids = NO_IDS, results: str = "") -> ArrowFunction:
     """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
     The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys. `shards` is the
-    present number of shards; a bucket may have been sealed with another number. `cancelled` messages are left out.
+    present number of shards; a bucket may have been sealed with another number. `cancelled` messages are left out, and
+    no asks, which go to the topic `results`.
     """
 
     span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for messages in merge(keyed_chunks(batches, start_ms, end_ms, cancelled)):
+        for messages in merge(keyed_chunks(batches, start_ms, end_ms, cancelled, results)):
             for shard, own in by_shard(messages, shards):
                 for piece in chain.from_iterable(map(split, _by_span(own, span_ms))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
@@ -66,15 +68,15 @@ def _by_span(messages: pa.Table, span_ms: int) -> Iterator[pa.Table]:
 
 
 def keyed_chunks(
-    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: Ids
+    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: Ids, results: str
 ) -> Iterator[tuple[OrderKey, pa.Table]]:
     """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message.
 
-    `cancelled` messages are left out.
+    `cancelled` messages are left out, and no asks, which go to the topic `results`.
     """
     for batch in batches:
         for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
-            yield key, without(between(decode_chunk(chunk.as_py()), start_ms, end_ms), cancelled)
+            yield key, without_cancelled(between(decode_chunk(chunk.as_py()), start_ms, end_ms), cancelled, results)
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:

@@ -58,6 +58,7 @@ class BatchRunner:
             settings.window.ahead,
             settings.window.max_bytes,
             settings.bucket.shards,
+            settings.results_topic,
         )
         self._cancels = CancelDesk(state.store, settings)
         self._maintenance = Maintenance(

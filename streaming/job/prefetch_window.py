@@ -89,6 +89,7 @@ class PrefetchWindow:
         ahead_ms: int,
         max_bytes: int,
         shards: int,
+        results: str = "",
     ) -> None:
         """Start to load the overdue messages.
 
@@ -100,10 +101,11 @@ class PrefetchWindow:
             ahead_ms: how far past the cutoff to load (ms).
             max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
+            results: the results topic.
         """
         self._store = store
         self._catalog = catalog
-        self._shards = shards
+        self._shards, self._results = shards, results
         self._ahead_ms = ahead_ms
         self._reach = Reach(catalog, ahead_ms, max_bytes)
         self._pieces: list[_Piece] = []
@@ -228,7 +230,7 @@ class PrefetchWindow:
         """
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         cancelled = self._store.cancelled_between(start_ms, end_ms, ALL_BUCKETS, version)
-        in_window = window_rows(start_ms, end_ms, self._shards, cancelled)
+        in_window = window_rows(start_ms, end_ms, self._shards, cancelled, self._results)
         ordered = chunks.sortWithinPartitions(*ORDER)
         loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
         try:

@@ -31,7 +31,7 @@ from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask
+from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
@@ -147,7 +147,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         rest = records.mapInArrow(
             _accept_rest(delivered, in_table, cancelled, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
         )
-        rest = rest.union(_overdue(store, delivered, cancelled, origin))
+        rest = rest.union(_overdue(store, delivered, cancelled, origin, settings.results_topic))
         resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings)
     # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
@@ -202,8 +202,8 @@ def _accept_rest(
                 rest = messages.filter(pa.array(~(delivered.of_input(messages, results) | stored)))
                 asks = asks_in(rest, results)
                 refused = _refused(asks, cancelled)
-                dropped = among(rest, ids_of(refused)) & ~np.asarray(is_ask(rest, results))
-                rest = answered(rest.filter(pa.array(~dropped)), results, _answers(asks, cancelled, refused))
+                rest = without_cancelled(rest, ids_of(refused), results)
+                rest = answered(rest, results, _answers(asks, cancelled, refused))
                 yield from left_rows(rest, batch_settings.shards)
 
     return run
@@ -243,16 +243,19 @@ def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:
     return np.array([offset in in_table.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)
 
 
-def _overdue(store: BucketTable, delivered: Delivered, cancelled: Ids, origin: CheckpointOrigin) -> DataFrame:
+def _overdue(
+    store: BucketTable, delivered: Delivered, cancelled: Ids, origin: CheckpointOrigin, results: str
+) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                waiting = ~delivered.of_bucket(messages, bucket) & ~among(messages, cancelled)
+                waiting = ~delivered.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
-                yield from left_rows(messages.filter(pa.array(waiting)), origin.shards)
+                left = without_cancelled(messages.filter(pa.array(waiting)), cancelled, results)
+                yield from left_rows(left, origin.shards)
 
     parts = {described_segment(row.asDict()).part for row in store.metadata()}
     return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.cancel import ALWAYS, CONDITIONS, WAITING, Ask, MessageId, accepted_replacements
+from state.cancel import ALWAYS, CONDITIONS, WAITING, Ask, MessageId, accepted_replacements, without_cancelled
+from state.message_ids import ids_of
+from tests.messages import messages
 
 
 def place(offset: int) -> MessageId:
@@ -67,3 +69,13 @@ def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], 
             break
         model = more
     assert accepted_replacements(asks, taken) == model
+
+
+def test_of_the_cancelled_ids_asks_stay() -> None:
+    table = messages([{"offset": 1}, {"offset": 2}, {"offset": 2, "output_topic": "results"}])
+    left = without_cancelled(table, ids_of([("delayline-in", 0, 2)]), "results")
+    assert left.select(["offset", "output_topic"]).to_pylist() == [
+        {"offset": 1, "output_topic": "delayline-out"},
+        {"offset": 2, "output_topic": "results"},
+    ]
+    assert without_cancelled(table, ids_of([("delayline-in", 0, 3)]), "results") is table

@@ -17,7 +17,6 @@ from state.message_ids import (
     places_in,
     table_of,
     united,
-    without,
 )
 from tests.messages import messages
 
@@ -30,7 +29,6 @@ TABLE = messages(
 def test_ids_name_rows_by_topic_partition_and_offset() -> None:
     named = among(TABLE, ids_of([("a", 0, 5), ("a", 0, 2**62), ("b", 1, 5), ("c", 0, 5)]))
     assert named.tolist() == [True, False, False, True, False]
-    assert without(TABLE, ids_of([("a", 0, 5)])).num_rows == 4
 
 
 def test_messages_are_found_in_a_table_by_their_ids() -> None:
@@ -45,7 +43,6 @@ def test_messages_are_found_in_a_table_by_their_ids() -> None:
 def test_nothing_is_among_no_ids_and_no_rows_have_ids() -> None:
     assert not among(TABLE, NO_IDS).any()
     assert among(TABLE.slice(0, 0), ids_of([("a", 0, 5)])).tolist() == []
-    assert without(TABLE, NO_IDS) is TABLE
 
 
 def test_ids_of_a_table_and_of_sets_are_ascending_and_distinct() -> None:
