@@ -95,12 +95,17 @@ def asks_in(messages: pa.Table, results: str) -> pa.Table:
     if not results or not pc.any(named).as_py():
         return ASK_SCHEMA.empty_table()
     own = messages.filter(named)
-    # Keys are ids that were parsed before.
-    parts = pc.split_pattern(own.column("key").cast(pa.string()), "/", max_splits=2, reverse=True).combine_chunks()
-    asked = [parts.flatten()[at::3].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
     terms = [_parse_terms(value) for value in own.column("value").to_pylist()]
-    columns = [*asked, *(own.column(name) for name in ID), *map(pa.array, _columns(terms, 2))]
+    columns = [*asked_by(own).columns, *map(pa.array, _columns(terms, 2))]
     return pa.table(columns, names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+
+
+def asked_by(asks: pa.Table) -> pa.Table:
+    """Return for each of `asks`, which are messages, the id that it asks for (`ID`), and its own as of `ASK_SCHEMA`."""
+    # Keys are ids that were parsed before.
+    parts = pc.split_pattern(asks.column("key").cast(pa.string()), "/", max_splits=2, reverse=True).combine_chunks()
+    asked = [parts.flatten()[at::3].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
+    return pa.table([*asked, *(asks.column(name) for name in ID)], names=[*ID, *_ASK_ID])
 
 
 def asks_of(table: pa.Table) -> list[Ask]:
@@ -168,6 +173,35 @@ def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | No
     return json.dumps(fields if why is None else fields | {"why": why}, ensure_ascii=False).encode()
 
 
+class Undecided(NamedTuple):
+    """What the value of an ask says whose message is handed over: the release processes decide it.
+
+    - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
+    - `asked_ms`: when it was not known to be cancelled, epoch ms
+    - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
+    """
+
+    due_before_ms: int
+    asked_ms: int
+    shards: int
+    left: int
+
+    def to_bytes(self) -> bytes:
+        """Return the value of the ask."""
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def from_bytes(value: bytes) -> Undecided:
+        """Read the value of an ask that `is_undecided`."""
+        return Undecided(*json.loads(value))
+
+
+def is_undecided(messages: pa.Table, results: str) -> pa.Array:
+    """Return which of `messages` are asks that a release process must decide: an answer is an object, this a list."""
+    is_list = pc.equal(pc.binary_slice(messages.column("value").cast(pa.binary()), 0, 1), b"[")
+    return pc.and_(is_ask(messages, results), is_list.fill_null(False))
+
+
 def answers_to(asks: pa.Table, result: Result, why: str | None = None) -> pa.Table:
     """Return the same answer to each of `asks`, which are for messages of input topics, as of `ANSWER_SCHEMA`."""
     rest = json.dumps({"result": result} if why is None else {"result": result, "why": why}, ensure_ascii=False)
@@ -184,6 +218,12 @@ def answers_of(answers: Mapping[MessageId, bytes]) -> pa.Table:
         [pa.array(column, field.type) for column, field in zip(columns, ANSWER_SCHEMA, strict=True)],
         schema=ANSWER_SCHEMA,
     )
+
+
+def undecided_asks(asks: pa.Table, undecided: Undecided) -> pa.Table:
+    """Return `undecided` in place of an answer to each of `asks`, as a table of `ANSWER_SCHEMA`."""
+    values = pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows)
+    return pa.table([*(asks.column(name) for name in _ASK_ID), values], names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
 
 
 def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:

@@ -42,8 +42,9 @@ class Position:
     - `taken_in`: the offset after the last record whose messages were considered
     - `below`: the first order key that is not released; None if nothing is
     - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
-    - `released`: how many messages were released in all
+    - `released`: how many messages were released, or taken out since they were cancelled, in all
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
+    - `number`: how many positions the shard had before
     """
 
     topic_id: str
@@ -54,6 +55,7 @@ class Position:
     member: str = ""
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
+    number: int = 0
 
     def to_bytes(self) -> bytes:
         """Return the value of a position record."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
+from state.cancel import is_ask, is_undecided
 from state.checkpoint.stored_json import STORED, read_stored
 from state.message import encode_chunk
 from state.order import OrderKey, key_of
@@ -23,7 +25,7 @@ RecordHeaders = list[tuple[str, str | bytes | None]]
 class ChunkSummary:
     """What a chunk holds: its first and last order key, how many messages, and their bytes when they are decoded.
 
-    `batch` is the batch that handed it over.
+    `batch` is the batch that handed it over. `asks` says whether some are asks that the release must decide.
     """
 
     batch: int
@@ -31,15 +33,25 @@ class ChunkSummary:
     last: OrderKey
     count: int
     nbytes: int
+    asks: bool = False
 
 
 _SUMMARY = TypeAdapter(ChunkSummary)
 
 
-def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeaders]:
-    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order."""
-    summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes)
-    return encode_chunk(messages), [(_HEADER, _SUMMARY.dump_json(summary))]
+def chunk_record(messages: pa.Table, batch: int = 0, results: str = "") -> tuple[bytes, RecordHeaders]:
+    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order.
+
+    `results` is the results topic.
+    """
+    asks = bool(results) and pc.any(is_ask(messages, results)).as_py() and _has_undecided(messages, results)
+    summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes, asks)
+    # Without asks as versions wrote it that knew none.
+    return encode_chunk(messages), [(_HEADER, _SUMMARY.dump_json(summary, exclude_defaults=True))]
+
+
+def _has_undecided(messages: pa.Table, results: str) -> bool:
+    return bool(pc.any(is_undecided(messages, results)).as_py())
 
 
 def summary_of(headers: RecordHeaders | Mapping[str, str | bytes | None] | None, place: str) -> ChunkSummary:

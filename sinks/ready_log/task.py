@@ -29,13 +29,13 @@ class Cancels:
     """What a batch decides about cancels: what it does not hand over, and what it answers.
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
-    - `refused`: replacements that the batch does not accept; their asks have the same ids, and are handed over
+    - `left_out`: messages that came with the batch, and are not handed over; an ask may have the same id, and is
     - `results`: the results topic
     - `answers`: a table of `state.cancel.ANSWER_SCHEMA`
     """
 
     cancelled: Ids = field(default_factory=dict)
-    refused: Ids = field(default_factory=dict)
+    left_out: Ids = field(default_factory=dict)
     results: str = ""
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
 
@@ -73,6 +73,6 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled, cancels.results)
             elif cancels.answers.num_rows:
-                left = without_cancelled(messages, cancels.refused, cancels.results)
+                left = without_cancelled(messages, cancels.left_out, cancels.results)
                 messages = answered(left, cancels.results, cancels.answers)
             yield shard, key, messages

@@ -52,6 +52,7 @@ class HandOverPlan:
     """How a batch is handed over. Durations in ms; `options` are librdkafka's, secrets included.
 
     - `clock_ms`: the batch's time (epoch ms), at which its dead letters are due
+    - `results_topic`: the topic of the answers to asks
     - `tolerates_input_loss`: allows a batch to be replayed with fewer messages than it had
     - `last_writers`: for each shard, the id of the writer that was last as far as the driver knows. A process that
       still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
@@ -70,6 +71,7 @@ class HandOverPlan:
     tolerates_input_loss: bool
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
+    results_topic: str = ""
 
 
 class _Reports:
@@ -138,7 +140,7 @@ class ReadyLogWriter:
         try:
             self._producer.begin_transaction()
             for messages in chunks:
-                value, headers = chunk_record(messages, progress.batch.batch_id)
+                value, headers = chunk_record(messages, progress.batch.batch_id, self._plan.results_topic)
                 self._produce(self._plan.ready_topic, value, None, headers)
             self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
             # Also without a failpoint: a commit that fails says less than the record to blame.

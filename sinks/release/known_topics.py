@@ -29,7 +29,7 @@ class Topics:
         self._options = options
         self._dead_letter = settings.topics.dead_letter
         self._expiry = Expiry.of(settings)
-        self._position_topic = settings.position_topic
+        self._position_topic, self._ready_topic = settings.position_topic, settings.ready_topic
         self.limits: dict[str, TopicLimits] = {}
         # When the limits of each topic were read, by the monotonic clock.
         self._read_s: dict[str, float] = {}
@@ -99,7 +99,8 @@ class Topics:
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""
         outputs = planned.messages.column("output_topic").unique().to_pylist()
-        return {*outputs, self._dead_letter, self._position_topic}
+        ready = set() if planned.passed_on is None else {self._ready_topic}
+        return {*outputs, self._dead_letter, self._position_topic} | ready
 
     def look_for(self, topics: Collection[str]) -> None:
         """Raise TopicMissing or RightMissing for the first of `topics` that is gone, or may not be written to."""

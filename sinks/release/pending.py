@@ -14,6 +14,9 @@ Where a message is:
 
 A message that arrives with an order key below `below` is *late*: it was handed over too late to be in order. Late
 messages go out at once, by themselves, and the chunks that have them are taken in whole.
+
+Asks for a cancel of what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out
+with the late messages.
 """
 
 from __future__ import annotations
@@ -23,12 +26,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from sortedcontainers import SortedKeyList, SortedList
 
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary
+from sinks.release.recall import Removal, certain_ids, decide, left_of, may_be_recalled, removed_before
 from sinks.release.records import bytes_at_most
+from state.cancel import asked_by, is_undecided
 from state.message import decode_chunk, empty_messages
+from state.message_ids import NO_IDS, Ids, among, ids_in, united
 from state.order import OrderKey, count_before, in_order, just_after, key_of
 
 # How much due time is put in order at a time. Each time costs a little for every open chunk.
@@ -37,6 +44,8 @@ _WINDOW_MS = 200
 _MOST_ORDERED_BYTES = 8 * 1024 * 1024
 # Missing chunks to read at a time.
 _MOST_RELOADED_BYTES = 4 * 1024 * 1024
+# Chunks whose ids are made known at a time, for the first ask: a few milliseconds, so that nothing else is late.
+_INDEXED_AT_A_TIME = 16
 
 
 class PayloadMissing(Exception):
@@ -58,11 +67,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Planned:
-    """A transaction: its messages in delivery order, and the position after it."""
+    """A transaction: its messages in delivery order, and the position after it; and asks for the next shard, if any."""
 
     messages: pa.Table
     position: Position
     largest_bytes: int
+    passed_on: pa.Table | None = None
 
     @property
     def last_due_ms(self) -> int:
@@ -80,8 +90,10 @@ class _Chunk:
     first: OrderKey
     summary: ChunkSummary
     payload: bytes | None
+    # Of the messages that may be recalled; None until an ask makes it known.
+    ids: Ids | None = None
 
-    def messages(self) -> pa.Table:
+    def decoded(self) -> pa.Table:
         assert self.payload is not None
         messages = decode_chunk(self.payload)
         return messages if self.first == self.summary.first else messages.slice(count_before(messages, self.first))
@@ -100,8 +112,17 @@ class _Open:
 class Pending:
     """What is pending in one shard, from `position` on."""
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: Position, results: str = "", started_ms: int = 0) -> None:
+        """`results` is the results topic. The shard is released by this process since `started_ms` (epoch ms)."""
         self.position = position
+        self._results = results
+        self._started_ms = started_ms
+        self._removals: list[Removal] = []
+        # The ids of all removals.
+        self._removed: Ids = NO_IDS
+        # Of asks that are decided since the last transaction: those for the next shard, and what counts as released.
+        self._passed_on: list[pa.Table] = []
+        self._released_beside = 0
         self._next_offset = 0
         self._bound: OrderKey | None = position.below
         self._incoming: deque[_Chunk] = deque()
@@ -125,8 +146,10 @@ class Pending:
     @property
     def next_due_ms(self) -> int | None:
         """When there is something to plan, epoch ms: 0 for "now", None for "nothing is pending"."""
-        if self._incoming:
-            return 0
+        return 0 if self._incoming else self._next_ms()
+
+    def _next_ms(self) -> int | None:
+        """Return when the next message that is taken in is due, epoch ms, or None."""
         if self._current.num_rows:
             return int(self._current.column("deliver_at_ms")[0].as_py())
         dues = [each.first_ms for each in self._open]
@@ -139,6 +162,9 @@ class Pending:
             return
         self._next_offset = offset + 1
         below = self.position.below
+        if summary.asks and offset < self.position.taken_in:
+            asks = _asks(decode_chunk(payload), self._results)
+            self._remember(removed_before(offset, asks))
         if offset >= self.position.taken_in:
             chunk = _Chunk(offset, summary.first, summary, payload)
             self._incoming.append(chunk)
@@ -176,14 +202,15 @@ class Pending:
         Raises PayloadMissing if that needs chunks that were dropped; nothing has changed then, but that chunks are
         taken in.
         """
-        late = self._take_in(limits)
-        if late:
-            return self._planned(in_order(pa.concat_tables(late).combine_chunks()), self.position.below)
+        self._forget_removals(now_ms)
+        late = self._take_in(limits, now_ms, until_ms)
+        if late or self._passed_on or self._released_beside:
+            return self._planned(in_order(pa.concat_tables([empty_messages(), *late]).combine_chunks()), below=None)
         # Of a chunk that is read again, the first message that is not released may be due later than its `first`.
         while not self._current.num_rows:
-            next_ms = self.next_due_ms
+            next_ms = self._next_ms()
             if next_ms is None or next_ms > until_ms:
-                return None
+                return self._past_removals(now_ms, next_ms)
             self._order(max(next_ms, now_ms) + _WINDOW_MS)
         dues = self._current.column("deliver_at_ms").to_numpy()
         first_ms = int(dues[0])
@@ -201,25 +228,48 @@ class Pending:
         return self._planned(messages, just_after(key_of(messages, -1)))
 
     def _planned(self, messages: pa.Table, below: OrderKey | None) -> Planned:
-        released = self.position.released + messages.num_rows
-        self.position = replace(self.position, below=below, lowest=self._lowest(), released=released)
-        return Planned(messages, self.position, int(_sizes(messages).max()))
+        """Return a transaction, after which what comes before `below` is released; None: no more than before."""
+        released = self.position.released + messages.num_rows + self._released_beside
+        self.position = replace(
+            self.position, below=below or self.position.below, released=released, number=self.position.number + 1
+        )
+        self.position = replace(self.position, lowest=self._lowest())
+        passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
+        self._passed_on, self._released_beside = [], 0
+        return Planned(messages, self.position, int(_sizes(messages).max(initial=0)), passed_on)
+
+    def _past_removals(self, now_ms: int, next_ms: int | None) -> Planned | None:
+        """Return a transaction that only moves the position past removed messages, if they would be released by now.
+
+        Nothing else is due before `next_ms`. So the chunks that have them need not be read again.
+        """
+        below = self.position.below
+        passed = [each.until for each in self._removals if each.until.deliver_at_ms <= now_ms]
+        highest = max(passed, default=None)
+        if highest is None or (below is not None and below >= highest):
+            return None
+        if next_ms is not None and next_ms < highest.deliver_at_ms:
+            return None
+        self._bound = highest if self._bound is None else max(self._bound, highest)
+        return self._planned(empty_messages(), highest)
 
     def _lowest(self) -> int:
         lowest = [self.position.taken_in]
         lowest += [] if self._current_from is None else [self._current_from]
         lowest += [self._live[0]] if self._live else []
+        below = self.position.below
+        lowest += [each.offset for each in self._removals if below is None or below < each.until]
         return min(lowest)
 
-    def _take_in(self, limits: Limits) -> list[pa.Table]:
-        """Take in chunks until their late messages fill a transaction, and return these."""
+    def _take_in(self, limits: Limits, now_ms: int, until_ms: int) -> list[pa.Table]:
+        """Take in chunks until their late messages fill a transaction, and return these, with the answers to asks."""
         late: list[pa.Table] = []
         count = nbytes = 0
         arrived: list[_Open] = []
         below, bound = self.position.below, self._bound
         while self._incoming and count < limits.messages and nbytes < limits.bytes:
             chunk = self._incoming[0]
-            if bound is None or chunk.first >= bound:
+            if not chunk.summary.asks and (bound is None or chunk.first >= bound):
                 self._wait(chunk)
             elif chunk.payload is None and late:
                 break
@@ -227,14 +277,26 @@ class Pending:
                 self._settle(arrived)
                 raise PayloadMissing(self._missing(list(self._incoming)))
             else:
-                messages = chunk.messages()
+                if chunk.summary.asks:
+                    # Also what has arrived with it may be asked for.
+                    self._settle(arrived)
+                    arrived = []
+                    next_ms = self._next_ms()
+                    is_due = next_ms is not None and next_ms <= until_ms
+                    if not self._knows_ids(others_first=bool(late) or is_due):
+                        break
+                    answers = self._decide(chunk, now_ms)
+                    late += [answers] if answers.num_rows else []
+                    count += answers.num_rows
+                messages = self._messages(chunk)
                 is_late = 0 if below is None else count_before(messages, below)
                 if is_late:
                     late.append(messages.slice(0, is_late))
                     count += is_late
                     nbytes += int(_sizes(late[-1]).sum())
                 self._forget(chunk)
-                arrived.append(_Open(chunk.offset, messages.slice(is_late), chunk.summary.nbytes, 0))
+                if is_late < messages.num_rows:
+                    arrived.append(_Open(chunk.offset, messages.slice(is_late), chunk.summary.nbytes, 0))
             self._incoming.popleft()
             self.position = replace(self.position, taken_in=chunk.offset + 1)
         self._settle(arrived)
@@ -269,18 +331,86 @@ class Pending:
                 break
             if chunk.payload is None:
                 raise PayloadMissing(self._missing(list(self._waiting.irange_key(max_key=(target, 0)))))
-            messages = chunk.messages()
+            messages = self._messages(chunk)
             self._waiting.pop(0)
             self._loaded.remove(chunk)
             self._forget(chunk)
+            nbytes += chunk.summary.nbytes
+            if not messages.num_rows:
+                # All of it is removed.
+                self._live.remove(chunk.offset)
+                continue
             self._open.append(_Open(chunk.offset, messages, chunk.summary.nbytes, key_of(messages).deliver_at_ms))
             self._open_bytes += chunk.summary.nbytes
-            nbytes += chunk.summary.nbytes
         self._bound = target
         opened, self._open, self._open_bytes = self._open, [], 0
         for each in opened:
             self._live.remove(each.offset)
         self._settle(opened)
+
+    def _messages(self, chunk: _Chunk) -> pa.Table:
+        """Return what is left of a chunk: asks that a release process decides are decided when it is taken in."""
+        messages = chunk.decoded()
+        if chunk.summary.asks:
+            messages = messages.filter(pc.invert(is_undecided(messages, self._results)))
+        return left_of(messages, self._removed, self._results)
+
+    def _decide(self, chunk: _Chunk, now_ms: int) -> pa.Table:
+        """Decide the asks of a chunk, and return those that are answered."""
+        asks = _asks(chunk.decoded(), self._results)
+        asked = asked_by(asks)
+        known = among(asked, certain_ids(self._removals))
+        found = self._remove(ids_in(asked.filter(pa.array(~known))))
+        decided = decide(chunk.offset, asks, found, self._removals, self._results, now_ms, self._started_ms)
+        if decided.removal is not None:
+            self._remember(decided.removal)
+        self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
+        self._released_beside += decided.beside
+        return decided.answered
+
+    def _remove(self, wanted: Ids) -> Ids:
+        """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
+        found = [_common(chunk.ids or NO_IDS, wanted) for chunk in self._waiting]
+        for table in (self._current, *(each.messages for each in self._open)):
+            found.append(ids_in(_recalled(table, wanted, self._results)))
+        self._current = left_of(self._current, wanted, self._results)
+        if not self._current.num_rows:
+            self._current_from = None
+        for each in list(self._open):
+            each.messages = left_of(each.messages, wanted, self._results)
+            if each.messages.num_rows:
+                each.first_ms = key_of(each.messages).deliver_at_ms
+            else:
+                self._open.remove(each)
+                self._open_bytes -= each.nbytes
+                self._live.remove(each.offset)
+        return united(found)
+
+    def _knows_ids(self, others_first: bool) -> bool:
+        """Make known which ids the waiting chunks have, some at a time; return whether all are known.
+
+        Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
+        """
+        unknown = [chunk for chunk in self._waiting if chunk.ids is None]
+        for chunk in [each for each in unknown if each.payload is not None][:_INDEXED_AT_A_TIME]:
+            messages = self._messages(chunk)
+            chunk.ids = ids_in(messages.filter(pa.array(may_be_recalled(messages, self._results))))
+            unknown.remove(chunk)
+        if unknown and not others_first and all(chunk.payload is None for chunk in unknown):
+            raise PayloadMissing(self._missing(unknown))
+        return not unknown
+
+    def _remember(self, removal: Removal) -> None:
+        self._removals.append(removal)
+        self._removed = united([self._removed, removal.ids])
+
+    def _forget_removals(self, now_ms: int) -> None:
+        """Forget removals that no chunk has any more which might be read again, and that nobody asks for again."""
+        below = self.position.below
+        kept = [each for each in self._removals if below is None or below < each.until or each.forget_ms > now_ms]
+        if len(kept) < len(self._removals):
+            self._removals = kept
+            self._removed = united(each.ids for each in kept)
 
     def _wait(self, chunk: _Chunk) -> None:
         self._waiting.add(chunk)
@@ -308,6 +438,20 @@ class Pending:
                 offsets.append(chunk.offset)
                 nbytes += chunk.summary.nbytes
         return sorted(offsets)
+
+
+def _asks(messages: pa.Table, results: str) -> pa.Table:
+    return messages.filter(is_undecided(messages, results))
+
+
+def _recalled(messages: pa.Table, wanted: Ids, results: str) -> pa.Table:
+    named = among(messages, wanted)
+    return messages.filter(pa.array(named & may_be_recalled(messages, results) if named.any() else named))
+
+
+def _common(ids: Ids, wanted: Ids) -> Ids:
+    common = {source: np.intersect1d(ids[source], wanted[source]) for source in ids.keys() & wanted.keys()}
+    return {source: offsets for source, offsets in common.items() if len(offsets)}
 
 
 def _need(chunk: _Chunk) -> tuple[OrderKey, int]:

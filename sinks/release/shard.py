@@ -77,7 +77,7 @@ class ShardRelease:
         self._search: FaultSearch | None = None
         # The retries of reading, while that fails.
         self._reading: BrokerRetry | None = None
-        # The transaction that was refused last is released when so many messages are.
+        # The number of the position after the transaction that was refused last.
         self._refused_until = 0
         self.share_memory(1)
 
@@ -133,9 +133,11 @@ class ShardRelease:
         self._ring = self._open_ring(topics)
         try:
             self.position = self._ring.position
+            # From now on no other process takes messages out for asks.
+            started_ms = now_ms()
             # 2. Read up to the end.
             with self._open_reader() as reader:
-                pending = Pending(reader.position)
+                pending = Pending(reader.position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
                     self._take(reader, pending, _POLL_S)
                 log.info("shard %d: released up to %s", self.shard, reader.position)
@@ -201,13 +203,13 @@ class ShardRelease:
         committed = self._ring.committed
         if committed is not None and committed is not self.position:
             self._forget_up_to(committed)
-        if topics.refused and self.position is not None and self.position.released >= self._refused_until:
+        if topics.refused and self.position is not None and self.position.number >= self._refused_until:
             topics.refused.clear()
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position
-        released = 0 if position is None else position.released
-        while self._in_flight and self._in_flight[0].position.released <= released:
+        number = 0 if position is None else position.number
+        while self._in_flight and self._in_flight[0].position.number <= number:
             self._in_flight.popleft()
 
     def _write(self, topics: Topics, planned: Planned | None) -> None:
@@ -235,7 +237,7 @@ class ShardRelease:
             except GroupRefused as refusal:
                 self._settle(topics)
                 # Also what the refusal has named already is kept until then.
-                self._refused_until = self._in_flight[0].position.released
+                self._refused_until = self._in_flight[0].position.number
                 before = topics.limits[refusal.topic]
                 self._ask(retry, partial(topics.learn, [refusal.topic]))
                 changed = before != topics.limits[refusal.topic]
@@ -276,11 +278,11 @@ class ShardRelease:
         Raises ShardTaken if another process has released messages meanwhile.
         """
         self._ring.close()
-        known = [0 if self.position is None else self.position.released]
-        known += [planned.position.released for planned in self._in_flight]
+        known = [0 if self.position is None else self.position.number]
+        known += [planned.position.number for planned in self._in_flight]
         self._ring = self._open_ring(topics, retry)
         position = self._ring.position
-        if (0 if position is None else position.released) not in known:
+        if (0 if position is None else position.number) not in known:
             raise ShardTaken(f"another release process has released up to {position} meanwhile")
         self._forget_up_to(position)
 

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, Rejected
@@ -22,11 +23,15 @@ from conf.kafka.clients import fatal_error_raised
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
+from sinks.ready_log.chunk import chunk_record
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
+from sinks.release.recall import next_shards
 from sinks.release.record_check import RecordCheck, batch_bytes
 from sinks.release.records import ANY_PARTITION, NO_TIMESTAMP, Record, record_bytes, record_id, records
 from sinks.release.reports import DeliveryReports, Refused
+from state.dead_letter import Headers
+from state.order import in_order
 
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
 # between pieces of the flush.
@@ -34,6 +39,7 @@ _FLUSH_PIECE_S = 0.1
 # The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
 _SLOW_S = 5.0
 _ABORT_S = 5.0
+_ASKS_IN_A_CHUNK = 2_000
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
 
@@ -79,6 +85,7 @@ class TransactionWriter:
         self._shard = shard
         self._id = transactional_id
         self._position_topic = settings.position_topic
+        self._ready_topic, self._results_topic = settings.ready_topic, settings.results_topic
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
@@ -125,20 +132,30 @@ class TransactionWriter:
                 self._fill_whole(planned, check, topics)
             else:
                 self._fill_in_groups(planned, check, search, topics)
+            if planned.passed_on is not None:
+                self._pass_on(planned.passed_on)
             # No timestamp: the topic may limit it by the broker's clock.
             key, value = position_key(self._shard), position.to_bytes()
             self._produce([Record(NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
             self._flush(topics)
         except Refused as refusal:
-            if refusal.topic == self._position_topic:
+            if refusal.topic in (self._position_topic, self._ready_topic):
                 raise DeliveryFailed(
-                    f"the position of the release cannot be kept: {refusal}. Nothing is lost"
+                    f"the release cannot write to {refusal.topic}: {refusal}. Nothing is lost"
                 ) from None
             # The records as they were written: without what is learned from the refusal.
             written = [(record.topic, record_id(record)) for record in self._checked(planned, check)]
             for (topic, identity), error in refusal.refusals.items():
                 self._topics.refuse(topic, identity, error)
             raise _group_refused(refusal, written) from None
+
+    def _pass_on(self, asks: pa.Table) -> None:
+        """Write asks for a cancel to the ready log of the next shard."""
+        for number, own in next_shards(in_order(asks), self._shard):
+            for at in range(0, own.num_rows, _ASKS_IN_A_CHUNK):
+                value, headers = chunk_record(own.slice(at, _ASKS_IN_A_CHUNK), results=self._results_topic)
+                own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
+                self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
 
     def commit(self) -> None:
         """Commit the transaction. Raises KafkaException."""

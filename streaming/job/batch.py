@@ -167,6 +167,7 @@ class BatchRunner:
     def close(self) -> None:
         """Stop the loads and the maintenance that run beside the batches."""
         self._arrivals.close()
+        self._cancels.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._window.close()
         self._maintenance.close()
@@ -217,7 +218,7 @@ class BatchRunner:
         ordered = due.sortWithinPartitions("shard", *ORDER)
         cancels = Cancels(
             cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
-            refused=decision.refused,
+            left_out=decision.left_out,
             results=self._settings_history.at(batch.batch_id).results,
             answers=decision.answers,
         )
@@ -237,6 +238,7 @@ class BatchRunner:
             tolerates_input_loss=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
+            results_topic=self._settings_history.at(batch.batch_id).results,
         )
 
     def _hand_over(self, tasks: DataFrame) -> None:

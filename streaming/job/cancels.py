@@ -4,9 +4,9 @@
 | --- | --- |
 | is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
 | is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
-| was cancelled before | `cancelled` |
+| was cancelled before, by a batch or by a release process | `cancelled` |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
-| is none of these | `too-late`: it is handed over, or was a dead letter |
+| is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic; or does not wait, and its record is deleted | `unknown` |
 
 A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
@@ -38,32 +38,36 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.topics.topics import input_bounds
 from state.buckets.cancelled import CANCELLED_SCHEMA, in_no_bucket
-from state.buckets.operator import ASKED, SEALED, is_of_overflow
+from state.buckets.operator import ASKED, DUE, FILLER, SEALED
 from state.buckets.parts import part_of
 from state.cancel import (
     ANSWER_SCHEMA,
     MessageId,
     Result,
+    Undecided,
     accepted_replacements,
     answer,
     answers_of,
     answers_to,
     asks_of,
+    goes_on_at_once,
     replacement_ids,
+    undecided_asks,
 )
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_in, table_of
+from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_in, table_of, united
+from streaming.job.recalled import RecalledMessages
 
 log = logging.getLogger(__name__)
 
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
 # What became of a message that was asked for. Open: not known yet.
-OPEN, CANCELLED, TOO_LATE, DELETED, UNREAD, NO_INPUT = range(6)
+OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
 _MEANINGS: dict[int, tuple[Result, str | None]] = {
     CANCELLED: ("cancelled", None),
-    TOO_LATE: ("too-late", "it is handed over for delivery, or went to the dead-letter topic"),
+    HANDED_OVER: ("unknown", "it is handed over, delivered, or a dead letter: too late to be replaced"),
     DELETED: ("unknown", "it does not wait, and its record is deleted: whether it was cancelled once is not kept"),
     UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
     NO_INPUT: ("unknown", "the job reads no input topic of this name"),
@@ -74,15 +78,16 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a batch decides: its answers, the messages that it cancels, and what it refuses.
+    """What a batch decides: its answers, the messages that it cancels, and what it does not hand over.
 
-    `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `refused` are replacements
-    that it does not accept. They are among the cancelled messages.
+    `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `left_out` are messages that
+    came with the batch and are due now: replacements that it refuses, and others that are cancelled. They are among the
+    cancelled messages.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
     cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
-    refused: Ids = field(default_factory=dict)
+    left_out: Ids = field(default_factory=dict)
 
 
 class CancelDesk:
@@ -92,9 +97,14 @@ class CancelDesk:
         """Take the table of sealed buckets."""
         self._store = store
         self._settings = settings
+        self._recalled = RecalledMessages(settings)
         # The first offset of each input partition, and when it was read, by the monotonic clock.
         self._firsts: dict[tuple[str, int], int] = {}
         self._read_s = -math.inf
+
+    def close(self) -> None:
+        """Close the consumer of answers."""
+        self._recalled.close()
 
     def forgettable(self, cutoff_ms: int) -> str:
         """Return the SQL condition for rows of cancelled ids that are of no use any more. Any thread may call it.
@@ -118,32 +128,42 @@ class CancelDesk:
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
         asks, found = _asks(shard_output)
+        asked_ms = time.time_ns() // 1_000_000
         # Each message that is asked for, once, and what became of it.
         asked = table_of(ids_in(asks))
         outcomes = _unread(asked, span)
         outcomes[among(asked, found)] = CANCELLED
         cancelled = [in_no_bucket(found)]
+        before = due_now = CANCELLED_SCHEMA.empty_table()
+        results = self._settings.results_topic
         if not_found := _open(asked, outcomes):
             bucket = span.origin.first_bucket + span.batch_id
             outcomes[among(asked, self._store.cancelled_among(not_found, bucket - 1))] = CANCELLED
             cancelled.append(self._waiting(_open(asked, outcomes), bucket, span))
             outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
-            cancelled.append(_sealed_now(_open(asked, outcomes), shard_output, rows))
-            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
+            sealed_now = _passed_by(_open(asked, outcomes), SEALED, shard_output, rows, results)
+            outcomes[among(asked, ids_in(sealed_now))] = CANCELLED
+            due_now = _passed_by(_open(asked, outcomes), DUE, shard_output, rows, results)
+            outcomes[among(asked, ids_in(due_now))] = CANCELLED
+            cancelled += [sealed_now, due_now]
+            if (outcomes == OPEN).any():
+                # What release processes have answered since is stored with what this batch cancels.
+                before = in_no_bucket(self._recalled.read())
+                outcomes[among(asked, ids_in(before))] = CANCELLED
         accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))
         cancelled.append(refused)
         outcomes[among(asked, ids_in(refused))] = CANCELLED
         is_open = outcomes == OPEN
         if is_open.any():
-            outcomes[is_open] = np.where(self._is_deleted(asked), DELETED, TOO_LATE)[is_open]
-        everything = pa.concat_tables(cancelled)
+            outcomes[is_open] = np.where(self._is_deleted(asked), DELETED, HANDED_OVER)[is_open]
+        everything = pa.concat_tables([*cancelled, before])
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
             span.batch_id, asks.num_rows, everything.num_rows - refused.num_rows, refused.num_rows,
         )  # fmt: skip
-        answers = _answers(asks, outcomes[places_in(asked, asks)], accepted)
+        answers = _answers(asks, outcomes[places_in(asked, asks)], accepted, _undecided(span, asked_ms))
         refused_ids = ids_of(each for each in _each(replacement_ids(asks)) if each not in accepted)
-        return Decision(answers, everything, refused_ids)
+        return Decision(answers, everything, united([refused_ids, ids_in(due_now)]))
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""
@@ -185,7 +205,7 @@ class CancelDesk:
         end_ms = 1 + pc.max(doubtful.column("until_ms")).as_py()
         buckets = set(doubtful.column("bucket").unique().to_pylist())
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)
-        return _dues(chunks, ids_in(doubtful)).filter(pc.field("from_ms") >= previous_ms)
+        return _dues(chunks, ids_in(doubtful), self._settings.results_topic).filter(pc.field("from_ms") >= previous_ms)
 
 
 def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
@@ -232,15 +252,24 @@ def _of_replacements(asks: pa.Table, cancelled: pa.Table) -> tuple[set[MessageId
     return accepted, pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
 
 
-def _answers(asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: set[MessageId]) -> pa.Table:
-    """Return the answer to each ask, by what became of the message that it asks for."""
+def _undecided(span: BatchSpan, asked_ms: int) -> Undecided:
+    """Return what the release processes need to know, to decide about messages that are handed over."""
+    shards = span.origin.shards
+    return Undecided(span.cutoff_ms, asked_ms, shards, shards - 1)
+
+
+def _answers(
+    asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: set[MessageId], undecided: Undecided
+) -> pa.Table:
+    """Return the answer to each ask, by what became of the message that it asks for; or `undecided` in its place."""
     is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
     # One by one: replacements, and ids that may need an escape.
     apart = is_replacement | (outcomes == NO_INPUT)
-    several = [
-        answers_to(asks.filter(pa.array((outcomes == outcome) & ~apart)), *_MEANINGS[outcome])
-        for outcome in np.unique(outcomes[~apart]).tolist()
-    ]
+    several: list[pa.Table] = []
+    for outcome in np.unique(outcomes[~apart]).tolist():
+        own = asks.filter(pa.array((outcomes == outcome) & ~apart))
+        is_open = outcome == HANDED_OVER
+        several.append(undecided_asks(own, undecided) if is_open else answers_to(own, *_MEANINGS[outcome]))
     single: dict[MessageId, bytes] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         result, why = _MEANINGS[outcome]
@@ -251,24 +280,33 @@ def _answers(asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: set[Messa
     return pa.concat_tables([*several, answers_of(single)])
 
 
-def _sealed_now(ids: Ids, shard_output: DataFrame, rows: Iterable[Row]) -> pa.Table:
-    """Return those of `ids` that this batch seals from overflow groups, which have no state, and take nothing out."""
-    if not ids or not any(row["kind"] == SEALED and is_of_overflow(row["segment"]) for row in rows):
+def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:
+    """Return those of `ids` that this batch seals, or hands over, from overflow groups.
+
+    These have no state, and take nothing out. They alone have fillers. `kind` is `SEALED` or `DUE`.
+    """
+    kinds = {row["kind"] for row in rows}
+    if not ids or not {FILLER, kind} <= kinds:
         return CANCELLED_SCHEMA.empty_table()
-    return _dues(shard_output.where(f"kind = '{SEALED}'"), ids)
+    return _dues(shard_output.where(f"kind = '{kind}'"), ids, results)
 
 
-def _dues(chunks: DataFrame, ids: Ids) -> pa.Table:
-    """Return those of `ids` that are in `chunks`, with their due times, as a table of `CANCELLED_SCHEMA`."""
-    return chunks.select("chunk").mapInArrow(_finding(ids), from_arrow_schema(CANCELLED_SCHEMA)).toArrow()
+def _dues(chunks: DataFrame, ids: Ids, results: str) -> pa.Table:
+    """Return those of `ids` that are in `chunks`, with their due times, as a table of `CANCELLED_SCHEMA`.
+
+    Neither dead letters nor asks, which go to the topic `results`.
+    """
+    found = chunks.select("chunk").mapInArrow(_finding(ids, results), from_arrow_schema(CANCELLED_SCHEMA))
+    return found.toArrow()
 
 
-def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _finding(ids: Ids, results: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in batch.column("chunk"):
                 messages = decode_chunk(chunk.as_py())
-                found = messages.filter(pa.array(among(messages, ids)))
+                named = among(messages, ids) & ~np.asarray(goes_on_at_once(messages, results))
+                found = messages.filter(pa.array(named))
                 due = found.column("deliver_at_ms")
                 columns = [*(found.column(name) for name in ID), due, due]
                 yield from pa.table(columns, names=CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA).to_batches()

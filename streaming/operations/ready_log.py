@@ -81,7 +81,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             marker = read_progress(options, settings.progress_topic, shard)
             handed_over = left if marker is None else marker.handed_over
             lost = handed_over - there.released - left
-            there = replace(there, released=handed_over - left, member="repair")
+            there = replace(there, released=handed_over - left, member="repair", number=there.number + 1)
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
             yield RepairedShard(shard, reason, lost, left)
@@ -96,7 +96,13 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
     finally:
         consumer.close()
     if position is None or position.topic_id != found:
-        return Position(found, taken_in=low, lowest=low, released=0 if position is None else position.released)
+        return Position(
+            found,
+            taken_in=low,
+            lowest=low,
+            released=0 if position is None else position.released,
+            number=0 if position is None else position.number,
+        )
     taken_in = min(max(position.taken_in, low), high)
     return replace(position, taken_in=taken_in, lowest=min(max(position.lowest, low), taken_in))
 

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from sinks.release.recall import RECALLED
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
@@ -102,7 +103,8 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     assert cancel_command(service, far) == (0, {far: "cancelled"})
     assert cancel_command(service, far, came_out) == (3, {far: "cancelled", came_out: "too-late"})
     assert cancel_command(service, came_out, unread) == (4, {came_out: "too-late", unread: "unknown"})
-    assert replace_command(service, "--replaces", came_out) == (3, False)
+    assert replace_command(service, "--replaces", far) == (3, False)
+    assert replace_command(service, "--replaces", came_out) == (4, False)
     assert replace_command(service, "--replaces", unread) == (4, False)
     assert replace_command(service, "--replaces", came_out, "--if", "always") == (0, True)
     assert service.stop() == 0, service.log[-3000:]
@@ -128,6 +130,33 @@ def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_ca
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.takes(50)
+def test_what_is_handed_over_is_taken_back_also_across_a_kill(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("clock.horizon=1m")
+    service.start()
+    chosen = random.Random(7)
+    for number in range(300):
+        delay_ms = chosen.randrange(20_000, 45_000)
+        headers = [("deliver-after", b"%dms" % delay_ms)]
+        ledger.publish(application.input, b"%d" % number, headers, output=application.output, delay_ms=delay_ms)
+    ledger.flush()
+    # All of them are in the ready log by then.
+    time.sleep(8)
+    cancel_some(ledger, application, seed=1)
+    ledger.flush()
+    assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
+    values = [answer.value or b"" for answer in ledger.answers]
+    assert sum(RECALLED.encode() in value for value in values) > 50, values[:5]
+    cancel_some(ledger, application, seed=2, share=0.2)
+    service.kill()
+    service.start()
+    cancel_some(ledger, application, seed=3, share=0.2)
+    ledger.verify_after_outage(120)
+    assert service.stop() == 0, service.log[-3000:]
+
+
 @pytest.mark.takes(60)
 def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     application: Application, make_service: MakeService
@@ -136,6 +165,7 @@ def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     publish_mixed(ledger, application, 300, seed=1, longest_ms=120_000)
     service.start()
     cancel_some(ledger, application, seed=1)
+    ledger.flush()
     assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
     before = ledger.cancelled()
     service.kill()

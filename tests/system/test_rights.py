@@ -21,8 +21,10 @@ from sinks.topics.topics import check_topics, ensure_topics, input_bounds, parti
 from sources.intake.stamp_check import unreadable_records
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber
+from state.cancel import Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
+from streaming.job.recalled import RecalledMessages
 from streaming.status.ready import ready_shards, release_members
 from tests.documented_rights import Right, documented_rights
 from tests.messages import messages
@@ -41,7 +43,7 @@ _NOT_REQUIRED = {
 
 
 def _hand_over(settings: Settings) -> None:
-    """Do as the job does, with a message, a dead letter and an answer that are due."""
+    """Do as the job does, with a message, a dead letter and an ask for another shard that are due."""
     check_topics(settings)
     partition_counts(settings)
     input_bounds(settings)
@@ -60,17 +62,24 @@ def _hand_over(settings: Settings) -> None:
             outage_limit_ms=1_000,
             tolerates_input_loss=False,
             options=librdkafka_options(settings.kafka),
+            results_topic=settings.results_topic,
         )
         letter = {"output_topic": settings.topics.dead_letter, "error_code": "bad", "error_text": "bad", "offset": 1}
-        answer = {"output_topic": settings.results_topic, "offset": 2}
-        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, answer])]))
+        undecided = Undecided(1, 0, _ORIGIN.shards, _ORIGIN.shards - 1).to_bytes()
+        ask = {"output_topic": settings.results_topic, "offset": 2, "key": b"in/0/1", "value": undecided}
+        answer = {"output_topic": settings.results_topic, "offset": 3}
+        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, ask, answer])]))
+        with closing(RecalledMessages(settings)) as recalled:
+            # What the first call has read is kept by the second.
+            recalled.read()
+            recalled.read()
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
 
 
 def _release(settings: Settings) -> None:
     def is_done(process: ReleaseProcess) -> bool:
         shard = process._shards.get(0)
-        return shard is not None and shard.position is not None and shard.position.released == 3
+        return shard is not None and shard.position is not None and shard.position.released == 4
 
     ReleaseProcess(settings, "test").run(is_done)
 

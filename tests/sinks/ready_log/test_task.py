@@ -56,13 +56,13 @@ def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: 
     ask = {"offset": 2, "deliver_at_ms": 20, "output_topic": RESULTS, "key": b"in/0/1", "value": b"waiting 21"}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
     answers = answers_of({(TOPIC, 0, 2): b"the answer"})
-    run(Cancels(refused=ids_of([(TOPIC, 0, 2)]), results=RESULTS, answers=answers), chunk)
+    run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), results=RESULTS, answers=answers), chunk)
     assert [(row["offset"], row["output_topic"], row["value"]) for row in handed_over] == [
         (1, "delayline-out", b"v"),
         (2, RESULTS, b"the answer"),
     ]
     handed_over.clear()
-    run(dataclasses.replace(Cancels(results=RESULTS, answers=answers), refused={}), chunk)
+    run(dataclasses.replace(Cancels(results=RESULTS, answers=answers), left_out={}), chunk)
     assert [row["offset"] for row in handed_over] == [1, 2, 2], "an accepted one comes out"
 
 

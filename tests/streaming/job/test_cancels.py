@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
-from state.buckets.operator import ASKED, ASKED_SCHEMA, SEALED, SHARD_OUTPUT_SCHEMA
+from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, FILLER, SEALED, SHARD_OUTPUT_SCHEMA
 from state.buckets.parts import MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId
@@ -23,6 +23,7 @@ from state.checkpoint.progress import BatchSpan
 from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id
 from streaming.job.cancels import CancelDesk, Decision
+from streaming.job.recalled import RecalledMessages
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings
@@ -42,6 +43,14 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], tuple[int, 
     own = dict(BOUNDS)
     monkeypatch.setattr("streaming.job.cancels.input_bounds", lambda _: own)
     return own
+
+
+@pytest.fixture(autouse=True)
+def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
+    """What release processes have cancelled: it has a test of its own, with a broker."""
+    ids: list[MessageId] = []
+    monkeypatch.setattr(RecalledMessages, "read", lambda _: ids_of(ids))
+    return ids
 
 
 def seal(store: BucketTable, number: int, **dues: int) -> None:
@@ -65,7 +74,8 @@ def each_of(cancelled: pa.Table) -> list[CancelledId]:
 
 def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
     rows = zip(*(column.to_pylist() for column in decision.answers.columns), strict=True)
-    return {row[:3]: json.loads(row[3]) for row in rows}
+    # A list is for the release processes to decide.
+    return {row[:3]: {"result": "undecided"} if row[3][:1] == b"[" else json.loads(row[3]) for row in rows}
 
 
 def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
@@ -102,7 +112,8 @@ def decide(
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
     answers = [by_ask["asks", 1, at] for at in range(len(asks))]
-    assert [answer["id"] for answer in answers] == ["/".join(map(str, each)) for each in ids]
+    for answer, each in zip(answers, ids, strict=True):
+        assert answer["result"] == "undecided" or answer["id"] == "/".join(map(str, each))
     return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), each_of(decision.cancelled)
 
 
@@ -136,7 +147,7 @@ def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batc
     # Slots of 16 ms and more: the index does not know whether 990 or 1,001 is below the cutoff before.
     seal(store, 3, _1=900, _2=990, _3=999, _4=1_000, _5=1_001, _6=1_499, _7=90_000)
     results, cancelled = decide(store, 1, 2, 3, 4, 5, 6, 7, 8)
-    late, out = dict.fromkeys((1, 2, 3, 8), "too-late"), dict.fromkeys((4, 5, 6, 7), "cancelled")
+    late, out = dict.fromkeys((1, 2, 3, 8), "undecided"), dict.fromkeys((4, 5, 6, 7), "cancelled")
     assert results == late | out
     dues = {4: 1_000, 5: 1_001, 6: 1_499, 7: 90_000}
     assert {each.id[2] for each in cancelled} == dues.keys()
@@ -184,15 +195,15 @@ def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(store: Bu
 
 def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: BucketTable) -> None:
     results, cancelled = decide(store, READ - 1, READ, 10**18, "other/0/1")
-    assert results == {READ - 1: "too-late", READ: "unknown", 10**18: "unknown", "other/0/1": "unknown"}
+    assert results == {READ - 1: "undecided", READ: "unknown", 10**18: "unknown", "other/0/1": "unknown"}
     assert cancelled == []
 
 
 def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketTable) -> None:
     chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}, {"offset": 8, "deliver_at_ms": 80_000}]))
     sealed = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
-    results, cancelled = decide(store, 8, 9, rows=[sealed])
-    assert results == {8: "cancelled", 9: "too-late"}
+    results, cancelled = decide(store, 8, 9, rows=[sealed, {"kind": FILLER}])
+    assert results == {8: "cancelled", 9: "undecided"}
     assert cancelled == [CancelledId((TOPIC, 0, 8), 80_000, 80_000)]
 
 
@@ -201,7 +212,7 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
     seal(store, 7, _3=600, _4=4_000)
     origin = {"first_bucket": 8, "cutoff_ms": 2_000}
     results, cancelled = decide(store, 1, 2, 3, 4, of=span(0, 0, **origin))
-    assert results == {1: "too-late", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
+    assert results == {1: "undecided", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
     assert {each.id[2] for each in cancelled} == {2, 3, 4}
 
 
@@ -218,7 +229,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     left = store.cancelled_ids()
     assert left[TOPIC, 0].tolist() == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
-    assert results == {1: "unknown", 2: "unknown", 3: "cancelled", 9: "cancelled", 8: "too-late"}
+    assert results == {1: "unknown", 2: "unknown", 3: "cancelled", 9: "cancelled", 8: "undecided"}
 
 
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
@@ -241,12 +252,12 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
     assert answers == [
         ("cancelled", True),
         ("cancelled", False),
-        ("too-late", False),
-        ("too-late", True),
+        ("unknown", False),
+        ("unknown", True),
         ("cancelled", True),
         ("unknown", False),
     ]
-    assert decision.refused[TOPIC, 0].tolist() == [51, 52, 55]
+    assert decision.left_out[TOPIC, 0].tolist() == [51, 52, 55]
     stored = {each.id[2]: each for each in each_of(decision.cancelled)}
     assert stored.keys() == {1, 5, 51, 52, 55}
     assert (stored[51].from_ms, stored[51].until_ms) == (70_000, 70_000)
@@ -258,7 +269,34 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
 def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:
     chunk = encode_chunk(messages([{"offset": 50, "deliver_at_ms": 70_000}]))
     overflow = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
-    for rows, found in (([overflow], []), ([], [50]), ([], [])):
+    cases: list[tuple[list[dict[str, Any]], list[int]]] = [([overflow, {"kind": FILLER}], []), ([], [50]), ([], [])]
+    for rows, found in cases:
         answers, decision = replace(store, (50, 8, "waiting"), (51, 50, "waiting"), found=found, rows=rows)
-        assert answers == [("too-late", False), ("cancelled", False)]
+        assert answers == [("unknown", False), ("cancelled", False)]
         assert {each.id[2] for each in each_of(decision.cancelled)} == {50, 51}
+
+
+def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_out(store: BucketTable) -> None:
+    rows: list[dict[str, Any]] = [
+        {"offset": 7, "deliver_at_ms": 900},
+        {"offset": 8, "deliver_at_ms": 900, "error_code": "bad", "output_topic": "delayline-dead-letter"},
+    ]
+    due = {"kind": DUE, "chunk": encode_chunk(messages(rows))}
+    results, cancelled = decide(store, 7, 8, rows=[due, {"kind": FILLER}])
+    assert results == {7: "cancelled", 8: "undecided"}
+    assert cancelled == [CancelledId((TOPIC, 0, 7), 900, 900)]
+    results, cancelled = decide(store, 7, rows=[due])
+    assert (results, cancelled) == ({7: "undecided"}, []), "without overflow groups, the state stage takes it out"
+
+
+def test_what_release_processes_have_cancelled_is_known_and_kept(store: BucketTable, recalled: list[MessageId]) -> None:
+    recalled += [(TOPIC, 0, 5), (TOPIC, 0, 6)]
+    results, cancelled = decide(store, 5, 7)
+    assert results == {5: "cancelled", 7: "undecided"}
+    assert cancelled == [CancelledId((TOPIC, 0, each), NEVER_MS, NEVER_MS) for each in (5, 6)]
+    cancel(store, BATCH, *cancelled)
+    recalled.clear()
+    assert decide(store, 6, of=span(BATCH + 1))[0] == {6: "cancelled"}
+    recalled.append((TOPIC, 0, 9))
+    answers, _ = replace(store, (50, 9, "waiting"), (51, 9, "always"))
+    assert answers == [("cancelled", False), ("cancelled", True)]

@@ -1,0 +1,150 @@
+"""Taking messages back that are handed over and not released: what an ask for a cancel does in a shard.
+
+The shard of a message does not follow from its id. So an ask that the job cannot decide goes from shard to shard, as a
+chunk in the ready log of each, until one has the message. That one takes it out and answers `cancelled`; the last one
+answers `too-late`. Each step is part of a transaction of the shard that takes it.
+
+What is taken out is in the ready log still. It is left out when its chunk is decoded, and after a crash by the ask,
+which is read again: until everything is released that was due before what it may have taken out, `Position.lowest` is
+not above it.
+
+The same message may be asked for twice. So a shard remembers for `REMEMBERED_MS` what it took out, and longer than that
+the job knows it from the answer. A shard that may have forgotten answers `unknown`, never a wrong `too-late`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.cancel import Undecided, answered, answers_to, asked_by, is_ask
+from state.message_ids import Ids, among, count_of, ids_in, united
+from state.order import OrderKey
+
+# More than the time from the answer of a release process until the job has read it, by far.
+REMEMBERED_MS = 120_000
+# Of that, how old an ask may be by the clocks of two hosts.
+_FRESH_MS = 60_000
+# What the answer to an ask says whose message was taken out: so the job can tell it from its own.
+RECALLED = "it was taken back after it was handed over"
+_TOO_LATE = "it is delivered, or about to be, or went to the dead-letter topic"
+_NOT_KNOWN = "it is handed over, and may be cancelled by another ask: ask again"
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The messages that the asks of a chunk have taken out, or may have.
+
+    - `offset`: of the chunk
+    - `until`: all these messages come before this in the delivery order
+    - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
+    - `forget_ms`: until when it is remembered, epoch ms
+    """
+
+    offset: int
+    until: OrderKey
+    ids: Ids
+    certain: bool
+    forget_ms: int
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What becomes of the asks of a chunk, as messages: answered, or passed on to the next shard.
+
+    `beside` is how many messages count as released beyond those answered.
+    """
+
+    answered: pa.Table
+    passed_on: pa.Table
+    removal: Removal | None
+    beside: int
+
+
+def may_be_recalled(messages: pa.Table, results: str) -> Mask:
+    """Return which of `messages` a cancel may take out: neither dead letters nor asks. `results` is their topic."""
+    return np.asarray(pc.and_not(pc.is_null(messages.column("error_code")), is_ask(messages, results)), dtype=bool)
+
+
+def left_of(messages: pa.Table, removed: Ids, results: str) -> pa.Table:
+    """Return `messages` without those that have one of the ids `removed`."""
+    named = among(messages, removed)
+    if not named.any():
+        return messages
+    return messages.filter(pa.array(~(named & may_be_recalled(messages, results))))
+
+
+def removed_before(offset: int, asks: pa.Table) -> Removal:
+    """Return what `asks`, of the chunk at `offset`, may have taken out before a crash."""
+    return Removal(offset, _until(_terms(asks)), ids_in(asked_by(asks)), certain=False, forget_ms=0)
+
+
+def certain_ids(removals: Iterable[Removal]) -> Ids:
+    """Return the ids of the messages that `removals` have taken out for certain."""
+    return united(each.ids for each in removals if each.certain)
+
+
+def decide(
+    offset: int, asks: pa.Table, found: Ids, removals: Sequence[Removal], results: str, now_ms: int, started_ms: int
+) -> Decided:
+    """Decide the asks of the chunk at `offset`.
+
+    `found` are the messages that the shard has taken out for them, and `removals` those before. The shard has been
+    released by this process since `started_ms` (epoch ms).
+    """
+    asked, terms = asked_by(asks), _terms(asks)
+    is_cancelled = among(asked, united([found, certain_ids(removals)]))
+    left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
+    # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
+    is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
+    is_fresh &= ~among(asked, united(each.ids for each in removals if not each.certain))
+    goes_on = ~is_cancelled & (left > 0)
+    is_last = ~is_cancelled & ~goes_on
+    answers = pa.concat_tables(
+        [
+            answers_to(asked.filter(pa.array(is_cancelled)), "cancelled", RECALLED),
+            answers_to(asked.filter(pa.array(is_last & is_fresh)), "too-late", _TOO_LATE),
+            answers_to(asked.filter(pa.array(is_last & ~is_fresh)), "unknown", _NOT_KNOWN),
+        ]
+    )
+    decided = answered(asks.filter(pa.array(~goes_on)), results, answers)
+    values = [
+        each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else 0).to_bytes()
+        for each, goes, fresh in zip(terms, goes_on.tolist(), is_fresh.tolist(), strict=True)
+        if goes
+    ]
+    passed_on = asks.filter(pa.array(goes_on))
+    field = passed_on.schema.get_field_index("value")
+    passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
+    removal = Removal(offset, _until(terms), found, True, now_ms + REMEMBERED_MS) if found else None
+    # An ask counts where it was handed over: in the first shard that it comes to.
+    is_first = np.array([each.left == each.shards - 1 for each in terms])
+    beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
+    return Decided(decided, passed_on, removal, beside)
+
+
+def next_shards(passed_on: pa.Table, shard: int) -> Iterable[tuple[int, pa.Table]]:
+    """Yield the shards that asks are passed on to from `shard`, and the asks."""
+    following = np.array([(shard + 1) % each.shards for each in _terms(passed_on)])
+    for number in np.unique(following).tolist():
+        yield number, passed_on.filter(pa.array(following == number))
+
+
+def _terms(asks: pa.Table) -> list[Undecided]:
+    # Those of a batch are all the same.
+    known: dict[bytes, Undecided] = {}
+    values = asks.column("value").to_pylist()
+    for value in values:
+        if value not in known:
+            known[value] = Undecided.from_bytes(value)
+    return [known[value] for value in values]
+
+
+def _until(terms: list[Undecided]) -> OrderKey:
+    return OrderKey(max(each.due_before_ms for each in terms), "", 0, 0)

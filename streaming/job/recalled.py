@@ -1,0 +1,108 @@
+"""The messages that release processes have cancelled, as their answers say: read back from the results topic."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal, right_missing
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.release.recall import RECALLED
+from sinks.topics.topics import partition_counts
+from state.message_ids import Ids, ids_of, parse_id
+
+_TIMEOUT_S = 10.0
+_AT_ONCE = 10_000
+# How their answers differ from those of the job.
+_RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
+
+
+class RecalledMessages:
+    """Reads the results topic on from where it was read before, by this job or an earlier one. Not thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Know nothing yet: nothing is read before somebody asks for a message that is handed over."""
+        self._settings = settings
+        self._group = f"{settings.application_id}-recalled"
+        self._consumer: Consumer | None = None
+        # How far it was read, and how far what was read is stored for certain.
+        self._next: dict[int, int] = {}
+        self._stored: dict[int, int] = {}
+
+    def read(self) -> Ids:
+        """Return the messages that were answered to be cancelled since the last call that a batch has completed.
+
+        The caller stores them in the table, and calls again for the next batch. Waits through an outage; raises
+        BrokerUnreachable after `kafka.outage_limit`, RightMissing.
+        """
+        retry = BrokerRetry("the results topic", self._settings.kafka.outage_limit)
+        while True:
+            try:
+                return self._read()
+            except (KafkaException, BrokerUnreachable) as problem:
+                if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
+                    what = f"topic {self._settings.results_topic} and group {self._group}"
+                    raise right_missing("Read", what) from problem
+                retry.wait(problem)
+
+    def close(self) -> None:
+        """Close the consumer."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _read(self) -> Ids:
+        consumer = self._consumer = self._consumer or self._opened()
+        topic = self._settings.results_topic
+        if not self._next:
+            places = [
+                TopicPartition(topic, number) for number in range(partition_counts(self._settings, [topic])[topic])
+            ]
+            stored = consumer.committed(places, _TIMEOUT_S)
+            self._next = {place.partition: max(place.offset, 0) for place in stored}
+        elif self._next != self._stored:
+            # The batch before is complete.
+            consumer.commit(offsets=self._places(self._next), asynchronous=False)
+            self._stored = dict(self._next)
+        # For a reader of committed records, the end is before a transaction that is still open.
+        bounds = {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S) for number in self._next
+        }
+        # What is deleted was not asked for again for as long as the topic keeps answers.
+        begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
+        ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
+        found: list[Message] = []
+        left = set(ends)
+        consumer.assign(self._places({number: begins[number] for number in ends}))
+        try:
+            while left:
+                for message in consumer.consume(_AT_ONCE, _TIMEOUT_S):
+                    error, number, offset = message.error(), message.partition(), message.offset()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    if error is None and _RECALLED in (message.value() or b""):
+                        found.append(message)
+                    if number is not None and offset is not None and offset + (error is None) >= ends[number]:
+                        left.discard(number)
+        finally:
+            consumer.unassign()
+        self._next = begins | ends
+        return ids_of(parse_id((message.key() or b"").decode()) for message in found)
+
+    def _opened(self) -> Consumer:
+        return Consumer(
+            {
+                **librdkafka_options(self._settings.kafka),
+                "group.id": self._group,
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "log_level": 2,
+            }
+        )
+
+    def _places(self, offsets: dict[int, int]) -> list[TopicPartition]:
+        topic = self._settings.results_topic
+        return [TopicPartition(topic, number, offset) for number, offset in offsets.items()]

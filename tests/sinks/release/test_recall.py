@@ -1,0 +1,229 @@
+"""Taking back what is handed over, in the core of the release stage: random logs, asks, crashes and memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinks.internal_topics.position import Position
+from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
+from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from sinks.release.recall import REMEMBERED_MS
+from state.cancel import Undecided
+from state.order import in_order
+from tests.messages import messages
+
+RESULTS = "delayline-results"
+_START_MS = 1_000_000_000
+# A chunk of messages by their due times; or of asks for messages by their number, most of them earlier ones.
+_CHUNK = st.one_of(
+    st.lists(st.integers(0, 2_000), min_size=1, max_size=8).map(lambda dues: ("messages", dues)),
+    st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda asked: ("asks", asked)),
+)
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", "plan", "plan", "plan", "commit", "crash", "shrink"]),
+        st.integers(1, 3),
+        st.integers(0, 500),
+    ),
+    max_size=60,
+)
+_LIMITS = st.builds(Limits, st.integers(1, 20), st.sampled_from([1, 3_000, 1_000_000]), st.sampled_from([1, 20, 500]))
+
+
+@dataclass
+class _Shard:
+    """One of `shards` shards: its log, a release process that may die, and what is committed."""
+
+    limits: Limits
+    shards: int
+    log: list[tuple[bytes, RecordHeaders]] = field(default_factory=list)
+    committed: Position = field(default_factory=lambda: Position("id"))
+    now_ms: int = _START_MS
+    messages: int = 0
+    asks: int = 0
+    seen: Counter[int] = field(default_factory=Counter)
+    # The results for each message, and how often each ask was answered or passed on.
+    results: dict[int, set[str]] = field(default_factory=dict)
+    settled: Counter[int] = field(default_factory=Counter)
+    passed_on: list[pa.Table] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        self.pending = Pending(self.committed, RESULTS, self.now_ms)
+        self.planned: list[Planned] = []
+        for offset in range(self.committed.lowest, len(self.log)):
+            self._add(offset)
+
+    def _add(self, offset: int) -> None:
+        value, headers = self.log[offset]
+        self.pending.add(offset, summary_of(headers, "log"), value)
+
+    def arrive(self, kind: str, numbers: list[int]) -> None:
+        if kind == "messages":
+            rows: list[dict[str, Any]] = [
+                {"deliver_at_ms": _START_MS + due, "offset": self.messages + at} for at, due in enumerate(numbers)
+            ]
+            self.messages += len(rows)
+        else:
+            # What the job knows to be cancelled it answers itself.
+            asked = [each for each in numbers if "cancelled" not in self.results.get(each, ())]
+            # Everything that is handed over is due before 2,001.
+            undecided = Undecided(_START_MS + 2_001, self.now_ms, self.shards, self.shards - 1).to_bytes()
+            rows = [
+                {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "output_topic": RESULTS,
+                 "key": b"delayline-in/0/%d" % each, "value": undecided}
+                for at, each in enumerate(asked)
+            ]  # fmt: skip
+            self.asks += len(rows)
+        if rows:
+            self.receive(in_order(messages(rows)))
+
+    def receive(self, chunk: pa.Table) -> None:
+        self.log.append(chunk_record(chunk, results=RESULTS))
+        self._add(len(self.log) - 1)
+
+    def plan(self, lead_ms: int) -> bool:
+        # Known ids come some at a time.
+        for _ in range(200):
+            try:
+                planned = self.pending.plan(self.now_ms, self.now_ms + lead_ms, self.limits)
+            except PayloadMissing as missing:
+                for offset in missing.offsets:
+                    self.pending.restore(offset, self.log[offset][0])
+                continue
+            if planned is not None:
+                self.planned.append(planned)
+            return planned is not None
+        raise AssertionError("planning does not come to an end")
+
+    def commit(self) -> None:
+        if not self.planned:
+            return
+        planned = self.planned.pop(0)
+        for name in ("taken_in", "lowest", "released"):
+            assert getattr(planned.position, name) >= getattr(self.committed, name)
+        assert planned.position.number == self.committed.number + 1
+        self.committed = planned.position
+        for row in planned.messages.to_pylist():
+            if row["output_topic"] == RESULTS:
+                self.settled[row["offset"]] += 1
+                answer = json.loads(row["value"])
+                self.results.setdefault(int(answer["id"].rsplit("/", 1)[1]), set()).add(answer["result"])
+            else:
+                self.seen[row["offset"]] += 1
+        if planned.passed_on is not None:
+            self.passed_on.append(planned.passed_on)
+            self.settled.update(planned.passed_on.column("offset").to_pylist())
+
+    def finish(self) -> None:
+        for _ in range(3):
+            self.now_ms += 2 * REMEMBERED_MS
+            self.settle()
+
+    def settle(self) -> None:
+        while self.plan(0):
+            pass
+        while self.planned:
+            self.commit()
+
+
+@settings(max_examples=400, deadline=None)
+@given(chunks=st.lists(_CHUNK, min_size=1, max_size=14), steps=_STEPS, limits=_LIMITS, shards=st.integers(1, 2))
+def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
+    chunks: list[tuple[str, list[int]]], steps: list[tuple[str, int, int]], limits: Limits, shards: int
+) -> None:
+    shard, coming = _Shard(limits, shards), list(chunks)
+
+    def arrive() -> None:
+        kind, numbers = coming.pop(0)
+        # An ask comes after its message.
+        shard.arrive(kind, [each if kind == "messages" or each < shard.messages else 500 + each for each in numbers])
+
+    for step, number, ms in steps:
+        if step == "arrive" and coming:
+            arrive()
+        elif step == "plan":
+            shard.now_ms += ms
+            shard.plan(number * 25)
+        elif step == "commit":
+            shard.commit()
+        elif step == "crash":
+            shard.open()
+        elif step == "shrink":
+            shard.pending.shrink(ms)
+    while coming:
+        arrive()
+    shard.finish()
+    assert shard.settled == Counter(range(1_000, 1_000 + shard.asks))
+    cancelled = {each for each, results in shard.results.items() if "cancelled" in results}
+    assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
+    assert not any("too-late" in shard.results[each] for each in cancelled)
+    assert shards == 2 or not shard.passed_on
+    # The log is done with, and all that was handed over counts as released.
+    assert shard.pending.position.lowest == shard.pending.position.taken_in == len(shard.log)
+    assert shard.pending.position.released == shard.messages + shard.asks
+
+
+def _two_shards() -> tuple[_Shard, _Shard]:
+    limits = Limits(100, 1_000_000, 20)
+    return _Shard(limits, 2), _Shard(limits, 2)
+
+
+def test_an_ask_goes_on_to_the_shard_that_has_the_message_and_is_answered_there() -> None:
+    first, second = _two_shards()
+    second.arrive("messages", [500, 600])
+    first.arrive("asks", [1])
+    first.settle()
+    second.receive(first.passed_on[0])
+    second.settle()
+    assert second.results == {1: {"cancelled"}}
+    second.now_ms += 1_000
+    second.settle()
+    assert second.seen == Counter([0])
+    # Each ask counts where it was handed over.
+    assert (first.committed.released, second.committed.released) == (1, 2)
+
+
+def test_the_last_shard_answers_what_no_shard_has() -> None:
+    first, second = _two_shards()
+    first.arrive("asks", [7])
+    first.settle()
+    second.receive(first.passed_on[0])
+    second.settle()
+    assert second.results == {7: {"too-late"}}
+    assert not second.passed_on
+
+
+def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too_late_for_certain() -> None:
+    first, second = _two_shards()
+    first.arrive("asks", [7])
+    first.now_ms += 1
+    first.open()
+    first.settle()
+    second.receive(first.passed_on[0])
+    second.settle()
+    assert second.results == {7: {"unknown"}}
+
+
+def test_dead_letters_and_asks_are_not_taken_out() -> None:
+    shard, far_ms = _Shard(Limits(100, 1_000_000, 20), 1), _START_MS + 300
+    shard.receive(
+        messages(
+            [
+                {"offset": 1, "error_code": "bad", "output_topic": "delayline-dead-letter", "deliver_at_ms": far_ms},
+                {"offset": 2, "value": b'{"id": "in/0/2"}', "output_topic": RESULTS, "deliver_at_ms": far_ms},
+            ]
+        )
+    )
+    shard.arrive("asks", [1, 2])
+    shard.settle()
+    assert shard.results == {1: {"too-late"}, 2: {"too-late"}}
