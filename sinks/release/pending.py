@@ -46,6 +46,8 @@ _MOST_ORDERED_BYTES = 8 * 1024 * 1024
 _MOST_RELOADED_BYTES = 4 * 1024 * 1024
 # Chunks whose ids are made known at a time, for the first ask: a few milliseconds, so that nothing else is late.
 _INDEXED_AT_A_TIME = 16
+# How often other messages go first, if chunks must be read again to know their ids.
+_MOST_DEFERRALS = 20
 
 
 class PayloadMissing(Exception):
@@ -123,6 +125,8 @@ class Pending:
         # Of asks that are decided since the last transaction: those for the next shard, and what counts as released.
         self._passed_on: list[pa.Table] = []
         self._released_beside = 0
+        # How often the next chunk of asks had to wait, since ids are not known and other messages are due.
+        self._deferrals = 0
         self._next_offset = 0
         self._bound: OrderKey | None = position.below
         self._incoming: deque[_Chunk] = deque()
@@ -283,8 +287,11 @@ class Pending:
                     arrived = []
                     next_ms = self._next_ms()
                     is_due = next_ms is not None and next_ms <= until_ms
-                    if not self._knows_ids(others_first=bool(late) or is_due):
+                    waits = is_due and self._deferrals < _MOST_DEFERRALS
+                    if not self._knows_ids(others_first=bool(late) or waits):
+                        self._deferrals += 1
                         break
+                    self._deferrals = 0
                     answers = self._decide(chunk, now_ms)
                     late += [answers] if answers.num_rows else []
                     count += answers.num_rows

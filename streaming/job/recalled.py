@@ -77,7 +77,9 @@ class RecalledMessages:
         consumer.assign(self._places({number: begins[number] for number in ends}))
         try:
             while left:
-                for message in consumer.consume(_AT_ONCE, _TIMEOUT_S):
+                first = consumer.poll(_TIMEOUT_S)
+                # Not with a time: it would wait for as many messages until then.
+                for message in [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]:
                     error, number, offset = message.error(), message.partition(), message.offset()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
