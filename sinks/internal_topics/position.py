@@ -44,7 +44,6 @@ class Position:
     - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
     - `released`: how many messages were released, or taken out since they were cancelled, in all
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
-    - `number`: how many positions the shard had before
     """
 
     topic_id: str
@@ -55,7 +54,11 @@ class Position:
     member: str = ""
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
-    number: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, OrderKey | None]:
+        """What differs from each position of the shard to the next: `released`, `taken_in` and `below`."""
+        return self.released, self.taken_in, self.below
 
     def to_bytes(self) -> bytes:
         """Return the value of a position record."""

@@ -168,7 +168,9 @@ class Pending:
         below = self.position.below
         if summary.asks and offset < self.position.taken_in:
             asks = _asks(decode_chunk(payload), self._results)
-            self._remember(removed_before(offset, asks))
+            # None under another name of the results topic.
+            if asks.num_rows:
+                self._remember(removed_before(offset, asks))
         if offset >= self.position.taken_in:
             chunk = _Chunk(offset, summary.first, summary, payload)
             self._incoming.append(chunk)
@@ -234,9 +236,7 @@ class Pending:
     def _planned(self, messages: pa.Table, below: OrderKey | None) -> Planned:
         """Return a transaction, after which what comes before `below` is released; None: no more than before."""
         released = self.position.released + messages.num_rows + self._released_beside
-        self.position = replace(
-            self.position, below=below or self.position.below, released=released, number=self.position.number + 1
-        )
+        self.position = replace(self.position, below=below or self.position.below, released=released)
         self.position = replace(self.position, lowest=self._lowest())
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
         self._passed_on, self._released_beside = [], 0
@@ -292,9 +292,10 @@ class Pending:
                         self._deferrals += 1
                         break
                     self._deferrals = 0
-                    answers = self._decide(chunk, now_ms)
-                    late += [answers] if answers.num_rows else []
-                    count += answers.num_rows
+                    asks = _asks(chunk.decoded(), self._results)
+                    # Also those that are passed on.
+                    count += asks.num_rows
+                    late += self._decide(chunk.offset, asks, now_ms) if asks.num_rows else []
                 messages = self._messages(chunk)
                 is_late = 0 if below is None else count_before(messages, below)
                 if is_late:
@@ -362,18 +363,17 @@ class Pending:
             messages = messages.filter(pc.invert(is_undecided(messages, self._results)))
         return left_of(messages, self._removed, self._results)
 
-    def _decide(self, chunk: _Chunk, now_ms: int) -> pa.Table:
-        """Decide the asks of a chunk, and return those that are answered."""
-        asks = _asks(chunk.decoded(), self._results)
+    def _decide(self, offset: int, asks: pa.Table, now_ms: int) -> list[pa.Table]:
+        """Decide the asks of the chunk at `offset`, and return those that are answered."""
         asked = asked_by(asks)
         known = among(asked, certain_ids(self._removals))
         found = self._remove(ids_in(asked.filter(pa.array(~known))))
-        decided = decide(chunk.offset, asks, found, self._removals, self._results, now_ms, self._started_ms)
+        decided = decide(offset, asks, found, self._removals, self._results, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
         self._released_beside += decided.beside
-        return decided.answered
+        return [decided.answered] if decided.answered.num_rows else []
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""

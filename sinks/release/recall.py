@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.cancel import Undecided, answered, answers_to, asked_by, is_ask
+from state.cancel import Undecided, answered, answers_to, asked_by, is_ask, is_undecided
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 
@@ -127,6 +127,15 @@ def decide(
     is_first = np.array([each.left == each.shards - 1 for each in terms])
     beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
     return Decided(decided, passed_on, removal, beside)
+
+
+def uncounted(messages: pa.Table, results: str, taken_in: bool) -> int:
+    """Return how many of `messages`, of one chunk, are asks that do not count as handed over in this shard and waiting.
+
+    That is all of them if the chunk is `taken_in`; else those that another shard has passed on.
+    """
+    asks = messages.filter(is_undecided(messages, results))
+    return asks.num_rows if taken_in else sum(each.left < each.shards - 1 for each in _terms(asks))
 
 
 def next_shards(passed_on: pa.Table, shard: int) -> Iterable[tuple[int, pa.Table]]:

@@ -77,8 +77,8 @@ class ShardRelease:
         self._search: FaultSearch | None = None
         # The retries of reading, while that fails.
         self._reading: BrokerRetry | None = None
-        # The number of the position after the transaction that was refused last.
-        self._refused_until = 0
+        # What the position counts after the transaction that was refused last.
+        self._refused_until = (0, 0)
         self.share_memory(1)
 
     def share_memory(self, shards: int) -> None:
@@ -192,6 +192,9 @@ class ShardRelease:
             try:
                 return pending.plan(clock_ms, clock_ms + self._settings.release.lead, self._limits)
             except PayloadMissing as missing:
+                # What is read again for asks is needed once, and may be more than there is room for.
+                if pending.nbytes > self._most_pending_bytes:
+                    pending.shrink(self._most_pending_bytes)
                 try:
                     for offset, payload in reader.read_again(missing.offsets):
                         pending.restore(offset, payload)
@@ -203,14 +206,15 @@ class ShardRelease:
         committed = self._ring.committed
         if committed is not None and committed is not self.position:
             self._forget_up_to(committed)
-        if topics.refused and self.position is not None and self.position.number >= self._refused_until:
+        if topics.refused and self.position is not None and _counts(self.position) >= self._refused_until:
             topics.refused.clear()
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position
-        number = 0 if position is None else position.number
-        while self._in_flight and self._in_flight[0].position.number <= number:
-            self._in_flight.popleft()
+        places = [planned.position.place for planned in self._in_flight]
+        if position is not None and position.place in places:
+            for _ in range(places.index(position.place) + 1):
+                self._in_flight.popleft()
 
     def _write(self, topics: Topics, planned: Planned | None) -> None:
         """Write a transaction, and again with a new ring what is not committed after a failure.
@@ -230,6 +234,9 @@ class ShardRelease:
                 self._ring.check()
                 while todo:
                     begun_ms = now_ms()
+                    if todo[0].passed_on is not None:
+                        # Until it is committed, it hides what follows in the ready log of another shard.
+                        self._ring.wait_all()
                     self._ring.write(todo[0], self._signed(todo[0].position), self._search)
                     self._search = None
                     todo.popleft()
@@ -237,7 +244,7 @@ class ShardRelease:
             except GroupRefused as refusal:
                 self._settle(topics)
                 # Also what the refusal has named already is kept until then.
-                self._refused_until = self._in_flight[0].position.number
+                self._refused_until = _counts(self._in_flight[0].position)
                 before = topics.limits[refusal.topic]
                 self._ask(retry, partial(topics.learn, [refusal.topic]))
                 changed = before != topics.limits[refusal.topic]
@@ -278,11 +285,11 @@ class ShardRelease:
         Raises ShardTaken if another process has released messages meanwhile.
         """
         self._ring.close()
-        known = [0 if self.position is None else self.position.number]
-        known += [planned.position.number for planned in self._in_flight]
+        known = [None if self.position is None else self.position.place]
+        known += [planned.position.place for planned in self._in_flight]
         self._ring = self._open_ring(topics, retry)
         position = self._ring.position
-        if (0 if position is None else position.number) not in known:
+        if (None if position is None else position.place) not in known:
             raise ShardTaken(f"another release process has released up to {position} meanwhile")
         self._forget_up_to(position)
 
@@ -320,3 +327,8 @@ class ShardRelease:
 
     def _retry(self) -> BrokerRetry:
         return BrokerRetry(f"shard {self.shard}", self._settings.kafka.outage_limit, self._stopping.is_set)
+
+
+def _counts(position: Position) -> tuple[int, int]:
+    """Return what a position counts: it never goes back."""
+    return position.released, position.taken_in

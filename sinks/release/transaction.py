@@ -31,6 +31,7 @@ from sinks.release.record_check import RecordCheck, batch_bytes
 from sinks.release.records import ANY_PARTITION, NO_TIMESTAMP, Record, record_bytes, record_id, records
 from sinks.release.reports import DeliveryReports, Refused
 from state.dead_letter import Headers
+from state.message import split_by_bytes
 from state.order import in_order
 
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
@@ -39,7 +40,8 @@ _FLUSH_PIECE_S = 0.1
 # The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
 _SLOW_S = 5.0
 _ABORT_S = 5.0
-_ASKS_IN_A_CHUNK = 2_000
+# Of asks in a chunk for another shard: with the headers that come back with the answers.
+_ASKS_BYTES = 512 * 1024
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
 
@@ -152,8 +154,8 @@ class TransactionWriter:
     def _pass_on(self, asks: pa.Table) -> None:
         """Write asks for a cancel to the ready log of the next shard."""
         for number, own in next_shards(in_order(asks), self._shard):
-            for at in range(0, own.num_rows, _ASKS_IN_A_CHUNK):
-                value, headers = chunk_record(own.slice(at, _ASKS_IN_A_CHUNK), results=self._results_topic)
+            for piece in split_by_bytes(own, _ASKS_BYTES):
+                value, headers = chunk_record(piece, results=self._results_topic)
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
 

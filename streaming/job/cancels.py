@@ -150,6 +150,10 @@ class CancelDesk:
                 # What release processes have answered since is stored with what this batch cancels.
                 before = in_no_bucket(self._recalled.read())
                 outcomes[among(asked, ids_in(before))] = CANCELLED
+                stored = self._store.newest_of(span.origin.checkpoint)
+                if stored is not None and stored >= span.batch_id:
+                    # A replay stores nothing more: the next batch reads it again.
+                    self._recalled.begin_again()
         accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))
         cancelled.append(refused)
         outcomes[among(asked, ids_in(refused))] = CANCELLED

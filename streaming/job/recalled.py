@@ -47,6 +47,10 @@ class RecalledMessages:
                     raise right_missing("Read", what) from problem
                 retry.wait(problem)
 
+    def begin_again(self) -> None:
+        """Let the next call return again what the last one has returned, which is not stored."""
+        self._next = {}
+
     def close(self) -> None:
         """Close the consumer."""
         if self._consumer is not None:
@@ -78,8 +82,10 @@ class RecalledMessages:
         try:
             while left:
                 first = consumer.poll(_TIMEOUT_S)
+                if first is None:
+                    raise BrokerUnreachable(f"{topic} cannot be read")
                 # Not with a time: it would wait for as many messages until then.
-                for message in [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]:
+                for message in (first, *consumer.consume(_AT_ONCE, 0)):
                     error, number, offset = message.error(), message.partition(), message.offset()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)

@@ -14,14 +14,18 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.position import Position
 from sinks.internal_topics.progress import read_progress
+from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Planned
+from sinks.release.recall import left_of, removed_before, uncounted
 from sinks.release.ring import Ring
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import check_topics
+from state.cancel import is_undecided
 from state.message import decode_chunk, empty_messages
+from state.message_ids import NO_IDS, united
 from state.order import count_before
 
 _TIMEOUT_S = 30.0
@@ -81,7 +85,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             marker = read_progress(options, settings.progress_topic, shard)
             handed_over = left if marker is None else marker.handed_over
             lost = handed_over - there.released - left
-            there = replace(there, released=handed_over - left, member="repair", number=there.number + 1)
+            there = replace(there, released=handed_over - left, member="repair")
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
             yield RepairedShard(shard, reason, lost, left)
@@ -96,24 +100,36 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
     finally:
         consumer.close()
     if position is None or position.topic_id != found:
-        return Position(
-            found,
-            taken_in=low,
-            lowest=low,
-            released=0 if position is None else position.released,
-            number=0 if position is None else position.number,
-        )
+        return Position(found, taken_in=low, lowest=low, released=0 if position is None else position.released)
     taken_in = min(max(position.taken_in, low), high)
     return replace(position, taken_in=taken_in, lowest=min(max(position.lowest, low), taken_in))
 
 
 def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> int:
-    """Count the messages of the log that are not released at `position`."""
+    """Count the messages of the log that are not released at `position`, and were handed over in this shard."""
+    removed = NO_IDS
+    for offset, summary, payload in _chunks(settings, options, shard, position):
+        if summary.asks and offset < position.taken_in:
+            asks = decode_chunk(payload)
+            asks = asks.filter(is_undecided(asks, settings.results_topic))
+            removed = united([removed, removed_before(offset, asks).ids] if asks.num_rows else [removed])
     count = 0
+    for offset, summary, payload in _chunks(settings, options, shard, position):
+        is_taken_in = offset < position.taken_in
+        if not (removed or summary.asks or is_taken_in):
+            count += summary.count
+            continue
+        messages = decode_chunk(payload)
+        if is_taken_in and position.below is not None:
+            messages = messages.slice(count_before(messages, position.below))
+        messages = left_of(messages, removed, settings.results_topic)
+        count += messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
+    return count
+
+
+def _chunks(
+    settings: Settings, options: Mapping[str, str], shard: int, position: Position
+) -> Iterator[tuple[int, ChunkSummary, bytes]]:
     with LogReader(settings, options, shard, position) as reader:
         while not reader.at_end:
-            for offset, summary, payload in reader.read(_POLL_S):
-                count += summary.count
-                if offset < position.taken_in and position.below is not None:
-                    count -= count_before(decode_chunk(payload), position.below)
-    return count
+            yield from reader.read(_POLL_S)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
-from sinks.release.recall import REMEMBERED_MS
+from sinks.release.recall import REMEMBERED_MS, uncounted
 from state.cancel import Undecided
+from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
 
@@ -111,7 +112,7 @@ class _Shard:
         planned = self.planned.pop(0)
         for name in ("taken_in", "lowest", "released"):
             assert getattr(planned.position, name) >= getattr(self.committed, name)
-        assert planned.position.number == self.committed.number + 1
+        assert planned.position.place != self.committed.place
         self.committed = planned.position
         for row in planned.messages.to_pylist():
             if row["output_topic"] == RESULTS:
@@ -227,3 +228,15 @@ def test_dead_letters_and_asks_are_not_taken_out() -> None:
     shard.arrive("asks", [1, 2])
     shard.settle()
     assert shard.results == {1: {"too-late"}, 2: {"too-late"}}
+
+
+def test_what_is_left_in_a_log_does_not_count_asks_of_other_shards_and_those_that_are_done() -> None:
+    first, second = _two_shards()
+    first.arrive("asks", [7, 8])
+    own = messages([{"offset": 3, "output_topic": RESULTS, "value": b'{"id": "in/0/2"}'}])
+    asks = decode_chunk(first.log[0][0])
+    assert [uncounted(table, RESULTS, taken_in=False) for table in (asks, own)] == [0, 0]
+    assert uncounted(asks, RESULTS, taken_in=True) == 2
+    first.settle()
+    assert uncounted(first.passed_on[0], RESULTS, taken_in=False) == 2
+    assert second.committed.released == 0

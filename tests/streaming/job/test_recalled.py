@@ -67,3 +67,13 @@ def test_after_a_crash_what_the_last_batch_may_not_have_stored_is_read_again(
     other = RecalledMessages(settings)
     assert read(other) == [2]
     other.close()
+
+
+def test_what_a_replay_could_not_store_is_read_again(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    write(broker, settings, 1)
+    assert read(reader) == [1]
+    reader.begin_again()
+    assert read(reader) == [1]
+    assert read(reader) == []
