@@ -12,7 +12,9 @@ import time
 
 import pytest
 
+from conf.load import load_settings
 from sinks.release.recall import RECALLED
+from streaming.release.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
@@ -138,12 +140,12 @@ def test_what_is_handed_over_is_taken_back_also_across_a_kill(
     service.start()
     chosen = random.Random(7)
     for number in range(300):
-        delay_ms = chosen.randrange(20_000, 45_000)
+        delay_ms = chosen.randrange(35_000, 55_000)
         headers = [("deliver-after", b"%dms" % delay_ms)]
         ledger.publish(application.input, b"%d" % number, headers, output=application.output, delay_ms=delay_ms)
     ledger.flush()
-    # All of them are in the ready log by then.
-    time.sleep(8)
+    settings = load_settings(None, service.overrides, environ={})
+    assert_eventually(lambda: sum(left_to_release(settings).values()) == 300, 30, "the hand-over of all")
     cancel_some(ledger, application, seed=1)
     ledger.flush()
     assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
