@@ -57,8 +57,8 @@ class UsageWatch(Watch):
         self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
         self._root = None if pid is None else psutil.Process(pid)
         self._releases = releases
-        # CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
-        self._cpu_s: dict[tuple[str, psutil.Process], float] = {}
+        # Role and CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
+        self._cpu_s: dict[psutil.Process, tuple[str, float]] = {}
         self._samples: list[Sample] = []
 
     def run(self) -> None:
@@ -101,7 +101,9 @@ class UsageWatch(Watch):
         for role, process in self._processes():
             try:
                 times = process.cpu_times()
-                self._cpu_s[role, process] = times.user + times.system
+                # A process that the list of the job's has missed once is still the job's.
+                known = self._cpu_s.get(process, (role, 0.0))[0]
+                self._cpu_s[process] = (known if role == LOAD else role), times.user + times.system
                 if with_memory and role != LOAD:
                     # The proportional set size too, because forked workers share most of their pages.
                     memory = process.memory_full_info()
@@ -110,7 +112,7 @@ class UsageWatch(Watch):
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         cpu: dict[str, float] = defaultdict(float)
-        for (role, _), used in self._cpu_s.items():
+        for role, used in self._cpu_s.values():
             cpu[role] += used
         everything = psutil.cpu_times()
         idle = everything.idle + getattr(everything, "iowait", 0.0)

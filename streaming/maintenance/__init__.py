@@ -2,7 +2,7 @@
 
 It changes only what committed batches have left. No batch waits for it, and it waits for no batch.
 
-Read `maintenance` (what is done when), then `merge`.
+Read `maintenance` (what is done when), then `merging` (the threads of merges) and `merge`.
 
 A part whose messages are all delivered is deleted, chunks and metadata. Its files are vacuumed an hour later.
 
@@ -14,8 +14,8 @@ A merge
 2. checks the counts,
 3. in one commit, which reads and writes no message, makes the new bucket live and removes the old ones.
 
-Between two slices other merges may have their turn: the one with the least to do goes first, so that a large merge does
-not keep small buckets waiting. A merge that is cut off leaves its parts behind; the next start deletes them.
+A thread goes on with the next slice of the merge that has the least left to do, so that a large merge does not keep
+small buckets waiting. A merge that is cut off leaves its parts behind; the next start deletes them.
 
 A merge takes only buckets of committed batches, and leaves out only messages below the last committed cutoff. So the
 running batch, and its replay, find in the new bucket all that they would find in the old ones. A load of the prefetch

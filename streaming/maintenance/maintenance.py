@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby
 
 from conf.failpoints import failpoint
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.merge import MergeSlice, choose
+from state.buckets.merge import choose
 from state.buckets.parts import OLD_METADATA, MergeName, chunks_of, is_old, marker_of, metadata_of
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
-from state.message_ids import count_of
-from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+from streaming.maintenance.merge import Merge
+from streaming.maintenance.merging import Merging
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _Outcome = Callable[[], None]
 class Maintenance:
     """Deletes parts that are delivered whole, merges buckets slice by slice, vacuums, and cleans the table's log.
 
-    Steps run in other threads, one at a time in each, and one at a time of each merge. Each step is short: neither a
-    batch nor another merge waits for a whole merge. Only the query's thread uses the catalog.
+    All of it runs in other threads: merges in theirs (`Merging`), the rest in one, a step at a time. Only the query's
+    thread uses the catalog.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Maintenance:
             batch_settings: how a merge cuts segments.
             token: for the merges of this process; Delta refuses those of an earlier one.
             fan_in: how many buckets a merge has.
-            threads: how many steps may run at the same time.
+            threads: how many slices of merges may run at the same time.
             cancelled: the bytes of each Delta partition of cancelled ids, by the bucket in its name.
             forgettable: returns the SQL condition for rows of cancelled ids that are of no use any more, given the
                 cutoff (epoch ms) below which everything is delivered.
@@ -81,13 +81,12 @@ class Maintenance:
         self._token = token
         self._fan_in = fan_in
         self._merges: list[Merge] = []
+        self._merging = Merging(store, batch_settings, threads, self._set_pool)
         self._finished = 0
         # Whether the catalog has buckets that no plan of merges has considered.
         self._unplanned = True
-        # The merge of each running step; None for other steps.
-        self._running: dict[Future[_Outcome], Merge | None] = {}
-        self._threads = threads
-        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="maintenance", initializer=self._set_pool)
+        self._step: Future[_Outcome] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="maintenance", initializer=self._set_pool)
         self._now = now
         self._next_delete = now()
         self._next_log = now() + _CLEAN_LOG_EVERY_S
@@ -109,22 +108,37 @@ class Maintenance:
         committed: everything due before that cutoff is delivered for good. The batch that begins may be replayed, and
         must then find all that it reads now. Raises the error of a step that failed, which fails this batch.
         """
-        for step in [step for step in self._running if step.done()]:
-            del self._running[step]
-            step.result()()
+        if self._step is not None and self._step.done():
+            ended, self._step = self._step, None
+            ended.result()()
+        for merge in self._merging.take_finished():
+            self._adopt(merge)
+        for merge in self._merging.take_sliced():
+            merge.check(delivered_before_ms)
+            self._finished += 1
+            self._catalog.announce(merge.replaced, merge.merged)
+            self._merging.finish(merge, self._finished)
         if self._unplanned:
             self._plan_merges(last_bucket)
-        while len(self._running) < self._threads and self._start_step(last_bucket, delivered_before_ms):
-            pass
+        self._merging.go_on(last_bucket, delivered_before_ms)
+        if self._step is None and (step := self._due_step(last_bucket, delivered_before_ms)):
+            self._step = self._worker.submit(step)
 
     @property
     def busy(self) -> bool:
-        """Whether a step is running, or has ended and is not taken over yet."""
-        return bool(self._running)
+        """Whether something is running, or has ended and is not taken over yet."""
+        return self._step is not None or self._merging.busy
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what is running has ended, at the longest for `timeout_s` seconds."""
+        if self._step is not None:
+            wait([self._step], timeout_s)
+        self._merging.wait(timeout_s)
 
     def close(self) -> None:
         """Let the running steps end, and start no more."""
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._merging.close()
 
     def _set_pool(self) -> None:
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
@@ -134,40 +148,22 @@ class Maintenance:
             last_ms = max(self._parts.get(segment.part, 0), segment.max_deliver_at_ms)
             self._parts[segment.part] = last_ms
 
-    def _start_step(self, last_bucket: int, delivered_before_ms: int) -> bool:
-        """Start the step that is due next; return whether there was one."""
+    def _due_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], _Outcome] | None:
+        """Return the step that is due next, other than of a merge, if there is one."""
         now = self._now()
-        # Vacuum and cleaning go by time, and before the merges: files must go even if merges never end. One at a time.
-        if None not in self._running.values():
-            if self._leftovers.due(now):
-                self._leftovers.vacuumed(now)
-                return self._start(self._vacuum)
-            if now >= self._next_delete and (delivered := self._delivered(delivered_before_ms)):
-                self._next_delete = now + _DELETE_EVERY_S
-                return self._start(lambda: self._clean(delivered))
-            if now >= self._next_log:
-                self._next_log = now + _CLEAN_LOG_EVERY_S
-                return self._start(self._clean_log)
-            committed = {number: size for number, size in self._cancelled.items() if number <= last_bucket}
-            if joined := choose(committed, self._fan_in):
-                return self._start(lambda: self._join_cancelled(joined, delivered_before_ms))
-        idle = [merge for merge in self._merges if merge not in self._running.values()]
-        if not idle:
-            return False
-        # The one with the least to do: small merges keep the number of buckets low, and large ones can wait.
-        merge = min(idle, key=lambda merge: merge.left)
-        within = merge.next_slice(delivered_before_ms)
-        if within is not None:
-            return self._start(lambda: self._slice(merge, within, last_bucket), merge)
-        merge.check(delivered_before_ms)
-        self._finished += 1
-        number = self._finished
-        self._catalog.announce(merge.replaced, merge.merged)
-        return self._start(lambda: self._finish(merge, number), merge)
-
-    def _start(self, step: Callable[[], _Outcome], merge: Merge | None = None) -> bool:
-        self._running[self._workers.submit(step)] = merge
-        return True
+        if self._leftovers.due(now):
+            self._leftovers.vacuumed(now)
+            return self._vacuum
+        if now >= self._next_delete and (delivered := self._delivered(delivered_before_ms)):
+            self._next_delete = now + _DELETE_EVERY_S
+            return lambda: self._clean(delivered)
+        if now >= self._next_log:
+            self._next_log = now + _CLEAN_LOG_EVERY_S
+            return self._clean_log
+        committed = {number: size for number, size in self._cancelled.items() if number <= last_bucket}
+        if joined := choose(committed, self._fan_in):
+            return lambda: self._join_cancelled(joined, delivered_before_ms)
+        return None
 
     def _vacuum(self) -> _Outcome:
         self._store.vacuum()
@@ -228,31 +224,19 @@ class Maintenance:
 
     def _begin(self, numbers: list[int], buckets: dict[int, list[Segment]]) -> None:
         name = MergeName(min(numbers), max(numbers), self._token)
-        self._merges.append(Merge(name, {number: buckets[number] for number in numbers}))
+        merge = Merge(name, {number: buckets[number] for number in numbers})
+        self._merges.append(merge)
+        self._merging.begin(merge)
 
-    def _slice(self, merge: Merge, within: MergeSlice, last_bucket: int) -> _Outcome:
-        # Only what is committed for good: a replay must find the messages that its batch cancels.
-        cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
-        segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
-
-        def add() -> None:
-            merge.add(segments, within, count_of(cancelled))
-            self._add_parts(segments)
-
-        return add
-
-    def _finish(self, merge: Merge, number: int) -> _Outcome:
-        finish_merge(self._store, merge, number)
-
-        def adopt() -> None:
-            self._merges.remove(merge)
-            for segment in merge.replaced:
-                self._parts.pop(segment.part, None)
-            self._catalog.replace(merge.buckets, merge.merged)
-            self._unplanned = True
-            self._leftovers.left(self._now())
-
-        return adopt
+    def _adopt(self, merge: Merge) -> None:
+        """Take over a finished merge."""
+        self._merges.remove(merge)
+        for segment in merge.replaced:
+            self._parts.pop(segment.part, None)
+        self._add_parts(merge.merged)
+        self._catalog.replace(merge.buckets, merge.merged)
+        self._unplanned = True
+        self._leftovers.left(self._now())
 
 
 def _stretches(buckets: Iterable[int], merging: set[int]) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import psutil
+import pytest
 
 from benchmarks.usage import Memory, Sample, UsageWatch, usage_of
 from benchmarks.waiting import wait_until
@@ -57,6 +58,20 @@ def test_processes_of_the_benchmark_count_as_load_except_the_job_its_releases_an
     assert all(0.5 < last[role] < most for role, most in at_most_s.items())
     assert last["load"] > own_s + 0.5
     assert last["release"] > 0
+
+
+def test_a_process_of_the_job_that_is_missed_once_does_not_count_as_load_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with busy_process() as job, busy_process() as broker, UsageWatch(None, broker.pid) as watch:
+        wait_until(lambda: cpu_s(job) > 0.5, 60, "half a second of CPU", lambda: None)
+        watch._root = job
+        wait_until(lambda: "driver" in watch.samples[-1].cpu_s, 60, "a sample", lambda: None)
+        count, load_s = len(watch.samples), watch.samples[-1].cpu_s["load"]
+        monkeypatch.setattr("benchmarks.usage.job_processes", lambda _: [])
+        wait_until(lambda: cpu_s(job) > 2.5, 60, "two more seconds of CPU", lambda: None)
+        wait_until(lambda: len(watch.samples) > count + 2, 60, "two samples", lambda: None)
+        last = watch.samples[-1].cpu_s
+        assert last["driver"] > 2
+        assert last["load"] < load_s + 1.5
 
 
 @contextmanager

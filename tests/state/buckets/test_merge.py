@@ -29,9 +29,15 @@ DAY_MS = 24 * 3_600_000
 
 # How a merge is divided
 
+# A fifth of the real one, so that a few thousand segments make many slices.
 SLICE_MESSAGES = 200_000
 SLICE_BYTES = 128 * 1024 * 1024
 SEGMENT_MESSAGES = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _smaller_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", SLICE_MESSAGES)
 
 
 def in_segments(dues: list[int], bucket: int, times: int, message_bytes: int = 100) -> list[Segment]:

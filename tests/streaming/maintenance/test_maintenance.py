@@ -14,6 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+import state.buckets.merge
+import streaming.maintenance.merging
+from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName, abandoned
@@ -21,7 +24,7 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from streaming.maintenance.maintenance import Maintenance
 from streaming.maintenance.merge import Merge, merge_slice
-from tests.eventually import assert_eventually
+from streaming.maintenance.merging import Merging
 from tests.messages import messages, some_batch_settings
 
 _HOUR_MS = 3_600_000
@@ -110,7 +113,7 @@ def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -
         maintenance.before_batch(last_bucket, cutoff_ms)
         if not maintenance.busy:
             return
-        assert_eventually(lambda: all(step.done() for step in maintenance._running), 60, "the maintenance")
+        maintenance.wait(60)
     raise AssertionError("maintenance never ends")
 
 
@@ -177,6 +180,71 @@ def test_buckets_sealed_since_the_last_committed_batch_are_not_merged_yet(table:
     assert len(catalog.buckets) == 1
 
 
+def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 2)
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    for number in range(FAN_IN):
+        segments = seal(table, number, [table.now_ms + at * _HOUR_MS for at in range(1, 4)])
+        catalog.add(segments)
+        maintenance.sealed(segments)
+    before = table.store.version()
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.wait(60)
+    # One for each due time.
+    assert table.store.version() - before == 3
+    # The next two batches finish it, and take it over.
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.wait(60)
+    assert len(catalog.buckets) == FAN_IN
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.close()
+    assert [len(catalog.buckets), sum(segment.count for segment in catalog.overlapping(0, 2**62))] == [1, 3 * FAN_IN]
+
+
+def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 20)
+    large, small = [
+        Merge(MergeName(first, first + 1, 1), {
+            number: seal(table, number, [table.now_ms + at for at in range(count)]) for number in (first, first + 1)
+        })
+        for first, count in ((0, 30), (2, 5))
+    ]  # fmt: skip
+    merging = Merging(table.store, BATCH_SETTINGS, 1, lambda: None)
+    merging.begin(large)
+    merging.begin(small)
+    merging.go_on(3, 0)
+    merging.wait(60)
+    assert merging.take_sliced() == [small, large]
+    # Finishing one goes before all slices.
+    merging.begin(large)
+    merging.finish(small, 1)
+    merging.go_on(3, 0)
+    merging.wait(60)
+    assert merging.take_finished() == [small]
+    merging.close()
+
+
+def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise BucketUnreadable("a chunk is lost")
+
+    monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", broken)
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    for number in range(FAN_IN):
+        segments = seal(table, number, [table.now_ms + _HOUR_MS])
+        catalog.add(segments)
+        maintenance.sealed(segments)
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.wait(60)
+    with pytest.raises(BucketUnreadable, match="a chunk is lost"):
+        maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.close()
+
+
 def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
@@ -237,8 +305,7 @@ def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None
     )
     for store.minute in range(24 * 60):
         maintenance.before_batch(0, store.minute * 60_000)
-        for step in maintenance._running:
-            step.result(10)
+        maintenance.wait(10)
     maintenance.close()
     vacuums = [minute for call, minute in store.calls if call == "vacuum"]
     deletes = [minute for call, minute in store.calls if call == "delete"]

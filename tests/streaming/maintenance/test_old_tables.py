@@ -14,7 +14,6 @@ from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_r
 from state.message import decode_chunk
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.maintenance import Maintenance
-from tests.eventually import assert_eventually
 from tests.messages import messages, some_batch_settings
 from tests.streaming.sealed import seal_messages
 
@@ -67,7 +66,7 @@ def maintained(store: BucketTable, catalog: SegmentCatalog, last_bucket: int, cu
         maintenance.before_batch(last_bucket, cutoff_ms)
         if not maintenance.busy:
             break
-        assert_eventually(lambda: all(step.done() for step in maintenance._running), 60, "the maintenance")
+        maintenance.wait(60)
     maintenance.close()
 
 

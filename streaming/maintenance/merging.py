@@ -1,0 +1,134 @@
+"""The threads that merge: one slice after the other, of the merge with the least left to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from sinks.bucket_table import BucketTable
+from state.buckets.merge import MergeSlice
+from state.checkpoint.batch_settings import BatchSettings
+from state.message_ids import count_of
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+
+
+class Merging:
+    """Merges that are under way, and the threads that work on them.
+
+    A thread goes on from slice to slice without the query's thread, which only begins merges and has them finished:
+    its batches take seconds under load, and a slice a batch is far less than a thread can merge. Small merges go first,
+    since they keep the number of buckets low, and large ones can wait.
+    """
+
+    def __init__(
+        self, store: BucketTable, batch_settings: BatchSettings, threads: int, initializer: Callable[[], None]
+    ) -> None:
+        """`initializer` is called in each of the `threads` threads when it starts."""
+        self._store = store
+        self._batch_settings = batch_settings
+        self._threads = threads
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="merging", initializer=initializer)
+        self._working: set[Future[None]] = set()
+        # Guards all below.
+        self._lock = threading.Lock()
+        # Of the last committed batch.
+        self._last_bucket, self._delivered_before_ms = 0, 0
+        # With slices left, and none of them being merged.
+        self._open: list[Merge] = []
+        # With all slices merged.
+        self._sliced: list[Merge] = []
+        self._to_finish: list[tuple[Merge, int]] = []
+        self._finished: list[Merge] = []
+        self._closed = False
+
+    def begin(self, merge: Merge) -> None:
+        """Add a merge."""
+        with self._lock:
+            self._open.append(merge)
+
+    def take_sliced(self) -> list[Merge]:
+        """Return the merges whose slices are all done since the last call. Each is to be given to `finish`."""
+        with self._lock:
+            sliced, self._sliced = self._sliced, []
+        return sliced
+
+    def finish(self, merge: Merge, number: int) -> None:
+        """Have a merge finished as number `number`, before any other slice."""
+        with self._lock:
+            self._to_finish.append((merge, number))
+
+    def take_finished(self) -> list[Merge]:
+        """Return the merges that are finished since the last call.
+
+        Raises the error of a step that failed, whose thread has ended.
+        """
+        for ended in [future for future in self._working if future.done()]:
+            self._working.remove(ended)
+            ended.result()
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def go_on(self, last_bucket: int, delivered_before_ms: int) -> None:
+        """Let the threads work on what there is.
+
+        `last_bucket` and `delivered_before_ms` are the bucket number and the cutoff of the last committed batch: slices
+        leave out what is cancelled up to that bucket, and what is due before that cutoff.
+        """
+        with self._lock:
+            self._last_bucket, self._delivered_before_ms = last_bucket, delivered_before_ms
+            work = len(self._open) + len(self._to_finish)
+        idle = self._threads - sum(not future.done() for future in self._working)
+        for _ in range(min(work, idle)):
+            self._working.add(self._workers.submit(self._work))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works, or has ended and is not taken over yet."""
+        with self._lock:
+            return bool(self._working or self._sliced or self._to_finish or self._finished)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the threads find nothing more to do."""
+        wait(self._working, timeout_s)
+
+    def close(self) -> None:
+        """Let the running steps end, and start no more."""
+        with self._lock:
+            self._closed = True
+        self._workers.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self) -> None:
+        while step := self._next():
+            step()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._closed:
+                return None
+            if self._to_finish:
+                merge, number = self._to_finish.pop(0)
+                return lambda: self._finish(merge, number)
+            while self._open:
+                merge = min(self._open, key=lambda merge: merge.left)
+                self._open.remove(merge)
+                within = merge.next_slice(self._delivered_before_ms)
+                if within is not None:
+                    last_bucket = self._last_bucket
+                    return lambda: self._slice(merge, within, last_bucket)
+                self._sliced.append(merge)
+        return None
+
+    def _slice(self, merge: Merge, within: MergeSlice, last_bucket: int) -> None:
+        # Only what is committed for good: a replay must find the messages that its batch cancels.
+        cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
+        segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
+        with self._lock:
+            merge.add(segments, within, count_of(cancelled))
+            self._open.append(merge)
+
+    def _finish(self, merge: Merge, number: int) -> None:
+        finish_merge(self._store, merge, number)
+        with self._lock:
+            self._finished.append(merge)
