@@ -5,8 +5,9 @@
 # Tests, from the fastest:
 # make check              lint, format, types, direction of imports: seconds
 # make unit               what needs neither a broker nor Spark: below a minute
-# make test               the checks and every test but the soak tests
+# make test               the checks, and each kind of test: what has to pass before anything lands
 # make test ARGS=...      only these, with pytest's own arguments: ARGS="tests/system/test_clock.py -k hour"
+# make test-all           the checks and every test but the soak tests
 # make soak               what needs longer, and three hours of `benchmarks endurance`
 # make coverage           every test but the soak tests, under coverage.py: a table, and htmlcov/
 
@@ -21,8 +22,10 @@ STAMP := $(VENV)/.set-up
 WORKERS ?= 3
 # In the order in which tests/collection.py puts them: the longest first, one at a time.
 PARALLEL := --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# The job gives way by this much (`streaming/job/service.py`). Tests beside it must not have ten times its share of a core.
+NICE := nice -n 10
 
-.PHONY: setup demo check unit test soak coverage bench clean
+.PHONY: setup demo check unit test test-all soak coverage bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -51,8 +54,11 @@ test: $(STAMP)
 	$(BIN)/pytest $(ARGS)
 else
 test: check
-	$(BIN)/pytest $(PARALLEL) -m "not soak"
+	$(NICE) $(BIN)/pytest $(PARALLEL) -m "not soak and not thorough"
 endif
+
+test-all: check
+	$(NICE) $(BIN)/pytest $(PARALLEL) -m "not soak"
 
 soak: $(STAMP)
 	$(BIN)/pytest -m soak $(ARGS)
@@ -60,7 +66,7 @@ soak: $(STAMP)
 
 coverage: $(STAMP)
 	rm -rf .coverage && mkdir .coverage
-	$(BIN)/coverage run -m pytest $(PARALLEL) -m "not soak" $(ARGS)
+	$(NICE) $(BIN)/coverage run -m pytest $(PARALLEL) -m "not soak" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report

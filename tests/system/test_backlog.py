@@ -43,6 +43,7 @@ def test_a_large_backlog_is_delivered_completely(
     assert (seen == 1).all(), f"{(seen == 0).sum()} lost, {(seen > 1).sum()} doubled"
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(110)
 @pytest.mark.parametrize(
     ("count", "heap"), [(700, "640m"), pytest.param(3_000, "1g", marks=pytest.mark.soak)], ids=["700", "3000"]
@@ -94,6 +95,7 @@ def _count_by_id(application: Application, count: int, timeout_s: float, value: 
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(70)
 def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_configured_rate(
     application: Application, make_service: MakeService

@@ -28,6 +28,7 @@ def commits(storage: Path) -> int:
     return len(list((storage / "buckets/_delta_log").glob("*.json")))
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_restoring_a_table_that_was_copied_while_the_job_ran_loses_and_duplicates_nothing(
     application: Application, make_service: MakeService

@@ -159,6 +159,7 @@ def test_what_is_handed_over_is_taken_back_also_across_a_kill(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     application: Application, make_service: MakeService

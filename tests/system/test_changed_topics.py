@@ -17,6 +17,7 @@ from tests.system.service import Service
 _FLOOD = 6_000
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(100)
 def test_added_partitions_are_used_expired_records_and_a_deleted_output_topic_are_named_and_nothing_else_is_lost(
     application: Application, make_service: MakeService

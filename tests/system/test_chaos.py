@@ -26,6 +26,7 @@ def stand(java: str) -> Iterator[Stand]:
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(150)
 def test_no_kind_of_fault_breaks_the_contract(stand: Stand) -> None:
     assert _faults_in_a_campaign(stand, _SEED, _SECONDS / 60) == _KINDS

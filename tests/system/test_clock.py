@@ -62,6 +62,7 @@ def test_the_job_waits_for_a_clock_set_back_by_seconds_and_no_message_is_early_l
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(70)
 def test_a_clock_set_back_by_an_hour_ends_the_job_and_one_set_forward_by_a_day_delivers_messages_due_by_then(
     application: Application, job: tuple[Service, Ledger], clock: HostClock

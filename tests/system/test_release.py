@@ -139,6 +139,7 @@ def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_killed_one(
     application: Application, make_service: MakeService
@@ -166,6 +167,7 @@ def _handed_over(application: Application) -> int:
     return sum(marker.handed_over for marker in markers if marker is not None)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 def test_a_release_process_that_is_killed_again_and_again_is_started_again(
     application: Application, make_service: MakeService, start_release: StartRelease
@@ -189,6 +191,7 @@ def test_a_release_process_that_is_killed_again_and_again_is_started_again(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 def test_a_ready_log_that_was_lost_stops_the_job_by_name_until_it_is_repaired(
     application: Application, make_service: MakeService

@@ -50,6 +50,7 @@ def _fill(service: Service, ledger: Ledger, application: Application, disk: Smal
     disk.free()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(110)
 def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicated_or_early(
     application: Application, make_service: MakeService, make_disk: MakeDisk, clock: HostClock

@@ -76,6 +76,7 @@ def test_a_lost_checkpoint_is_rebuilt_and_no_message_is_lost_or_duplicated(
     finish(service, ledger, application, seed=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(120)
 def test_a_driver_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_again(
     application: Application, make_service: MakeService
@@ -85,6 +86,7 @@ def test_a_driver_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_agai
     rebuild_while_paused(first, "run", ledger=ledger, application=application)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(150)
 def test_a_rescale_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_again(
     application: Application, make_service: MakeService
