@@ -99,6 +99,13 @@ def _servers(text: str) -> str:
     return ",".join(servers)
 
 
+def _listening(text: str) -> str:
+    match = _SERVER.fullmatch(text)
+    if text and (match is None or int(match[1]) > 65_535):
+        raise ValueError('host:port with a port from 0 (any free one) to 65535, or ""')
+    return text
+
+
 def read_list(value: Any) -> Any:
     """Parse a list written as one text, in the environment or after `--set`: `["a", "b"]` or `a,b`."""
     if not isinstance(value, str):
@@ -121,6 +128,8 @@ TopicPattern = Annotated[
     str, _matching(r"[a-zA-Z0-9._\-*?\[\]!]{1,249}", "a topic name, or a shell pattern such as 'orders-*'")
 ]
 HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")]
+# Where a process listens; "" is nowhere.
+ListenAddress = Annotated[str, AfterValidator(_listening)]
 ServerList = Annotated[str, AfterValidator(_servers)]
 FilePath = Annotated[str, _matching(r"|.*\S.*", "the path of a file, or empty")]
 # Whoever prints a path would print the credentials in it.

@@ -23,6 +23,7 @@ from conf.setting_types import (
     Count,
     FilePath,
     HeaderName,
+    ListenAddress,
     OptionTable,
     Section,
     ServerList,
@@ -145,6 +146,13 @@ class ReleaseSettings(Section):
     max_bytes: Annotated[int, Bounded(16 * 1024 * 1024, MOST)] = 256 * 1024 * 1024
     # A broker refuses more than its transaction.max.timeout.ms, 15 minutes by default.
     transaction_timeout: Annotated[int, duration(SECOND, 15 * MINUTE)] = MINUTE
+
+
+class MonitorSettings(Section):
+    """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`."""
+
+    job: ListenAddress = ""
+    release: ListenAddress = ""
 
 
 class LeaseSettings(Section):
@@ -295,6 +303,7 @@ class Settings(BaseSettings):
     window: WindowSettings = WindowSettings()
     release: ReleaseSettings = ReleaseSettings()
     lease: LeaseSettings = LeaseSettings()
+    monitor: MonitorSettings = MonitorSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
     policies: PolicySettings = PolicySettings()

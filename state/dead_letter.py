@@ -43,6 +43,11 @@ def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
     ]
 
 
+def error_code(headers: Sequence[tuple[str, bytes | None]]) -> str:
+    """Return the code of the error in the headers of a dead letter, which end with those of the service."""
+    return (headers[1 - SERVICE_HEADERS][1] or b"").decode(errors="replace")
+
+
 def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers, Verdict] | None:
     """Return the record's own headers and its verdict, or None if the service did not write the last headers."""
     own, service = list(headers[:-SERVICE_HEADERS]), headers[-SERVICE_HEADERS:]

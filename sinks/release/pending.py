@@ -148,6 +148,13 @@ class Pending:
         return int(self._encoded_bytes + self._open_bytes + self._current.nbytes)
 
     @property
+    def messages(self) -> int:
+        """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
+        encoded = sum(chunk.summary.count for chunks in (self._incoming, self._waiting) for chunk in chunks)
+        count: int = encoded + sum(each.messages.num_rows for each in self._open) + self._current.num_rows
+        return count
+
+    @property
     def next_due_ms(self) -> int | None:
         """When there is something to plan, epoch ms: 0 for "now", None for "nothing is pending"."""
         return 0 if self._incoming else self._next_ms()

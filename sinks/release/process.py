@@ -20,6 +20,7 @@ from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
+from sinks.release.counts import ReleaseCounts
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.topics.topics import check_topics
 
@@ -46,7 +47,10 @@ def group_id(settings: Settings) -> str:
 
 
 class ReleaseProcess:
-    """Releases the shards that the group gives to this process."""
+    """Releases the shards that the group gives to this process.
+
+    `assigned` are the numbers of these shards, `shards` those that are open, `counts` what was released.
+    """
 
     def __init__(self, settings: Settings, member: str) -> None:
         """`member` is the process's name in the group: of two with one name, the later one fences the other.
@@ -56,13 +60,15 @@ class ReleaseProcess:
         check_topics(settings)
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
         self._ready_topic = settings.ready_topic
-        self._context = ReleaseContext(settings, member)
-        self._shards: dict[int, ShardRelease] = {}
+        self.counts = ReleaseCounts(settings.results_topic)
+        self._context = ReleaseContext(settings, member, self.counts)
+        self.shards: dict[int, ShardRelease] = {}
         # When a shard that was taken by another process may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}
-        self._assigned: set[int] = set()
+        self.assigned: set[int] = set()
         self._deleted: dict[int, int] = {}
-        self._deleted_s = time.monotonic()
+        # By the monotonic clock, when the process last went on.
+        self.polled_s = self._deleted_s = time.monotonic()
         self._member = member
         self._group_id = group_id(settings)
         self._group = Consumer(
@@ -96,18 +102,19 @@ class ReleaseProcess:
         on_started()
         try:
             while not should_end(self):
+                self.polled_s = time.monotonic()
                 self._poll_group()
                 self._open_assigned()
                 self._end_taken()
                 self._delete_released()
         finally:
-            self._close(list(self._shards))
+            self._close(list(self.shards))
             self._group.close()
 
     @property
     def drained(self) -> bool:
         """Whether all shards of this process are open, and nothing that they have read is pending."""
-        return self._shards.keys() == self._assigned and all(shard.drained for shard in self._shards.values())
+        return self.shards.keys() == self.assigned and all(shard.drained for shard in self.shards.values())
 
     def _poll_group(self) -> None:
         message = self._group.poll(_POLL_S)
@@ -126,36 +133,36 @@ class ReleaseProcess:
     def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         group.incremental_assign(partitions)
         group.pause(partitions)
-        self._assigned |= {partition.partition for partition in partitions}
-        log.info("shards %s are given to %s", sorted(self._assigned), self._member)
+        self.assigned |= {partition.partition for partition in partitions}
+        log.info("shards %s are given to %s", sorted(self.assigned), self._member)
         failpoint("shards-assigned")
 
     def _on_revoke(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
-        self._assigned -= gone
-        self._close([number for number in self._shards if number in gone])
+        self.assigned -= gone
+        self._close([number for number in self.shards if number in gone])
         log.info("shards %s are taken from %s", sorted(gone), self._member)
         failpoint("shards-revoked")
         group.incremental_unassign(partitions)
 
     def _open_assigned(self) -> None:
-        new = [number for number in sorted(self._assigned - self._shards.keys()) if self._may_take(number)]
+        new = [number for number in sorted(self.assigned - self.shards.keys()) if self._may_take(number)]
         for number in new:
-            self._shards[number] = ShardRelease(self._context, number)
+            self.shards[number] = ShardRelease(self._context, number)
         if new:
-            for shard in self._shards.values():
-                shard.share_memory(len(self._shards))
+            for shard in self.shards.values():
+                shard.share_memory(len(self.shards))
         for number in new:
-            self._shards[number].start()
+            self.shards[number].start()
 
     def _may_take(self, number: int) -> bool:
         return time.monotonic() >= self._retake_s.get(number, 0.0)
 
     def _end_taken(self) -> None:
         """Forget the shards that have ended. Raises the error of one."""
-        for number, shard in list(self._shards.items()):
+        for number, shard in list(self.shards.items()):
             if shard.ended.is_set():
-                del self._shards[number]
+                del self.shards[number]
                 if shard.error is not None:
                     raise shard.error
                 self._retake_s[number] = time.monotonic() + _RETAKE_S
@@ -163,16 +170,16 @@ class ReleaseProcess:
     def _close(self, numbers: list[int]) -> None:
         """Stop shards, and wait until what they have written is aborted or committed."""
         for number in numbers:
-            self._shards[number].stop()
+            self.shards[number].stop()
         for number in numbers:
-            self._shards.pop(number).join()
+            self.shards.pop(number).join()
 
     def _delete_released(self) -> None:
         """Delete what is released from the ready log, now and then."""
         if time.monotonic() - self._deleted_s < _DELETE_EVERY_S:
             return
         self._deleted_s = time.monotonic()
-        ends = {number: shard.position.lowest for number, shard in self._shards.items() if shard.position is not None}
+        ends = {number: shard.position.lowest for number, shard in self.shards.items() if shard.position is not None}
         ends = {number: end for number, end in ends.items() if end > self._deleted.get(number, 0)}
         partitions = [TopicPartition(self._ready_topic, number, end) for number, end in ends.items()]
         if not partitions:

@@ -13,11 +13,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from conf.failpoints import failpoint
@@ -25,7 +26,6 @@ from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.release.known_topics import Topics
-from sinks.release.lateness import LatenessWindow
 from sinks.release.pending import Planned
 from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
 from sinks.release.wall_clock import now_ms
@@ -39,6 +39,11 @@ _POLL_S = 0.05
 _PIECE_S = 0.1
 
 
+# Takes the messages of a transaction, the reasons of those that became dead letters by message id, and when its commit
+# was acknowledged (epoch ms).
+OnReleased = Callable[[pa.Table, Mapping[bytes, str], int], None]
+
+
 class ClockSetBack(Exception):
     """The clock of this host was set back while a transaction was open that is due much later now."""
 
@@ -47,14 +52,21 @@ class Ring:
     """The producers of one shard, in turn. A context manager. After an error it must be replaced by a new one."""
 
     def __init__(
-        self, settings: Settings, options: Mapping[str, str], shard: int, topics: Topics, lateness: LatenessWindow
+        self,
+        settings: Settings,
+        options: Mapping[str, str],
+        shard: int,
+        topics: Topics,
+        on_released: OnReleased = lambda *_: None,
     ) -> None:
         """Fence the rings before, end their open transactions, and read the shard's position.
+
+        `on_released` is called, in the thread that ends transactions, after each that has messages.
 
         Raises KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
         """
         self._shard = shard
-        self._lateness = lateness
+        self._on_released = on_released
         self._longest_wait_ms = settings.release.transaction_timeout // 2
         timeout_s = max(settings.release.transaction_timeout / 1000, OPEN_TIMEOUT_S)
         self._writers = [
@@ -167,7 +179,7 @@ class Ring:
         writer.commit()
         failpoint("transaction-ended")
         if planned.messages.num_rows:
-            self._lateness.add(planned.messages.column("deliver_at_ms"), now_ms())
+            self._on_released(planned.messages, writer.replaced, now_ms())
         with self._changed:
             self._filled.popleft()
             self.committed = planned.position

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, RecordRefused
@@ -20,6 +22,7 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
+from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
+_COUNT_EVERY_S = 1.0
 # Of the memory that a shard may use: transactions that are not committed yet have this share, chunks the rest.
 _SHARE_OF_TRANSACTIONS = 0.25
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
@@ -50,13 +54,22 @@ class ReleaseContext:
 
     settings: Settings
     member: str
+    counts: ReleaseCounts = field(default_factory=ReleaseCounts)
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What is handed over and not released: about how many messages, and when the first is due (epoch ms), if any."""
+
+    messages: int = 0
+    next_due_ms: int | None = None
 
 
 class ShardRelease:
     """Releases one shard, until it is stopped or another process takes the shard.
 
     `ended` is set when it has stopped; `error` is then its error, or None. `position` is the newest that is known to be
-    committed. `drained` says whether nothing is pending of what was read.
+    committed. `drained` says whether nothing is pending of what was read, `backlog` how much there was a second ago.
     """
 
     def __init__(self, context: ReleaseContext, shard: int) -> None:
@@ -65,6 +78,8 @@ class ShardRelease:
         self.error: BaseException | None = None
         self.position: Position | None = None
         self.drained = False
+        self.backlog = Backlog()
+        self._counted_s = 0.0
         self._context = context
         self._settings = context.settings
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
@@ -146,6 +161,7 @@ class ShardRelease:
                     self._settle(topics)
                     next_ms = pending.next_due_ms
                     self.drained = next_ms is None and not self._in_flight
+                    self._count(pending)
                     early_ms = _POLL_S * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
                     self._take(reader, pending, min(max(early_ms, 0) / 1000, _POLL_S))
                     planned = self._plan(reader, pending)
@@ -159,7 +175,7 @@ class ShardRelease:
         retry = retry or self._retry()
         while True:
             try:
-                return Ring(self._settings, self._options, self.shard, topics, self._lateness)
+                return Ring(self._settings, self._options, self.shard, topics, self._released)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
 
@@ -319,6 +335,18 @@ class ShardRelease:
             topics.refuse(refusal.topic, identity, refusal.error)
             return None
         return FaultSearch(refusal.suspects)
+
+    def _count(self, pending: Pending) -> None:
+        """Count the backlog anew, once a second."""
+        if time.monotonic() - self._counted_s >= _COUNT_EVERY_S:
+            self._counted_s = time.monotonic()
+            in_flight = sum(planned.messages.num_rows for planned in self._in_flight)
+            due_ms = self._in_flight[0].last_due_ms if self._in_flight else pending.next_due_ms or None
+            self.backlog = Backlog(pending.messages + in_flight, due_ms)
+
+    def _released(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
+        self._lateness.add(messages.column("deliver_at_ms"), released_ms)
+        self._context.counts.add(messages, replaced, released_ms)
 
     def _signed(self, position: Position) -> Position:
         clock_ms = now_ms()

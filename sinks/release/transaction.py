@@ -30,7 +30,7 @@ from sinks.release.recall import next_shards
 from sinks.release.record_check import RecordCheck, batch_bytes
 from sinks.release.records import ANY_PARTITION, NO_TIMESTAMP, Record, record_bytes, record_id, records
 from sinks.release.reports import DeliveryReports, Refused
-from state.dead_letter import Headers
+from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
 from state.order import in_order
 
@@ -92,6 +92,8 @@ class TransactionWriter:
         self._reports = DeliveryReports()
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
         self._unflushed: dict[tuple[str, int], int] = {}
+        # The messages of the transaction whose records became dead letters: the reason of each, by message id.
+        self.replaced: dict[bytes, str] = {}
         self.is_open = False
         self._producer = Producer(
             {
@@ -129,6 +131,7 @@ class TransactionWriter:
         topics = self._topics.of(planned)
         self._producer.begin_transaction()
         self.is_open = True
+        self.replaced = {}
         try:
             if search is None:
                 self._fill_whole(planned, check, topics)
@@ -176,14 +179,21 @@ class TransactionWriter:
 
     def _checked(self, planned: Planned, check: RecordCheck) -> Iterable[Record]:
         for part in planned.messages.to_batches():
-            yield from map(check.admitted, records(part), part.column("timestamp_ms").to_pylist())
+            for record, timestamp_ms in zip(records(part), part.column("timestamp_ms").to_pylist(), strict=True):
+                yield self._admitted(check, record, timestamp_ms)
+
+    def _admitted(self, check: RecordCheck, record: Record, timestamp_ms: int) -> Record:
+        admitted = check.admitted(record, timestamp_ms)
+        if admitted.topic != record.topic:
+            self.replaced[record_id(admitted)] = error_code(admitted.headers)
+        return admitted
 
     def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
         for part in planned.messages.to_batches():
             made, written = records(part), 0
             for row in check.apart(part, planned.largest_bytes):
                 self._produce(islice(made, row - written))
-                record = check.admitted(next(made), part.column("timestamp_ms")[row].as_py())
+                record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py())
                 self._make_room(record, check, topics)
                 self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
                 written = row + 1

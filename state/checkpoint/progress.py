@@ -60,6 +60,11 @@ class BatchSpan:
         return stored | {"starts": starts}
 
     @property
+    def read_by_topic(self) -> dict[str, int]:
+        """How many records the batch reads of each input topic."""
+        return {topic: sum(read.values()) for topic, read in _difference(self.ends, self.starts).items()}
+
+    @property
     def read_partitions(self) -> int:
         """The number of input partitions that the batch reads records of."""
         return sum(map(len, _difference(self.ends, self.starts).values()))

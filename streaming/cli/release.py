@@ -34,6 +34,7 @@ def release(
     from conf.kafka.clients import check_clients
     from conf.logs import configure_logging
     from sinks.release.process import ReleaseProcess
+    from streaming.monitor.release_metrics import monitored
 
     configure_logging(log_level)
     settings = settings_of(config, overrides)
@@ -51,4 +52,6 @@ def release(
         return True
 
     member = utf8("--name", name) or socket.gethostname()
-    ReleaseProcess(settings, member).run(is_stopped, on_started=lambda: typer.echo("running"))
+    process = ReleaseProcess(settings, member)
+    with monitored(process, settings):
+        process.run(is_stopped, on_started=lambda: typer.echo("running"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
@@ -36,6 +37,7 @@ from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.maintenance.maintenance import Maintenance
+from streaming.monitor.job_metrics import JobCounts
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,10 @@ _REPORT, _STORED = (from_arrow_schema(schema) for schema in (REPORT_SCHEMA, STOR
 class BatchRunner:
     """Runs batches one after the other, in the query's thread."""
 
-    def __init__(self, state: Recovered, settings: Settings, lease: HeldLease) -> None:
+    def __init__(self, state: Recovered, settings: Settings, lease: HeldLease, counts: JobCounts) -> None:
         self._lease = lease
+        self._counts = counts
+        self._catalog = state.catalog
         self._checkpoint = state.checkpoint
         self._settings_history = state.settings_history
         self._store = state.store
@@ -118,7 +122,8 @@ class BatchRunner:
         shard_output = shard_output.persist()
         try:
             # 4. Run the state stage. The chunks stay in Spark's cache.
-            rows = shard_output.drop("chunk").collect()
+            with self._counts.timed("state"):
+                rows = shard_output.drop("chunk").collect()
             _check_cutoffs(rows, span.cutoff_ms)
             # 5. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
             if self._settings.topics.skip_expired:
@@ -126,7 +131,8 @@ class BatchRunner:
             failpoint("state-held")
             sealed = [row for row in rows if row["kind"] == SEALED]
             # 6. Decide cancels. One commit stores what they cancel, and what is sealed.
-            decision = self._cancels.decide(shard_output, rows, span)
+            with self._counts.timed("cancels"):
+                decision = self._cancels.decide(shard_output, rows, span)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
             if decision.cancelled.num_rows:
                 self._seal(shard_output, batch_id, decision.cancelled)
@@ -156,9 +162,25 @@ class BatchRunner:
                 batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
                 time.monotonic() - started_s,
             )  # fmt: skip
+        self._count(rows, span, decision, time.monotonic() - started_s)
         failpoint("batch-done")
         # 10. Wait.
         self._arrivals.wait(started_s, planned.offsets)
+
+    def _count(self, rows: Iterable[Row], span: BatchSpan, decision: Decision, took_s: float) -> None:
+        kept: Counter[int] = Counter()
+        for row in rows:
+            if row["kind"] == KEPT:
+                kept[row["shard"]] += row["count"]
+        self._counts.took("whole", took_s)
+        self._counts.batch_done(
+            read=span.read_by_topic,
+            sealed=sum(row["count"] for row in rows if row["kind"] == SEALED),
+            cancelled=decision.cancelled.num_rows,
+            mutable=kept,
+            cutoff_ms=span.cutoff_ms,
+        )
+        self._counts.count_sealed(self._catalog.buckets, self._maintenance.merging, self._maintenance.merged)
 
     def wake(self) -> None:
         """Let no batch wait for the next one any more, since there will be none."""
@@ -242,7 +264,8 @@ class BatchRunner:
         )
 
     def _hand_over(self, tasks: DataFrame) -> None:
-        writers = {report["shard"]: report["writer"] for report in tasks.collect()}
+        with self._counts.timed("hand-over"):
+            writers = {report["shard"]: report["writer"] for report in tasks.collect()}
         if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
             log.info("writers were opened for shards %s of %d that handed over", opened, len(writers))
         self._last_writers.update(writers)
@@ -253,7 +276,8 @@ class BatchRunner:
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
         if cancelled is not None:
             rows = rows.union(self._store.spark.createDataFrame(cancelled_rows(cancelled, self._bucket(batch_id))))
-        self._store.append(rows, self._origin.checkpoint, batch_id)
+        with self._counts.timed("seal"):
+            self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")
 
 

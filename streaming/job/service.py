@@ -42,6 +42,7 @@ from streaming.job.clock_watch import watch_from
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
+from streaming.monitor.job_metrics import JobCounts, monitor_of
 from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -116,6 +117,8 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
     with ExitStack() as stack:
+        counts = JobCounts()
+        stack.enter_context(monitor_of(counts, settings))
         # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
         releases = ReleaseProcesses(settings, settings.release.processes)
         stack.enter_context(releases)
@@ -136,7 +139,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         clock = watch_from(state.checkpoint, state.planned)
         check_input_loss(settings, state.checkpoint, state.store)
         # 6. Start the query.
-        with closing(BatchRunner(state, settings, lease)) as runner:
+        with closing(BatchRunner(state, settings, lease, counts)) as runner:
             gate = Gate()
             shard_output = shard_outputs(
                 spark, settings, state.settings_history, input_starts(settings, state.checkpoint.origin)
@@ -211,7 +214,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     state = recover(spark, settings, fresh=False, lease=lease)
     watch_from(checkpoint, state.planned)
     check_input_loss(settings, checkpoint, state.store)
-    with closing(BatchRunner(state, settings, lease)) as runner:
+    with closing(BatchRunner(state, settings, lease, JobCounts())) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
         query = start_query(shard_output, settings, checkpoint.path, Gate(planned).guard(runner.run))
         runner.wake()

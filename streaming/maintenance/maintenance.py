@@ -129,6 +129,16 @@ class Maintenance:
         """Whether something is running, or has ended and is not taken over yet."""
         return self._step is not None or self._merging.busy
 
+    @property
+    def merging(self) -> int:
+        """The number of merges that are under way."""
+        return len(self._merges)
+
+    @property
+    def merged(self) -> int:
+        """The number of merges that were finished, or are about to be."""
+        return self._finished
+
     def wait(self, timeout_s: float) -> None:
         """Wait until what is running has ended, at the longest for `timeout_s` seconds."""
         if self._step is not None:

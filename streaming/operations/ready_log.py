@@ -16,7 +16,6 @@ from sinks.internal_topics.position import Position
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
-from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Planned
 from sinks.release.recall import left_of, removed_before, uncounted
@@ -71,7 +70,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
     topics = Topics(settings, options)
     for shard in range(settings.bucket.shards):
         # 1. Fence.
-        with Ring(settings, options, shard, topics, LatenessWindow()) as ring:
+        with Ring(settings, options, shard, topics) as ring:
             position = ring.position
             # 2. Try to read.
             try:

@@ -122,9 +122,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level)
     from sinks.release.process import ReleaseProcess
+    from streaming.monitor.release_metrics import monitored
 
     try:
-        ReleaseProcess(orders.settings, orders.member).run(lambda process: supervision.is_over(process.drained))
+        process = ReleaseProcess(orders.settings, orders.member)
+        with monitored(process, orders.settings):
+            process.run(lambda process: supervision.is_over(process.drained))
     except DelaylineError as error:
         supervision.report(error)
         return 1

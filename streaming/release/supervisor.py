@@ -152,10 +152,19 @@ class ReleaseProcesses:
         self.close()
 
     def _start(self, process: _Process) -> None:
-        orders = Orders(self._settings, process.member, code_now(), level_now(), os.getpid())
+        orders = Orders(self._settings_of(process), process.member, code_now(), level_now(), os.getpid())
         process.started_s = time.monotonic()
         if not self._adopt(process, orders):
             self._launch(process, orders)
+
+    def _settings_of(self, process: _Process) -> Settings:
+        """Return the settings with a monitor address of the process's own."""
+        monitor = self._settings.monitor
+        host, _, port = monitor.release.rpartition(":")
+        if not host or port == "0":
+            return self._settings
+        address = f"{host}:{int(port) + self._processes.index(process)}"
+        return self._settings.model_copy(update={"monitor": monitor.model_copy(update={"release": address})})
 
     def _adopt(self, process: _Process, orders: Orders) -> bool:
         """Go on with the process of this name that a killed command has left, if it is there and does the same.

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
+from collections import Counter
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from state.message import DELIVER_AT_HEADER
+from streaming.local.free_port import free_port
+from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 
 
 def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends_on_sigterm(
     application: Application, make_service: MakeService
 ) -> None:
+    job, release = (f"127.0.0.1:{free_port()}" for _ in range(2))
     # The window is smaller than a segment.
-    service, ledger = make_service("bucket.shards=3", "window.max_bytes=4096", partitions=4)
+    service, ledger = make_service(
+        "bucket.shards=3", "window.max_bytes=4096", f"monitor.job={job}", f"monitor.release={release}", partitions=4
+    )
     service.start()
     together_ms = time.time_ns() // 1_000_000 + 12_000
     for number in range(500):
@@ -24,4 +36,50 @@ def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends
     ledger.wait_for_all(60)
     ledger.verify()
     assert sealed_messages(service.log) > 100, "the thresholds should be low enough to seal"
+    _check_release(release, application, ledger)
+    _check_job(job, application, ledger, sealed_messages(service.log))
     assert service.stop() == 0, service.log[-3000:]
+
+
+def _check_release(address: str, application: Application, ledger: Ledger) -> None:
+    """Compare what the release process tells with what the subscriber got."""
+    came = Counter(record.topic for record in ledger.got)
+    letters = came.pop(application.dead, 0)
+    seen = _scraped(address)
+    assert {topic: seen["delivered_messages_total", topic] for topic in came} == came
+    assert {topic: seen["delivery_lateness_seconds_count", topic] for topic in came} == came
+    assert sum(count for (name, _), count in seen.items() if name == "dead_letters_total") == letters
+    assert not any(count for (name, _), count in seen.items() if name == "early_messages_total")
+    for topic in came:
+        dues = [(record.received_ms, record.last(DELIVER_AT_HEADER)) for record in ledger.got if record.topic == topic]
+        late_s = sum(received_ms - int(due or 0) for received_ms, due in dues) / 1000
+        # The subscriber has a message about when its commit is acknowledged, or later.
+        assert 0 < seen["delivery_lateness_seconds_sum", topic] < late_s + 0.1 * len(dues)
+    assert_eventually(lambda: _scraped(address)["ready_messages", "0"] == 0, 10)
+    assert _asked(address, "/readyz") == (200, {"live": True, "ready": True, "reasons": []})
+
+
+def _check_job(address: str, application: Application, ledger: Ledger, sealed: int) -> None:
+    assert_eventually(lambda: _scraped(address)["read_records_total", application.input] == len(ledger.sent), 10)
+    seen = _scraped(address)
+    assert seen["sealed_messages_total", ""] >= sealed
+    assert seen["batch_seconds_count", "whole"] == seen["batch_seconds_count", "state"] > 1
+    assert_eventually(lambda: _scraped(address)["waiting_messages", "mutable"] == 0, 10)
+    assert _asked(address, "/healthz") == (200, {"live": True, "ready": True, "reasons": []})
+
+
+def _scraped(address: str) -> dict[tuple[str, str], float]:
+    """Return the samples by name and by the value of the only label, if there is one."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {
+        (sample.name.removeprefix("delayline_"), next(iter(sample.labels.values()), "")): sample.value
+        for family in families
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+def _asked(address: str, path: str) -> tuple[int, object]:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return answer.status, json.load(answer)

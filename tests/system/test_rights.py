@@ -78,7 +78,7 @@ def _hand_over(settings: Settings) -> None:
 
 def _release(settings: Settings) -> None:
     def is_done(process: ReleaseProcess) -> bool:
-        shard = process._shards.get(0)
+        shard = process.shards.get(0)
         return shard is not None and shard.position is not None and shard.position.released == 4
 
     ReleaseProcess(settings, "test").run(is_done)

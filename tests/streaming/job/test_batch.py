@@ -17,6 +17,7 @@ from sinks.topics.topics import ensure_topics
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
+from streaming.monitor.job_metrics import JobCounts
 from tests.conftest import MakeSettings
 
 CUTOFF_MS = 50_000
@@ -32,7 +33,7 @@ def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> 
         (tmp_path / "checkpoint" / "offsets").mkdir()
         metadata = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
         (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{metadata}\n-")
-        with closing(BatchRunner(state, settings, lease)) as batch_runner:
+        with closing(BatchRunner(state, settings, lease, JobCounts())) as batch_runner:
             # No batch waits for the next one.
             batch_runner.wake()
             yield batch_runner

@@ -1,0 +1,101 @@
+"""What a release process has released since it started: counts by output topic, and how late messages were."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.release.records import message_ids
+from state.cancel import is_ask
+
+# The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
+BOUNDS_MS = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
+# An output topic beyond so many counts as `OTHER_TOPICS`: a pattern may allow any number.
+MOST_TOPICS = 200
+OTHER_TOPICS = "(other topics)"
+_BINS = np.array([-np.inf, *BOUNDS_MS, np.inf])
+
+
+@dataclass
+class TopicCounts:
+    """The messages that went to one output topic.
+
+    `by_bound` has how many were late by at most each of `BOUNDS_MS`, and not by at most the one before, and then those
+    that were later. `late_ms` is the sum of their lateness, `early` how many came before they were due.
+    """
+
+    by_bound: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BOUNDS_MS) + 1, np.int64))
+    late_ms: int = 0
+    early: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages there were."""
+        return int(self.by_bound.sum())
+
+
+class ReleaseCounts:
+    """Counts what the shards of a release process have released. They only grow, whichever shards it has."""
+
+    def __init__(self, results: str = "") -> None:
+        """`results` is the results topic, whose answers are no messages."""
+        self._results = results
+        self._lock = threading.Lock()
+        self._topics: dict[str, TopicCounts] = {}
+        self._dead_letters: Counter[str] = Counter()
+        self._answers = 0
+
+    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
+        """Add the messages of a transaction whose commit was acknowledged at `released_ms` (epoch ms).
+
+        `replaced` has the reasons of those that became dead letters while they were written, by message id.
+        """
+        answers = is_ask(messages, self._results)
+        due = messages.filter(pc.invert(pc.or_(answers, messages.column("error_code").is_valid())))
+        if replaced:
+            due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
+        codes = messages.column("error_code").drop_null()
+        late_ms = released_ms - due.column("deliver_at_ms").to_numpy()
+        topics = due.column("output_topic").combine_chunks().dictionary_encode()
+        which = np.asarray(topics.indices)
+        with self._lock:
+            self._answers += pc.sum(answers).as_py() or 0
+            self._dead_letters.update(codes.to_pylist())
+            self._dead_letters.update(replaced.values())
+            for number, topic in enumerate(topics.dictionary.to_pylist()):
+                own = late_ms[which == number]
+                counts = self._of(topic)
+                # The least bound that is not exceeded.
+                counts.by_bound += np.bincount(np.searchsorted(BOUNDS_MS, own), minlength=len(BOUNDS_MS) + 1)
+                counts.late_ms += int(np.maximum(own, 0).sum())
+                counts.early += int((own < 0).sum())
+
+    def topics(self) -> dict[str, TopicCounts]:
+        """Return the counts up to now, by output topic."""
+        with self._lock:
+            return {
+                topic: TopicCounts(counts.by_bound.copy(), counts.late_ms, counts.early)
+                for topic, counts in self._topics.items()
+            }
+
+    def dead_letters(self) -> dict[str, int]:
+        """Return how many dead letters were written up to now, by reason."""
+        with self._lock:
+            return dict(self._dead_letters)
+
+    @property
+    def answers(self) -> int:
+        """How many answers to cancels went to the results topic."""
+        return self._answers
+
+    def _of(self, topic: str) -> TopicCounts:
+        if topic not in self._topics and len(self._topics) >= MOST_TOPICS:
+            topic = OTHER_TOPICS
+        return self._topics.setdefault(topic, TopicCounts())

@@ -1,0 +1,7 @@
+"""What an operator's tools ask a running process: `/metrics` for Prometheus, `/healthz` and `/readyz` for probes.
+
+The job and each release process have a server of their own, at the address in the settings. It answers from what the
+process knows anyway: a scrape asks neither Kafka nor storage, and costs no lock that a batch or a release waits for.
+
+Read `server`, `job_metrics`, `release_metrics`.
+"""

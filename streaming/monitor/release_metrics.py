@@ -1,0 +1,119 @@
+"""The metrics and the health of a release process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from conf.settings import Settings
+from sinks.release.counts import BOUNDS_MS
+from sinks.release.process import ReleaseProcess
+from streaming.monitor.server import Health, MonitorServer
+
+# The process asks its group several times a second. A broker that does not answer delays that by some seconds.
+_STUCK_S = 60.0
+
+
+class ReleaseMetrics(Collector):
+    """Collects what a release process counts."""
+
+    def __init__(self, process: ReleaseProcess) -> None:
+        self._process = process
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of now."""
+        yield from self._released()
+        yield from self._shards()
+
+    def _released(self) -> Iterator[Metric]:
+        counts = self._process.counts
+        lateness = HistogramMetricFamily(
+            "delayline_delivery_lateness_seconds",
+            "From a message's due time to the acknowledged commit of its transaction, by the clock of this host.",
+            labels=["topic"],
+        )
+        delivered = CounterMetricFamily(
+            "delayline_delivered_messages", "Messages delivered to an output topic.", labels=["topic"]
+        )
+        early = CounterMetricFamily(
+            "delayline_early_messages", "Messages delivered before they were due: none, ever.", labels=["topic"]
+        )
+        for topic, own in sorted(counts.topics().items()):
+            below = [str(count) for count in accumulate(own.by_bound.tolist())]
+            bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
+            buckets = [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)]
+            lateness.add_metric([topic], buckets, own.late_ms / 1000)
+            delivered.add_metric([topic], own.messages)
+            early.add_metric([topic], own.early)
+        dead = CounterMetricFamily(
+            "delayline_dead_letters",
+            "Records written to the dead-letter topic, by the code of the error.",
+            labels=["reason"],
+        )
+        for reason, count in sorted(counts.dead_letters().items()):
+            dead.add_metric([reason], count)
+        answers = CounterMetricFamily("delayline_cancel_answers", "Answers to cancels written to the results topic.")
+        answers.add_metric([], counts.answers)
+        yield from (lateness, delivered, early, dead, answers)
+
+    def _shards(self) -> Iterator[Metric]:
+        backlog = GaugeMetricFamily(
+            "delayline_ready_messages", "Messages handed over and not released, about.", labels=["shard"]
+        )
+        next_due = GaugeMetricFamily(
+            "delayline_ready_next_due_timestamp_seconds", "When the first of them is due.", labels=["shard"]
+        )
+        committed = GaugeMetricFamily(
+            "delayline_release_last_commit_timestamp_seconds",
+            "When the last transaction was written that is known to be committed.",
+            labels=["shard"],
+        )
+        for number, shard in sorted(dict(self._process.shards).items()):
+            label = [str(number)]
+            backlog.add_metric(label, shard.backlog.messages)
+            if shard.backlog.next_due_ms is not None:
+                next_due.add_metric(label, shard.backlog.next_due_ms / 1000)
+            position = shard.position
+            if position is not None and position.at_ms:
+                committed.add_metric(label, position.at_ms / 1000)
+        yield from (backlog, next_due, committed)
+
+
+@contextmanager
+def monitored(process: ReleaseProcess, settings: Settings) -> Iterator[None]:
+    """Answer for `process` at `monitor.release`, if that is set. Raises SettingError."""
+    with ExitStack() as stack:
+        if settings.monitor.release:
+            health = partial(release_health, process)
+            stack.enter_context(
+                MonitorServer("monitor.release", settings.monitor.release, release_registry(process), health)
+            )
+        yield
+
+
+def release_registry(process: ReleaseProcess) -> CollectorRegistry:
+    """Return the registry of a release process."""
+    registry = CollectorRegistry()
+    registry.register(ReleaseMetrics(process))
+    return registry
+
+
+def release_health(process: ReleaseProcess) -> Health:
+    """Return whether a release process makes progress, and has opened the shards that it should release."""
+    silent_s = time.monotonic() - process.polled_s
+    # Copies, since another thread changes them.
+    assigned, opened = set(process.assigned), dict(process.shards)
+    reasons = []
+    if stuck := silent_s > _STUCK_S:
+        reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
+    if closed := sorted(assigned - opened.keys()):
+        reasons.append(f"shards {closed} are not open yet")
+    if not assigned:
+        reasons.append("the process has no shards")
+    return Health(live=not stuck, ready=not stuck and not closed and bool(assigned), reasons=reasons)

@@ -1,0 +1,120 @@
+"""The HTTP server of a process: what it answers is computed when it is asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from conf.errors import SettingError
+
+log = logging.getLogger(__name__)
+
+# A client that sends nothing, or takes nothing, is dropped.
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a process makes progress.
+
+    `live` means that a restart would not help, `ready` that messages leave on time. `reasons` say what is wrong.
+    """
+
+    live: bool = True
+    ready: bool = True
+    reasons: list[str] = field(default_factory=list)
+
+
+class MonitorServer:
+    """Answers `/metrics`, `/healthz` and `/readyz` until it is closed. A context manager; `address` is host:port."""
+
+    def __init__(self, key: str, address: str, registry: CollectorRegistry, health: Callable[[], Health]) -> None:
+        """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
+
+        Raises SettingError if nobody can listen there.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            self._server = _server_of(host, int(port), _handler(registry, health))
+        except OSError as problem:
+            raise SettingError(
+                f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
+            ) from problem
+        bound = self._server.server_address[1]
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
+        self._thread.start()
+        log.info("metrics and health are at http://%s", self.address)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> MonitorServer:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+def _server_of(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    class Server(_Server):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server((host, port), handler)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A restarted process listens again at once.
+    allow_reuse_address = True
+
+
+def _handler(registry: CollectorRegistry, health: Callable[[], Health]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _TIMEOUT_S
+        server_version = "delayline"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, content_type, encode(registry))
+            elif path in ("/healthz", "/readyz"):
+                state = health()
+                good = state.live if path == "/healthz" else state.live and state.ready
+                body = {"live": state.live, "ready": state.ready, "reasons": state.reasons}
+                status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+                self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /healthz and /readyz are here\n")
+
+        do_HEAD = do_GET
+
+        def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            log.debug("%s: %s", self.address_string(), format % args)
+
+    return Handler

@@ -1,0 +1,89 @@
+"""The alert rules and the dashboard in `conf/monitoring`: their metrics and labels exist, and so do their runbooks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+
+from sinks.internal_topics.position import Position
+from sinks.release.counts import ReleaseCounts
+from sinks.release.shard import Backlog
+from state.buckets.segments import Segment
+from streaming.monitor.job_metrics import JobCounts, job_registry
+from streaming.monitor.release_metrics import release_registry
+from tests.messages import messages
+
+ROOT = Path(__file__).parents[3]
+MONITORING = ROOT / "conf/monitoring"
+# In PromQL, a metric's selector or name, and what is grouped by.
+_METRIC = re.compile(r"delayline_\w+")
+_LABELS = re.compile(r"by \(([^)]*)\)")
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = YAML(typ="safe").load((MONITORING / "prometheus-rules.yaml").read_text())["groups"]
+    return list(group["rules"])
+
+
+def panels() -> list[dict[str, Any]]:
+    return list(json.loads((MONITORING / "grafana-dashboard.json").read_text())["panels"])
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", target["expr"]
+
+
+@pytest.fixture(scope="module")
+def labels() -> dict[str, set[str]]:
+    """The labels of each sample that a job and a release process answer, once they have done something."""
+    counts = JobCounts()
+    counts.batch_done({"in": 1}, sealed=1, cancelled=0, mutable={0: 1}, cutoff_ms=1)
+    counts.took("whole", 0.1)
+    counts.count_sealed({0: [Segment(0, 0, 0, "p", 1, 1, 1, 1)]}, merging=0, merges=1)
+    released = ReleaseCounts("results")
+    rows = [{"offset": 0}, {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}]
+    released.add(messages(rows), {}, 1)
+    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1))
+    process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
+    texts = [generate_latest(registry) for registry in (job_registry(counts), release_registry(cast(Any, process)))]
+    families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()), ids=lambda text: text if len(text) < 40 else "")
+def test_each_expression_names_metrics_and_labels_that_exist(
+    labels: dict[str, set[str]], where: str, expression: str
+) -> None:
+    names = _METRIC.findall(expression)
+    assert names
+    assert set(names) <= labels.keys(), where
+    has = set.union(*(labels[name] for name in names))
+    wanted = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
+    assert wanted <= has, where
+
+
+def test_each_metric_is_in_the_operators_table(labels: dict[str, set[str]]) -> None:
+    documented = set(_METRIC.findall((ROOT / "docs/operate.md").read_text()))
+    families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in labels}
+    assert families == documented
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_each_alert_has_a_runbook_that_exists(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert not anchor or anchor in anchors

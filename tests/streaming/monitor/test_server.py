@@ -1,0 +1,78 @@
+"""The HTTP server of a process: what it answers, and to whom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from conf.errors import SettingError
+from streaming.monitor.server import Health, MonitorServer
+
+
+class Process:
+    """A process with one metric, whose health a test sets."""
+
+    def __init__(self) -> None:
+        self.health = Health()
+        registry = CollectorRegistry()
+        Counter("delayline_things", "Things.", registry=registry).inc(3)
+        self.server = MonitorServer("monitor.job", "127.0.0.1:0", registry, lambda: self.health)
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
+        connection = http.client.HTTPConnection(self.server.address, timeout=10)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, answer.headers["Content-Type"], body
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.server.close()
+
+
+def test_metrics_are_in_the_format_that_the_client_asks_for(process: Process) -> None:
+    status, kind, body = process.ask("/metrics")
+    assert (status, kind.partition(";")[0]) == (200, "text/plain")
+    assert b"\ndelayline_things_total 3.0\n" in body
+    status, kind, body = process.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("health", "live", "ready"),
+    [(Health(), 200, 200), (Health(True, False, ["late"]), 200, 503), (Health(False, True, ["stuck"]), 503, 503)],
+)
+def test_probes_tell_by_status_and_reason(process: Process, health: Health, live: int, ready: int) -> None:
+    process.health = health
+    assert process.ask("/healthz")[0] == live
+    status, kind, body = process.ask("/readyz")
+    assert (status, kind) == (ready, "application/json")
+    assert json.loads(body) == {"live": health.live, "ready": health.ready, "reasons": health.reasons}
+
+
+def test_other_paths_and_methods_are_refused(process: Process) -> None:
+    assert process.ask("/")[0] == 404
+    assert process.ask("/metrics", "POST")[0] == 501
+    assert process.ask("/metrics", "HEAD")[2] == b""
+
+
+def test_a_client_that_sends_nothing_holds_up_no_other(process: Process) -> None:
+    host, _, port = process.server.address.rpartition(":")
+    with socket.create_connection((host, int(port))):
+        assert process.ask("/healthz")[0] == 200
+
+
+def test_an_address_that_is_taken_is_named(process: Process) -> None:
+    address = process.server.address
+    with pytest.raises(SettingError, match=f"monitor.release = '{address}': .*in use"):
+        MonitorServer("monitor.release", address, CollectorRegistry(), Health)
