@@ -15,6 +15,7 @@ from streaming.cli.broker import broker, jars
 from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
+from streaming.cli.health import health
 from streaming.cli.plan import plan
 from streaming.cli.publish import publish
 from streaming.cli.release import release
@@ -63,6 +64,7 @@ app.command()(cancel)
 app.command()(subscribe)
 app.command()(resend)
 app.command()(status)
+app.command()(health)
 app.command()(release)
 app.command()(rescale)
 app.command()(rebuild)

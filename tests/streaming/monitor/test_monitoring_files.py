@@ -54,7 +54,8 @@ def labels() -> dict[str, set[str]]:
     counts.took("whole", 0.1)
     counts.count_sealed({0: [Segment(0, 0, 0, "p", 1, 1, 1, 1)]}, merging=0, merges=1)
     released = ReleaseCounts("results")
-    rows = [{"offset": 0}, {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}]
+    letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
+    rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
     shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1))
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})

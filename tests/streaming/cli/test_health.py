@@ -1,0 +1,69 @@
+"""`delayline health`: what it says of a process, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from streaming.cli.app import app
+from streaming.local.free_port import free_port
+from streaming.monitor.server import Health, MonitorServer
+
+
+class Process:
+    """A process whose health a test sets."""
+
+    health = Health()
+
+    def __init__(self) -> None:
+        self.server = MonitorServer("monitor.job", "127.0.0.1:0", CollectorRegistry(), lambda: self.health)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.server.close()
+
+
+def health(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["health", *arguments])
+    return result.exit_code, result.output.strip()
+
+
+def test_it_says_whether_the_process_is_ready_and_why_not(process: Process) -> None:
+    at = ("--set", f"monitor.job={process.server.address}")
+    assert health(*at) == (0, "ready")
+    process.health = Health(True, False, ["no batch is done for 61 s", "it is cold"])
+    assert health(*at) == (1, "not ready: no batch is done for 61 s; it is cold")
+    assert health("--live", *at) == (0, "live: no batch is done for 61 s; it is cold")
+    process.health = Health(False, False, ["it stands still"])
+    assert health("--live", *at) == (1, "not live: it stands still")
+
+
+def test_an_address_for_all_of_the_host_is_asked_on_this_host(process: Process) -> None:
+    port = process.server.address.rpartition(":")[2]
+    assert health("release", "--set", f"monitor.release=0.0.0.0:{port}") == (0, "ready")
+
+
+def test_a_process_that_is_not_there_is_not_ready() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    code, said = health("--set", f"monitor.job={address}")
+    assert (code, said.partition(": ")[0]) == (1, f"no answer from {address}")
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:0"])
+def test_an_address_without_a_port_cannot_be_asked(address: str) -> None:
+    code, said = health("--set", f"monitor.job={address}")
+    assert code == 2
+    assert said.startswith("error: bad-usage: monitor.job = ")
+
+
+@pytest.mark.parametrize("address", ["9464", "host:70000", ":1", "a b:1", "http://host:1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    code, said = health("--set", f"monitor.job={address}")
+    assert code == 2
+    assert "monitor.job" in said
