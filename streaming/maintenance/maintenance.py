@@ -185,7 +185,10 @@ class Maintenance:
 
     def _delivered(self, delivered_before_ms: int) -> set[str]:
         """Return the Delta partitions that nothing needs any more, and forget their parts."""
-        gone = [part for part, last_ms in self._parts.items() if last_ms < delivered_before_ms]
+        # A merge removes what it replaces when it is finished. Until then its slices read that: in Delta, what a commit
+        # has read and another one has deleted meanwhile is a conflict, and fails it.
+        merging = {segment.part for merge in self._merges for segment in merge.replaced}
+        gone = [part for part, last_ms in self._parts.items() if last_ms < delivered_before_ms and part not in merging]
         for part in gone:
             del self._parts[part]
         partitions = {chunks_of(part) for part in gone} | {metadata_of(part) for part in gone} | self._abandoned

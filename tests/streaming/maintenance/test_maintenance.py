@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -225,6 +226,37 @@ def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monk
     merging.wait(60)
     assert merging.take_finished() == [small]
     merging.close()
+
+
+def test_what_a_merge_reads_is_not_deleted_before_it_is_finished(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 2)
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    started, may_go_on = threading.Event(), threading.Event()
+
+    def slow(store: BucketTable, *arguments: Any) -> Any:
+        started.set()
+        assert may_go_on.wait(60)
+        return merge_slice(store, *arguments)
+
+    monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", slow)
+    for number in range(FAN_IN):
+        # The first one is delivered while the first slice is merged.
+        segments = seal(table, number, [table.now_ms + (number or 1) * _HOUR_MS])
+        catalog.add(segments)
+        maintenance.sealed(segments)
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    assert started.wait(60)
+    table.advance(_HOUR_MS + 60_000)
+    catalog.forget_before(table.now_ms)
+    before = table.store.delta_partitions()
+    maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    assert table.store.delta_partitions() == before
+    may_go_on.set()
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
+    maintenance.close()
+    assert len(catalog.buckets) == 1
+    assert [row["count"] for row in table.store.metadata()] == [2]
 
 
 def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
