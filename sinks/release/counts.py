@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
 from state.cancel import is_ask
+from state.message_ids import ID
 
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
 BOUNDS_MS = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
 # An output topic beyond so many counts as `OTHER_TOPICS`: a pattern may allow any number.
 MOST_TOPICS = 200
 OTHER_TOPICS = "(other topics)"
-_BINS = np.array([-np.inf, *BOUNDS_MS, np.inf])
+# All that is counted by: what is filtered is copied, and keys and values may be large.
+_COUNTED_BY = ["deliver_at_ms", *ID, "output_topic", "error_code"]
 
 
 @dataclass
@@ -57,6 +59,7 @@ class ReleaseCounts:
 
         `replaced` has the reasons of those that became dead letters while they were written, by message id.
         """
+        messages = messages.select(_COUNTED_BY)
         answers = is_ask(messages, self._results)
         due = messages.filter(pc.invert(pc.or_(answers, messages.column("error_code").is_valid())))
         if replaced:

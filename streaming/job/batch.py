@@ -156,31 +156,27 @@ class BatchRunner:
         # 9. Move the window on.
         self._window.advance(span.cutoff_ms)
         self._last = planned
+        took_s, sealed_messages = time.monotonic() - started_s, sum(row["count"] for row in sealed)
         if hand_over is not None or sealed:
             log.info(
                 "batch %d: handed over below %d, sealed %d messages in %d segments, %.2f s",
-                batch_id, span.cutoff_ms, sum(row["count"] for row in sealed), len(sealed),
-                time.monotonic() - started_s,
+                batch_id, span.cutoff_ms, sealed_messages, len(sealed), took_s,
             )  # fmt: skip
-        self._count(rows, span, decision, time.monotonic() - started_s)
+        self._counts.took("whole", took_s)
+        self._count(rows, span, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
         # 10. Wait.
         self._arrivals.wait(started_s, planned.offsets)
 
-    def _count(self, rows: Iterable[Row], span: BatchSpan, decision: Decision, took_s: float) -> None:
+    def _count(self, rows: Iterable[Row], span: BatchSpan, sealed: int, cancelled: int) -> None:
         kept: Counter[int] = Counter()
         for row in rows:
             if row["kind"] == KEPT:
                 kept[row["shard"]] += row["count"]
-        self._counts.took("whole", took_s)
-        self._counts.batch_done(
-            read=span.read_by_topic,
-            sealed=sum(row["count"] for row in rows if row["kind"] == SEALED),
-            cancelled=decision.cancelled.num_rows,
-            mutable=kept,
-            cutoff_ms=span.cutoff_ms,
-        )
-        self._counts.count_sealed(self._catalog.buckets, self._maintenance.merging, self._maintenance.merged)
+        self._counts.batch_done(span.read_by_topic, sealed, cancelled, mutable=kept, cutoff_ms=span.cutoff_ms)
+        # It looks at all segments, of which there may be many.
+        if self._settings.monitor.job:
+            self._counts.count_sealed(self._catalog.buckets, self._maintenance.merging, self._maintenance.merged)
 
     def wake(self) -> None:
         """Let no batch wait for the next one any more, since there will be none."""
