@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "broker: needs a Kafka broker",
         "spark: needs a Spark session in the test's own process",
         "system: runs the service, or the demo, in separate processes",
-        "thorough: another test has shown as much in less time; `make test-all` runs it, `make test` does not",
+        "thorough: takes long, and others show in part what it shows; `make test-all` runs it, `make test` does not",
         "soak: runs long; only `make soak` runs it",
         "takes(seconds): the test's duration on an idle machine with two cores, if that is long",
     ):
