@@ -91,17 +91,22 @@ def one_of(*values: str) -> AfterValidator:
     return _matching("|".join(map(re.escape, values)), f"one of {', '.join(values)}")
 
 
+def _port(server: str) -> int | None:
+    """Return the port of `server`, or None if that is not host:port."""
+    match = _SERVER.fullmatch(server)
+    port = int(match[1]) if match else None
+    return None if port is None or port > 65_535 else port
+
+
 def _servers(text: str) -> str:
     servers = [server.strip() for server in text.split(",")]
-    ports = [match and int(match[1]) for match in map(_SERVER.fullmatch, servers)]
-    if not all(port and port <= 65_535 for port in ports):
+    if not all(map(_port, servers)):
         raise ValueError("host:port, or several separated by commas")
     return ",".join(servers)
 
 
 def _listening(text: str) -> str:
-    match = _SERVER.fullmatch(text)
-    if text and (match is None or int(match[1]) > 65_535):
+    if text and _port(text) is None:
         raise ValueError('host:port with a port from 0 (any free one) to 65535, or ""')
     return text
 

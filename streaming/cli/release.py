@@ -34,7 +34,7 @@ def release(
     from conf.kafka.clients import check_clients
     from conf.logs import configure_logging
     from sinks.release.process import ReleaseProcess
-    from streaming.monitor.release_metrics import monitored
+    from streaming.monitor.release_metrics import monitored_release
 
     configure_logging(log_level)
     settings = settings_of(config, overrides)
@@ -53,5 +53,5 @@ def release(
 
     member = utf8("--name", name) or socket.gethostname()
     process = ReleaseProcess(settings, member)
-    with monitored(process, settings):
+    with monitored_release(process, settings):
         process.run(is_stopped, on_started=lambda: typer.echo("running"))

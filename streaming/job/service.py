@@ -42,7 +42,7 @@ from streaming.job.clock_watch import watch_from
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
-from streaming.monitor.job_metrics import JobCounts, monitor_of
+from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -118,7 +118,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         signal.signal(number, lambda number, _: stop.put(number))
     with ExitStack() as stack:
         counts = JobCounts()
-        stack.enter_context(monitor_of(counts, settings))
+        stack.enter_context(monitored_job(counts, settings))
         # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
         releases = ReleaseProcesses(settings, settings.release.processes)
         stack.enter_context(releases)

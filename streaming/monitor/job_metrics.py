@@ -6,15 +6,15 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from conf.settings import Settings
 from state.buckets.segments import Segment
-from streaming.monitor.server import Health, MonitorServer
+from streaming.monitor.server import Health, monitored
 
 # Spans from now on, by their ends in seconds: what is due within one is due within the longer ones too.
 WITHIN_S = {
@@ -26,7 +26,7 @@ _COUNT_EVERY_S = 5.0
 _REPLAY_S = 600.0
 
 
-class JobCounts:
+class JobCounts(Collector):
     """Counts what batches have done. The query's thread writes it, and the server's threads read it.
 
     Instants are epoch s. What counts messages begins at zero with each start of the job.
@@ -176,27 +176,10 @@ def _due_before(segment: Segment, at_ms: float) -> float:
     return segment.count * min(1.0, max(0.0, (at_ms - segment.min_deliver_at_ms) / span_ms))
 
 
-def monitor_of(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
+def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
     """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError."""
-    if not settings.monitor.job:
-        return nullcontext()
     health = partial(job_health, counts, settings.clock.horizon, settings.kafka.outage_limit)
-    return MonitorServer("monitor.job", settings.monitor.job, job_registry(counts), health)
-
-
-class _JobMetrics(Collector):
-    def __init__(self, counts: JobCounts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        return self._counts.collect()
-
-
-def job_registry(counts: JobCounts) -> CollectorRegistry:
-    """Return the registry of the job."""
-    registry = CollectorRegistry()
-    registry.register(_JobMetrics(counts))
-    return registry
+    return monitored("monitor.job", settings.monitor.job, counts, health)
 
 
 def job_health(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
-from streaming.monitor.server import Health, MonitorServer
+from streaming.monitor.server import Health, monitored
 
 # The process asks its group several times a second. A broker that does not answer delays that by some seconds.
 _STUCK_S = 60.0
@@ -44,11 +44,10 @@ class ReleaseMetrics(Collector):
         early = CounterMetricFamily(
             "delayline_early_messages", "Messages delivered before they were due: none, ever.", labels=["topic"]
         )
+        bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
         for topic, own in sorted(counts.topics().items()):
-            below = [str(count) for count in accumulate(own.by_bound.tolist())]
-            bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
-            buckets = [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)]
-            lateness.add_metric([topic], buckets, own.late_ms / 1000)
+            below = accumulate(own.by_bound.tolist())
+            lateness.add_metric([topic], list(zip(bounds, below, strict=True)), own.late_ms / 1000)
             delivered.add_metric([topic], own.messages)
             early.add_metric([topic], own.early)
         dead = CounterMetricFamily(
@@ -85,23 +84,10 @@ class ReleaseMetrics(Collector):
         yield from (backlog, next_due, committed)
 
 
-@contextmanager
-def monitored(process: ReleaseProcess, settings: Settings) -> Iterator[None]:
-    """Answer for `process` at `monitor.release`, if that is set. Raises SettingError."""
-    with ExitStack() as stack:
-        if settings.monitor.release:
-            health = partial(release_health, process)
-            stack.enter_context(
-                MonitorServer("monitor.release", settings.monitor.release, release_registry(process), health)
-            )
-        yield
-
-
-def release_registry(process: ReleaseProcess) -> CollectorRegistry:
-    """Return the registry of a release process."""
-    registry = CollectorRegistry()
-    registry.register(ReleaseMetrics(process))
-    return registry
+def monitored_release(process: ReleaseProcess, settings: Settings) -> AbstractContextManager[object]:
+    """Return a context in which `process` answers at `monitor.release`, if that is set. Raises SettingError."""
+    health = partial(release_health, process)
+    return monitored("monitor.release", settings.monitor.release, ReleaseMetrics(process), health)
 
 
 def release_health(process: ReleaseProcess) -> Health:

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from conf.errors import SettingError
 
@@ -46,7 +48,7 @@ class MonitorServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
-            self._server = _server_of(host, int(port), _handler(registry, health))
+            self._server = _Server(host, int(port), _handler(registry, health))
         except OSError as problem:
             raise SettingError(
                 f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
@@ -70,17 +72,27 @@ class MonitorServer:
         self.close()
 
 
-def _server_of(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    class Server(_Server):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def monitored(
+    key: str, address: str, collector: Collector, health: Callable[[], Health]
+) -> AbstractContextManager[object]:
+    """Return a context in which the process answers at `address`, the setting `key`, with the metrics of `collector`.
 
-    return Server((host, port), handler)
+    Without an address it answers nowhere. Raises SettingError if nobody can listen there.
+    """
+    return MonitorServer(key, address, registry_of(collector), health) if address else nullcontext()
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """Return a registry that has the metrics of `collector` alone."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # A restarted process listens again at once.
-    allow_reuse_address = True
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
 
 
 def _handler(registry: CollectorRegistry, health: Callable[[], Health]) -> type[BaseHTTPRequestHandler]:

@@ -122,11 +122,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level)
     from sinks.release.process import ReleaseProcess
-    from streaming.monitor.release_metrics import monitored
+    from streaming.monitor.release_metrics import monitored_release
 
     try:
         process = ReleaseProcess(orders.settings, orders.member)
-        with monitored(process, orders.settings):
+        with monitored_release(process, orders.settings):
             process.run(lambda process: supervision.is_over(process.drained))
     except DelaylineError as error:
         supervision.report(error)

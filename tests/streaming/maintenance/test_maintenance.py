@@ -108,6 +108,13 @@ def maintenance_of(table: Table, catalog: SegmentCatalog, **options: Any) -> Mai
     )
 
 
+def add_bucket(table: Table, catalog: SegmentCatalog, maintenance: Maintenance, number: int, dues: list[int]) -> None:
+    """Seal a bucket, and pass it on as a batch does."""
+    segments = seal(table, number, dues)
+    catalog.add(segments)
+    maintenance.sealed(segments)
+
+
 def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -> None:
     """Call maintenance before the batches in which steps start, work, and are found done."""
     for _ in range(50):
@@ -134,9 +141,7 @@ def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * _HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     assert len(catalog.buckets) == 1
     assert len(table.unreferenced()) >= FAN_IN
@@ -171,9 +176,7 @@ def test_buckets_sealed_since_the_last_committed_batch_are_not_merged_yet(table:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        segments = seal(table, number, [table.now_ms + 48 * _HOUR_MS])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * _HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 2, table.now_ms)
     assert len(catalog.buckets) == FAN_IN
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
@@ -188,9 +191,7 @@ def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        segments = seal(table, number, [table.now_ms + at * _HOUR_MS for at in range(1, 4)])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + at * _HOUR_MS for at in range(1, 4)])
     before = table.store.version()
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
     maintenance.wait(60)
@@ -242,9 +243,7 @@ def test_what_a_merge_reads_is_not_deleted_before_it_is_finished(table: Table, m
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", slow)
     for number in range(FAN_IN):
         # The first one is delivered while the first slice is merged.
-        segments = seal(table, number, [table.now_ms + (number or 1) * _HOUR_MS])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + (number or 1) * _HOUR_MS])
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
     assert started.wait(60)
     table.advance(_HOUR_MS + 60_000)
@@ -267,9 +266,7 @@ def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monk
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        segments = seal(table, number, [table.now_ms + _HOUR_MS])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + _HOUR_MS])
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
     maintenance.wait(60)
     with pytest.raises(BucketUnreadable, match="a chunk is lost"):
@@ -281,9 +278,7 @@ def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> 
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        segments = seal(table, number, [table.now_ms + _HOUR_MS])
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + _HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     table.advance(2 * _HOUR_MS)
     catalog.forget_before(table.now_ms)
@@ -360,9 +355,7 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
     for _ in range(steps):
         # Each bucket spans the next twelve hours.
         dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
-        segments = seal(table, number, dues)
-        catalog.add(segments)
-        maintenance.sealed(segments)
+        add_bucket(table, catalog, maintenance, number, dues)
         table.advance(_STEP_MS)
         catalog.forget_before(table.now_ms)
         run_until_idle(maintenance, number, table.now_ms)

@@ -8,7 +8,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from state.buckets.segments import Segment
-from streaming.monitor.job_metrics import JobCounts, job_health, job_registry
+from streaming.monitor.job_metrics import JobCounts, job_health
+from streaming.monitor.server import registry_of
 
 MINUTE_MS = 60_000
 
@@ -23,7 +24,7 @@ class Clock:
 
 def scraped(counts: JobCounts) -> dict[str, float]:
     """Return the samples by name, with the value of the only label if there is one."""
-    families = text_string_to_metric_families(generate_latest(job_registry(counts)).decode())
+    families = text_string_to_metric_families(generate_latest(registry_of(counts)).decode())
     return {
         ".".join([sample.name.removeprefix("delayline_"), *sample.labels.values()]): sample.value
         for family in families

@@ -18,8 +18,9 @@ from sinks.internal_topics.position import Position
 from sinks.release.counts import ReleaseCounts
 from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
-from streaming.monitor.job_metrics import JobCounts, job_registry
-from streaming.monitor.release_metrics import release_registry
+from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.release_metrics import ReleaseMetrics
+from streaming.monitor.server import registry_of
 from tests.messages import messages
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +60,7 @@ def labels() -> dict[str, set[str]]:
     released.add(messages(rows), {}, 1)
     shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1))
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
-    texts = [generate_latest(registry) for registry in (job_registry(counts), release_registry(cast(Any, process)))]
+    texts = [generate_latest(registry) for registry in map(registry_of, (counts, ReleaseMetrics(cast(Any, process))))]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
