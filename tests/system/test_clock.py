@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.system.checkpoint_files import newest
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.ledger import Ledger
@@ -36,6 +37,14 @@ def _wait_for_more(ledger: Ledger, count: int) -> None:
     assert len(ledger.got) >= before + count
 
 
+def _wait_for_batch(application: Application, ledger: Ledger) -> None:
+    """Wait until a batch has been planned: then it has just read the clock, however long it takes."""
+    offset_log = application.checkpoint / "offsets"
+    before = newest(offset_log)
+    ledger.wait_for(lambda: newest(offset_log) > before, 60)
+    assert newest(offset_log) > before
+
+
 def _assert_clock_behind(service: Service) -> None:
     assert service.wait() == 1
     assert service.log.splitlines()[-1].startswith("error: clock-behind: this host's clock shows "), service.log[-3000:]
@@ -49,6 +58,7 @@ def test_the_job_waits_for_a_clock_set_back_by_seconds_and_no_message_is_early_l
     service.start()
     _publish(ledger, application, range(2_000, 15_000, 25))
     _wait_for_more(ledger, 20)
+    _wait_for_batch(application, ledger)
     # By more than a transaction may last.
     clock.set_off(-15)
     _publish(ledger, application, range(4_000, 9_000, 25))
