@@ -2,7 +2,7 @@
 
 `streaming.checkpoint` (files) and `sinks.internal_topics` (Kafka) read and write them.
 
-Read `origin` (how a checkpoint began), `batch_settings` (what decides a batch's result), `progress` (the delivery
-marker), `delivered` (which messages are delivered, from the markers alone), `stored_json` (how these values are read
-and written), `file_format` (the number in each file).
+Read `origin` (how a checkpoint began), `planned_batch` (an entry of Spark's offset log), `batch_settings` (what decides
+a batch's result), `progress` (the delivery marker), `delivered` (which messages are delivered, from the markers alone),
+`stored_json` (how these values are read and written), `file_format` (the number in each file).
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,23 +12,9 @@ from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import CHECKPOINT_REMEDY
-
-
-@dataclass(frozen=True)
-class PlannedBatch:
-    """One entry of the offset log. Instants are epoch ms.
-
-    `offsets` is the offset up to which the batch reads each input partition; empty before any data. The cutoff is the
-    batch's watermark, and never below the cutoff of the checkpoint origin.
-    """
-
-    batch_id: int
-    clock_ms: int
-    cutoff_ms: int
-    offsets: Offsets
-
 
 _ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
 

@@ -25,9 +25,10 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import shard_keys
-from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
+from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
@@ -27,9 +26,9 @@ from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
 from state.order import ORDER
-from streaming.checkpoint.checkpoint import PlannedBatch
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision
@@ -37,6 +36,7 @@ from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.maintenance.maintenance import Maintenance
+from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class BatchRunner:
         started_s = time.monotonic()
         # 2. Read the offset log.
         self.planned = planned = self._checkpoint.planned(batch_id)
+        self._counts.batch_begun(planned)
         span = self._span(planned)
         # 3. Start maintenance. Now, and not at the end of a batch: the catalog still has every segment that this batch
         #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
@@ -163,20 +164,24 @@ class BatchRunner:
                 batch_id, span.cutoff_ms, sealed_messages, len(sealed), took_s,
             )  # fmt: skip
         self._counts.took("whole", took_s)
-        self._count(rows, span, sealed_messages, decision.cancelled.num_rows)
+        self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
         # 10. Wait.
         self._arrivals.wait(started_s, planned.offsets)
 
-    def _count(self, rows: Iterable[Row], span: BatchSpan, sealed: int, cancelled: int) -> None:
-        kept: Counter[int] = Counter()
+    def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
+        kept: dict[int, MutableBounds] = {}
         for row in rows:
-            if row["kind"] == KEPT:
-                kept[row["shard"]] += row["count"]
-        self._counts.batch_done(span.read_by_topic, sealed, cancelled, mutable=kept, cutoff_ms=span.cutoff_ms)
-        # It looks at all segments, of which there may be many.
+            # Beside the group of a shard, its overflow groups keep nothing.
+            if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
+                bounds = (row[name] for name in ("min_deliver_at_ms", "max_deliver_at_ms", "count", "bytes"))
+                kept[row["shard"]] = MutableBounds(*bounds)
+        self._counts.batch_done(planned, span.read_by_topic, sealed, cancelled, kept)
+        # There may be many segments, and nobody may ask.
         if self._settings.monitor.job:
-            self._counts.count_sealed(self._catalog.buckets, self._maintenance.merging, self._maintenance.merged)
+            buckets = self._catalog.buckets
+            segments = [segment for own in buckets.values() for segment in own]
+            self._counts.table_now(segments, len(buckets), self._maintenance.merging, self._maintenance.merged)
 
     def wake(self) -> None:
         """Let no batch wait for the next one any more, since there will be none."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from conf.errors import ClockBehind
-from streaming.checkpoint.checkpoint import Checkpoint, PlannedBatch
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from streaming.checkpoint.checkpoint import PlannedBatch
+from state.checkpoint.planned_batch import PlannedBatch
 
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         signal.signal(number, lambda number, _: stop.put(number))
     with ExitStack() as stack:
         counts = JobCounts()
-        stack.enter_context(monitored_job(counts, settings))
+        stack.enter_context(monitored_job(counts, settings, checkpoint_path(settings)))
         # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
         releases = ReleaseProcesses(settings, settings.release.processes)
         stack.enter_context(releases)
@@ -150,7 +150,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
-                    spark, query, settings, gate, stop, lease, runner, releases,
+                    spark, query, settings, gate, stop, lease, runner, releases, counts,
                     lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
                 )  # fmt: skip
             except QueryFailed:
@@ -237,6 +237,7 @@ def _watch(
     lease: HeldLease,
     runner: BatchRunner,
     releases: ReleaseProcesses,
+    counts: JobCounts,
     check_clock: Callable[[], None],
     is_outage: Callable[[], bool],
 ) -> None:
@@ -247,12 +248,12 @@ def _watch(
     `stop` has an entry once a signal has come. `check_clock` raises ClockBehind. `is_outage` returns whether Spark
     waits for brokers between batches, and logs that.
     """
-    drops = _DropWatch(query)
+    progress = _ProgressWatch(query, counts)
     while not _stop_requested(stop):
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
         _check_releases(spark, query, gate, runner, releases)
         is_outage()
-        drops.check()
+        progress.check()
         if not query.isActive:
             raise _cause_of_end(query, settings, lease)
     log.info("stopping after the running batch")
@@ -265,7 +266,7 @@ def _watch(
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
         time.sleep(0.02)
     query.stop()
-    drops.check()
+    progress.check()
     problem = query.exception()
     if problem is not None and ServiceStopping.code not in str(problem):
         raise _failure(query, settings)
@@ -314,15 +315,16 @@ def _check_clock_and_lease(
         raise
 
 
-class _DropWatch:
-    """Checks each batch's progress for dropped rows (invariant 6)."""
+class _ProgressWatch:
+    """Checks each batch's progress for dropped rows (invariant 6), and counts its mutable buckets."""
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(self, query: StreamingQuery, counts: JobCounts) -> None:
         self._query = query
+        self._counts = counts
         self._checked = -1
 
     def check(self) -> None:
-        """Check the batches that ended since the last call.
+        """Check and count the batches that ended since the last call.
 
         Stops the query and raises LateRowsDropped if one of them dropped rows.
         """
@@ -335,6 +337,7 @@ class _DropWatch:
                 break
             newest = max(newest, batch_id)
             operators = json.loads(progress.json())["stateOperators"]
+            self._counts.state_now(batch_id, sum(operator["numRowsTotal"] for operator in operators))
             if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
                 self._query.stop()
                 raise LateRowsDropped(

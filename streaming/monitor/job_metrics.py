@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -14,14 +14,17 @@ from prometheus_client.registry import Collector
 
 from conf.settings import Settings
 from state.buckets.segments import Segment
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import MutableBounds, WaitingEstimate
+from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, monitored
 
 # Spans from now on, by their ends in seconds: what is due within one is due within the longer ones too.
 WITHIN_S = {
     "1m": 60, "10m": 600, "1h": 3_600, "6h": 21_600, "1d": 86_400, "7d": 604_800, "30d": 2_592_000, "366d": 31_622_400,
 }  # fmt: skip
-# How often what waits is counted anew.
-_COUNT_EVERY_S = 5.0
+# Spark reports a batch a moment after it was done.
+_TOLD = 100
 # A batch may wait for brokers as long as `kafka.outage_limit`, and then ends the job; a replay may take so much longer.
 _REPLAY_S = 600.0
 
@@ -39,15 +42,15 @@ class JobCounts(Collector):
         self._sealed = self._cancelled = 0
         self._step_counts: Counter[str] = Counter()
         self._step_seconds: defaultdict[str, float] = defaultdict(float)
-        self._mutable: dict[int, int] = {}
-        self._counted_s = 0.0
-        self._waiting: dict[str, int] = {}
-        self._within: dict[str, int] = {}
-        self._next_due_s: float | None = None
-        self._last_due_s: float | None = None
-        self._shape: dict[str, int] = {}
+        self._mutable: dict[int, MutableBounds] = {}
+        # How many mutable buckets have told of messages, by the last batches.
+        self._told: dict[int, int] = {}
+        self._knows_mutable = False
+        self._segments: Sequence[Segment] = ()
+        self._table: dict[str, int] = {}
+        self._begun: PlannedBatch | None = None
+        self._done: PlannedBatch | None = None
         self.batch_done_s: float | None = None
-        self._cutoff_s: float | None = None
         self.started_s = now_s()
 
     def took(self, step: str, seconds: float) -> None:
@@ -63,15 +66,20 @@ class JobCounts(Collector):
         yield
         self.took(step, time.monotonic() - begun_s)
 
+    def batch_begun(self, batch: PlannedBatch) -> None:
+        """Take the batch that is running from now on."""
+        with self._lock:
+            self._begun = batch
+
     def batch_done(
         self,
+        batch: PlannedBatch,
         read: Mapping[str, int],
         sealed: int,
         cancelled: int,
-        mutable: Mapping[int, int],
-        cutoff_ms: int,
+        mutable: Mapping[int, MutableBounds],
     ) -> None:
-        """Add a batch: the records that it read by topic, the messages that it sealed and cancelled, and its cutoff.
+        """Add a batch: the records that it read by topic, and the messages that it sealed and cancelled.
 
         `mutable` has what is left in the mutable buckets of the shards that it changed.
         """
@@ -80,35 +88,55 @@ class JobCounts(Collector):
             self._sealed += sealed
             self._cancelled += cancelled
             self._mutable |= mutable
-            self._cutoff_s = cutoff_ms / 1000
+            self._told[batch.batch_id] = sum(bounds.count > 0 for bounds in self._mutable.values())
+            self._told.pop(batch.batch_id - _TOLD, None)
+            self._done = batch
             self.batch_done_s = self._now_s()
 
-    def count_sealed(self, buckets: Mapping[int, Collection[Segment]], merging: int, merges: int) -> None:
-        """Count what waits in sealed `buckets`, if that is some seconds ago.
+    def table_now(self, segments: Sequence[Segment], buckets: int, merging: int, merges: int) -> None:
+        """Take the segments of all sealed buckets, and how many these are.
 
-        A segment's messages are taken for evenly spread between its first and its last due time.
         `merging` merges are under way, and `merges` were finished.
         """
-        now_s = self._now_s()
-        if now_s - self._counted_s < _COUNT_EVERY_S:
-            return
-        segments = [segment for own in buckets.values() for segment in own]
-        within = {name: sum(_due_before(each, (now_s + s) * 1000) for each in segments) for name, s in WITHIN_S.items()}
-        firsts = [each.min_deliver_at_ms for each in segments]
-        lasts = [each.max_deliver_at_ms for each in segments]
         with self._lock:
-            self._counted_s = now_s
-            self._waiting["sealed"] = sum(each.count for each in segments)
-            self._within = {name: round(count) for name, count in within.items()}
-            self._next_due_s = min(firsts) / 1000 if firsts else None
-            self._last_due_s = max(lasts) / 1000 if lasts else None
-            self._shape = {
-                "buckets": len(buckets),
-                "segments": len(segments),
-                "bytes": sum(each.bytes for each in segments),
-                "merging": merging,
-                "merges": merges,
-            }
+            self._segments = segments
+            self._table = {"buckets": buckets, "segments": len(segments), "merging": merging, "merges": merges}
+
+    def state_now(self, batch_id: int, mutable_buckets: int) -> None:
+        """Take the number of mutable buckets in Spark's state after batch `batch_id`.
+
+        A batch tells only of the buckets that it changed. After a start, others are known to be empty when as many
+        buckets have told of messages as there are.
+        """
+        with self._lock:
+            self._knows_mutable |= self._told.get(batch_id) == mutable_buckets
+
+    def status(self, application_id: str, checkpoint: str, shards: int) -> JobStatus | None:
+        """Return what the job knows of itself, or None as long as it does not know what all mutable buckets hold."""
+        with self._lock:
+            begun, done, table = self._begun, self._done, self._table
+            if done is None or not self._knows_mutable or not table:
+                return None
+            waiting = self._waiting(done)
+        now_ms = int(self._now_s() * 1000)
+        return JobStatus(
+            application_id=application_id,
+            checkpoint=checkpoint,
+            now_ms=now_ms,
+            done=done,
+            running=begun if begun != done else None,
+            shards=waiting.by_shard(shards),
+            merged=waiting.merged,
+            mutable_bytes=waiting.mutable_bytes,
+            sealed_bytes=waiting.sealed_bytes,
+            next_due_ms=waiting.next_due_ms,
+            buckets=table["buckets"],
+            segments=table["segments"],
+            due=waiting.due(now_ms),
+        )
+
+    def _waiting(self, done: PlannedBatch) -> WaitingEstimate:
+        return WaitingEstimate(self._mutable, self._segments, done.cutoff_ms)
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of now."""
@@ -127,59 +155,64 @@ class JobCounts(Collector):
         for step, count in sorted(self._step_counts.items()):
             seconds.add_metric([step], count, self._step_seconds[step])
         yield from (read, sealed, cancelled, seconds)
-        if self.batch_done_s is not None:
+        if self.batch_done_s is not None and self._done is not None:
             yield _gauge("delayline_batch_done_timestamp_seconds", "When the last batch was done.", self.batch_done_s)
-        if self._cutoff_s is not None:
             yield _gauge(
                 "delayline_handed_over_until_timestamp_seconds",
                 "Up to when messages are handed over to the release processes: clock.horizon ahead, if all is well.",
-                self._cutoff_s,
+                self._done.cutoff_ms / 1000,
             )
 
     def _what_waits(self) -> Iterable[Metric]:
+        if self._done is None or not self._table:
+            return
+        table, all_waiting = self._table, self._waiting(self._done)
+        yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table["buckets"])
+        yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", table["segments"])
+        yield _gauge(
+            "delayline_sealed_bytes", "Bytes of the sealed messages, uncompressed, about.", all_waiting.sealed_bytes
+        )
+        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table["merging"])
+        merges = CounterMetricFamily("delayline_merges", "Merges of sealed buckets that were finished.")
+        merges.add_metric([], table["merges"])
+        yield merges
         waiting = GaugeMetricFamily(
             "delayline_waiting_messages", "Messages that wait and are not handed over, about.", labels=["place"]
         )
-        for place, count in {"mutable": sum(self._mutable.values()), **self._waiting}.items():
-            waiting.add_metric([place], count)
-        within = GaugeMetricFamily(
-            "delayline_sealed_due_messages",
-            "Sealed messages that are due within a span from now, about.",
-            labels=["within"],
-        )
-        for name, count in self._within.items():
-            within.add_metric([name], count)
-        yield from (waiting, within)
-        for name, text, due_s in (
-            ("next", "When the first sealed message is due.", self._next_due_s),
-            ("last", "When the last sealed message is due.", self._last_due_s),
-        ):
-            if due_s is not None:
-                yield _gauge(f"delayline_sealed_{name}_due_timestamp_seconds", text, due_s)
-        if self._shape:
-            shape = self._shape
-            yield _gauge("delayline_sealed_buckets", "Sealed buckets.", shape["buckets"])
-            yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", shape["segments"])
-            yield _gauge("delayline_sealed_bytes", "Bytes of the sealed messages, uncompressed.", shape["bytes"])
-            yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", shape["merging"])
-            merges = CounterMetricFamily("delayline_merges", "Merges of sealed buckets that were finished.")
-            merges.add_metric([], shape["merges"])
-            yield merges
+        waiting.add_metric(["sealed"], all_waiting.sealed)
+        if self._knows_mutable:
+            waiting.add_metric(["mutable"], all_waiting.mutable)
+            yield from _when_due(all_waiting, self._now_s())
+        yield waiting
+
+
+def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
+    due = GaugeMetricFamily(
+        "delayline_due_messages",
+        "Messages that wait, are not handed over, and are due within a span from now, about.",
+        labels=["within"],
+    )
+    for name, span_s in WITHIN_S.items():
+        due.add_metric([name], waiting.due_before(int((now_s + span_s) * 1000)))
+    yield due
+    for name, due_ms in (("next", waiting.next_due_ms), ("last", waiting.last_due_ms)):
+        if due_ms is not None:
+            text = f"When the {'first' if name == 'next' else 'last'} message is due that waits and is not handed over."
+            yield _gauge(f"delayline_{name}_due_timestamp_seconds", text, due_ms / 1000)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _due_before(segment: Segment, at_ms: float) -> float:
-    span_ms = segment.max_deliver_at_ms + 1 - segment.min_deliver_at_ms
-    return segment.count * min(1.0, max(0.0, (at_ms - segment.min_deliver_at_ms) / span_ms))
+def monitored_job(counts: JobCounts, settings: Settings, checkpoint: str) -> AbstractContextManager[object]:
+    """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError.
 
-
-def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
-    """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError."""
+    `checkpoint` is the path of its checkpoint.
+    """
     health = partial(job_health, counts, settings.clock.horizon, settings.kafka.outage_limit)
-    return monitored("monitor.job", settings.monitor.job, counts, health)
+    status = partial(counts.status, settings.application_id, checkpoint, settings.bucket.shards)
+    return monitored("monitor.job", settings.monitor.job, counts, health, status)
 
 
 def job_health(

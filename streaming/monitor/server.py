@@ -1,4 +1,9 @@
-"""The HTTP server of a process: what it answers is computed when it is asked."""
+"""The HTTP server of a process: what it answers is computed when it is asked.
+
+- `/metrics`: the process's metrics, as Prometheus reads them
+- `/healthz`, `/readyz`: whether it makes progress, and whether it is on time; 503 if not
+- `/status`: what the job knows of itself (`job_status`); 503 as long as it does not know enough
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from conf.errors import SettingError
+from streaming.monitor.job_status import JobStatus
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +44,16 @@ class Health:
 
 
 class MonitorServer:
-    """Answers `/metrics`, `/healthz` and `/readyz` until it is closed. A context manager; `address` is host:port."""
+    """Answers until it is closed. A context manager; `address` is host:port."""
 
-    def __init__(self, key: str, address: str, registry: CollectorRegistry, health: Callable[[], Health]) -> None:
+    def __init__(
+        self,
+        key: str,
+        address: str,
+        registry: CollectorRegistry,
+        health: Callable[[], Health],
+        status: Callable[[], JobStatus | None] = lambda: None,
+    ) -> None:
         """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
 
         Raises SettingError if nobody can listen there.
@@ -48,7 +61,7 @@ class MonitorServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
-            self._server = _Server(host, int(port), _handler(registry, health))
+            self._server = _Server(host, int(port), _handler(registry, health, status))
         except OSError as problem:
             raise SettingError(
                 f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
@@ -73,13 +86,17 @@ class MonitorServer:
 
 
 def monitored(
-    key: str, address: str, collector: Collector, health: Callable[[], Health]
+    key: str,
+    address: str,
+    collector: Collector,
+    health: Callable[[], Health],
+    status: Callable[[], JobStatus | None] = lambda: None,
 ) -> AbstractContextManager[object]:
     """Return a context in which the process answers at `address`, the setting `key`, with the metrics of `collector`.
 
     Without an address it answers nowhere. Raises SettingError if nobody can listen there.
     """
-    return MonitorServer(key, address, registry_of(collector), health) if address else nullcontext()
+    return MonitorServer(key, address, registry_of(collector), health, status) if address else nullcontext()
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:
@@ -95,7 +112,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), handler)
 
 
-def _handler(registry: CollectorRegistry, health: Callable[[], Health]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    registry: CollectorRegistry, health: Callable[[], Health], status: Callable[[], JobStatus | None]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
         server_version = "delayline"
@@ -110,15 +129,19 @@ def _handler(registry: CollectorRegistry, health: Callable[[], Health]) -> type[
                 state = health()
                 good = state.live if path == "/healthz" else state.live and state.ready
                 body = {"live": state.live, "ready": state.ready, "reasons": state.reasons}
-                status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-                self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
+                code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+                self._answer(code, "application/json", json.dumps(body).encode() + b"\n")
+            elif path == "/status":
+                known = status()
+                code = HTTPStatus.SERVICE_UNAVAILABLE if known is None else HTTPStatus.OK
+                self._answer(code, "application/json", b"null\n" if known is None else known.to_json() + b"\n")
             else:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /healthz and /readyz are here\n")
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /healthz, /readyz and /status are here\n")
 
         do_HEAD = do_GET
 
-        def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-            self.send_response(status)
+        def _answer(self, code: HTTPStatus, content_type: str, body: bytes) -> None:
+            self.send_response(code)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")

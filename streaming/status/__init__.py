@@ -2,10 +2,11 @@
 
 Works while the job runs and while it is down. Writes nothing and locks nothing.
 
-Read `read`, `waiting` (what waits after one batch), `ready` (what is handed over and not released, and the release
-processes), `due_histogram`, `input_lag`, `formats` (JSON and tables).
+Read `status` (what a status is), `running` (the job says it), `read` (or it is read from the checkpoint and the table),
+`waiting` (what waits after one batch, there), `broker` (what only the broker knows), `ready` (what is handed over and
+not released, and the release processes), `input_lag`, `due_histogram`, `formats` (JSON and tables).
 
-The status describes the application after its last committed batch:
+A status that is read describes the application after its last committed batch:
 
 - Mutable buckets: the state of that batch, through Spark's state data source.
 - Sealed buckets: those of batches up to that batch. A bucket that a later batch sealed is left out, because its
@@ -13,7 +14,7 @@ The status describes the application after its last committed batch:
 - Input: the offsets that the batch read.
 - Ready: what batches up to that batch have handed over and is not released by now.
 
-How exact the histogram of due times is:
+How exact its histogram of due times is (the running job takes each segment for evenly spread):
 
 - Due times in mutable buckets are exact to the millisecond.
 - A segment between two borders of the histogram counts as a whole.

@@ -9,8 +9,10 @@ from typing import Any
 
 from conf.durations import format_duration
 from sinks.internal_topics.lease_record import Lease
-from streaming.checkpoint.checkpoint import PlannedBatch
-from streaming.status.read import LATER, SPANS_MS, BrokerAnswer, Status
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import LATER, SPANS_MS
+from streaming.status.broker import BrokerAnswer
+from streaming.status.status import Status
 
 _BAR_WIDTH = 40
 
@@ -19,6 +21,7 @@ def as_json(status: Status) -> dict[str, Any]:
     """Return the status as JSON values. The keys are stable; docs/operate.md explains them."""
     ready, mutable, sealed = _totals(status)
     return {
+        "read_from": status.read_from,
         "checkpoint": status.checkpoint,
         "now_ms": status.now_ms,
         "committed_batch": _batch(status, status.committed),
@@ -28,6 +31,7 @@ def as_json(status: Status) -> dict[str, Any]:
             "ready": ready,
             "mutable": mutable,
             "sealed": sealed,
+            "merged": status.merged,
             "mutable_bytes": status.mutable_bytes,
             "sealed_bytes": status.sealed_bytes,
         },
@@ -57,6 +61,8 @@ def as_lines(status: Status) -> Iterator[str]:
     for shard in status.shards:
         counts = f"{shard.ready:>12,}{shard.mutable:>14,}{shard.sealed:>14,}"
         yield f"{shard.shard:>8}{counts}  {_due(status, shard.next_due_ms)}"
+    if status.merged:
+        yield f"{'merged':>8}{'':>26}{status.merged:>14,}"
     yield from _release_lines(status)
     yield ""
     yield f"{'due':>8}{'messages':>14}" + ("  (estimated)" if status.due_is_estimated else "")
@@ -77,7 +83,7 @@ def _summary(status: Status) -> Iterator[str]:
     if committed is None:
         yield f"nothing yet: no batch is committed in {status.checkpoint}"
     else:
-        yield f"checkpoint   {status.checkpoint}"
+        yield f"checkpoint   {status.checkpoint}{' (as the running job says)' if status.read_from == 'job' else ''}"
         yield f"committed    batch {committed.batch_id}, started {_ago(status, committed.clock_ms)}"
         yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is handed over"
     if planned is not None:
@@ -128,7 +134,7 @@ def _totals(status: Status) -> tuple[int, int, int]:
     return (
         sum(shard.ready for shard in shards),
         sum(shard.mutable for shard in shards),
-        sum(shard.sealed for shard in shards),
+        sum(shard.sealed for shard in shards) + status.merged,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streaming.local.free_port import free_port
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
@@ -28,12 +29,24 @@ def _status(application: Application, *arguments: str) -> str:
     return result.stdout
 
 
-def _json(application: Application) -> dict[str, Any]:
-    (line,) = _status(application, "--format", "json").splitlines()
+def _json(application: Application, *arguments: str) -> dict[str, Any]:
+    (line,) = _status(application, "--format", "json", *arguments).splitlines()
     status: dict[str, Any] = json.loads(line)
-    assert sum(status["due"].values()) == status["waiting"]["total"]
-    assert status["waiting"]["total"] == sum(shard["mutable"] + shard["sealed"] for shard in status["shards"])
+    waiting = status["waiting"]
+    assert sum(status["due"].values()) == waiting["total"] == waiting["ready"] + waiting["mutable"] + waiting["sealed"]
+    for place in ("ready", "mutable", "sealed"):
+        merged = waiting["merged"] if place == "sealed" else 0
+        assert waiting[place] == sum(shard[place] for shard in status["shards"]) + merged
     return status
+
+
+def _until_the_job_says(application: Application, *arguments: str) -> dict[str, Any]:
+    """Return the first status that the job itself says: it has to know what each mutable bucket holds."""
+    for _ in range(10):
+        status = _json(application, *arguments)
+        if status["read_from"] == "job":
+            return status
+    raise AssertionError("the job does not say its status")
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -73,20 +86,21 @@ def test_before_the_first_batch_status_counts_the_unread_input(
 def test_status_counts_waiting_messages_while_the_job_runs_and_exactly_after_ctrl_c(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service()
+    answers_at = f"monitor.job=127.0.0.1:{free_port()}"
+    service, ledger = make_service(answers_at)
     service.in_own_group = True
     service.start()
     _publish_far(ledger, application, 100)
     publish_mixed(ledger, application, 400, seed=1, longest_ms=90_000)
     assert_eventually(lambda: len(ledger.got) >= 100, 60, "deliveries")
-    running = _json(application)
-    assert running["committed_batch"]["age_ms"] < 60_000
-    assert 100 <= running["waiting"]["total"] <= 400
-    assert running["waiting"]["sealed"] > 0
-    assert running["sealed"]["buckets"] > 0
-    assert running["due"]["6h"] == 100
-    assert running["holder"]["pid"] == service.pid
-    assert running["holder"]["command"] == "run"
+    for running in (_json(application), _until_the_job_says(application, "--set", answers_at)):
+        assert running["committed_batch"]["age_ms"] < 60_000
+        assert 100 <= running["waiting"]["total"] <= 400
+        assert running["waiting"]["sealed"] > 0
+        assert running["sealed"]["buckets"] > 0
+        assert running["due"]["6h"] == 100
+        assert running["holder"]["pid"] == service.pid
+        assert running["holder"]["command"] == "run"
 
     # Interrupted while messages fall due, so that segments are partly delivered.
     before = len(ledger.got)

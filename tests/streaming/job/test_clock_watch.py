@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from conf.errors import ClockBehind
-from streaming.checkpoint.checkpoint import PlannedBatch
+from state.checkpoint.planned_batch import PlannedBatch
 from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch
 
 _HORIZON_MS = 60_000

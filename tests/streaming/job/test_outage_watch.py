@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.checkpoint.checkpoint import PlannedBatch
+from state.checkpoint.planned_batch import PlannedBatch
 from streaming.job.outage_watch import OutageWatch
 
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from state.buckets.segments import Segment
+from state.buckets.segments import ANY_SHARD, Segment
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts, job_health
+from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import registry_of
 
 MINUTE_MS = 60_000
@@ -32,50 +35,101 @@ def scraped(counts: JobCounts) -> dict[str, float]:
     }
 
 
+def batch(number: int, cutoff_ms: int = 0) -> PlannedBatch:
+    return PlannedBatch(number, clock_ms=cutoff_ms - MINUTE_MS, cutoff_ms=cutoff_ms, offsets={"in": {"0": number}})
+
+
 def test_batches_add_up() -> None:
     clock = Clock()
     counts = JobCounts(clock)
-    counts.batch_done({"in": 5}, sealed=2, cancelled=1, mutable={0: 3, 1: 4}, cutoff_ms=1_000_060_000)
+    counts.batch_done(batch(0, 1_000_060_000), {"in": 5}, sealed=2, cancelled=1, mutable={})
     clock.now_s += 10
-    counts.batch_done({"in": 1, "other": 1}, sealed=0, cancelled=0, mutable={1: 0}, cutoff_ms=1_000_070_000)
+    counts.batch_done(batch(1, 1_000_070_000), {"in": 1, "other": 1}, sealed=0, cancelled=0, mutable={})
     counts.took("state", 0.5)
     counts.took("state", 1.5)
     samples = scraped(counts)
     assert samples["read_records_total.in"] == 6
     assert samples["read_records_total.other"] == 1
     assert (samples["sealed_messages_total"], samples["cancelled_messages_total"]) == (2, 1)
-    assert samples["waiting_messages.mutable"] == 3
     assert samples["handed_over_until_timestamp_seconds"] == 1_000_070
     assert samples["batch_done_timestamp_seconds"] == clock.now_s
     assert (samples["batch_seconds_count.state"], samples["batch_seconds_sum.state"]) == (2, 2.0)
 
 
-def test_sealed_messages_count_by_when_they_are_due_every_few_seconds() -> None:
+def test_what_waits_counts_by_when_it_is_due() -> None:
     clock = Clock()
     counts = JobCounts(clock)
     now_ms = int(clock.now_s * 1000)
+    bounds = MutableBounds(now_ms + 30_000, now_ms + 30_000, count=5, bytes=50)
+    counts.batch_done(batch(0, cutoff_ms=now_ms), {}, 0, 0, mutable={0: bounds})
+    counts.state_now(0, mutable_buckets=1)
 
     def segment(bucket: int, first_ms: int, last_ms: int, count: int) -> Segment:
         return Segment(bucket, 0, 0, "p", now_ms + first_ms, now_ms + last_ms, count, count * 10)
 
-    # Half of the first one within ten minutes.
-    buckets = {1: [segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100)], 2: [segment(2, 0, 0, 7)]}
-    counts.count_sealed(buckets, merging=1, merges=3)
+    # Half of the first one within ten minutes; the last one is handed over.
+    segments = [
+        segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(2, -MINUTE_MS, -1, 3),
+    ]  # fmt: skip
+    counts.table_now(segments, buckets=2, merging=1, merges=3)
     samples = scraped(counts)
-    assert samples["waiting_messages.sealed"] == 107
-    assert samples["sealed_due_messages.1m"] == 7
-    assert samples["sealed_due_messages.10m"] == 57
-    assert samples["sealed_due_messages.366d"] == 107
-    assert samples["sealed_next_due_timestamp_seconds"] == clock.now_s
-    assert samples["sealed_last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
+    assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (107, 5)
+    assert samples["sealed_bytes"] == 1070
+    assert samples["due_messages.1m"] == 12
+    assert samples["due_messages.10m"] == 62
+    assert samples["due_messages.366d"] == 112
+    assert samples["next_due_timestamp_seconds"] == clock.now_s
+    assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
     assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (2, 3, 1)
-    clock.now_s += 1
-    counts.count_sealed({}, merging=0, merges=4)
-    assert scraped(counts)["sealed_buckets"] == 2
-    clock.now_s += 5
-    counts.count_sealed({}, merging=0, merges=4)
-    assert scraped(counts)["sealed_buckets"] == 0
-    assert "sealed_next_due_timestamp_seconds" not in scraped(counts)
+    counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    samples = scraped(counts)
+    assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (0, 0)
+    assert "next_due_timestamp_seconds" not in samples
+
+
+def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
+    counts = JobCounts(Clock())
+    one = {1: MutableBounds(5, 9, count=4, bytes=40)}
+    counts.table_now([], buckets=0, merging=0, merges=0)
+    counts.batch_done(batch(7), {}, 0, 0, one)
+    assert (
+        counts.status(
+            "app",
+            "/c",
+            2,
+        )
+        is None
+    )
+    # The state has two: one of them was filled before this start.
+    counts.state_now(7, mutable_buckets=2)
+    assert counts.status("app", "/c", 2) is None
+    assert "waiting_messages.mutable" not in scraped(counts)
+    # Spark reports batch 8 when batch 9 is done already, and has changed both.
+    counts.batch_done(batch(8), {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
+    counts.batch_done(batch(9), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    counts.state_now(8, mutable_buckets=2)
+    assert scraped(counts)["waiting_messages.mutable"] == 4
+
+
+def test_the_status_has_what_waits_and_survives_json() -> None:
+    clock = Clock()
+    counts, now_ms = JobCounts(clock), int(clock.now_s * 1000)
+    counts.batch_begun(batch(0, now_ms))
+    counts.batch_done(batch(0, now_ms), {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
+    merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
+    counts.table_now([merged], buckets=1, merging=0, merges=0)
+    counts.state_now(0, mutable_buckets=1)
+    status = counts.status("app", "/c", 2)
+    assert status is not None
+    assert (status.done, status.running, status.next_due_ms) == (batch(0, now_ms), None, now_ms + 5)
+    assert [(shard.shard, shard.mutable, shard.sealed) for shard in status.shards] == [(0, 0, 0), (1, 4, 0)]
+    assert (status.merged, status.sealed_bytes, status.mutable_bytes) == (9, 90, 40)
+    assert {span: count for span, count in status.due.items() if count} == {"10s": 4, "1m": 9}
+    counts.batch_begun(batch(1, now_ms))
+    again = counts.status("app", "/c", 2)
+    assert again is not None
+    assert again.running == batch(1, now_ms)
+    assert JobStatus.from_json(again.to_json()) == again
 
 
 def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through_an_outage() -> None:
@@ -88,7 +142,7 @@ def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through
 
     clock.now_s += 20
     assert health() == (True, False, ["no batch is done since the start, 20 s ago"])
-    counts.batch_done({}, 0, 0, {}, 0)
+    counts.batch_done(batch(0), {}, 0, 0, {})
     assert health() == (True, True, [])
     clock.now_s += 61
     assert health() == (True, False, ["no batch is done for 61 s"])

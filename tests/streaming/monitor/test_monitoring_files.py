@@ -18,6 +18,8 @@ from sinks.internal_topics.position import Position
 from sinks.release.counts import ReleaseCounts
 from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.release_metrics import ReleaseMetrics
 from streaming.monitor.server import registry_of
@@ -51,9 +53,11 @@ def expressions() -> Iterator[tuple[str, str]]:
 def labels() -> dict[str, set[str]]:
     """The labels of each sample that a job and a release process answer, once they have done something."""
     counts = JobCounts()
-    counts.batch_done({"in": 1}, sealed=1, cancelled=0, mutable={0: 1}, cutoff_ms=1)
+    bounds = {0: MutableBounds(1, 1, count=1, bytes=1)}
+    counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
+    counts.state_now(0, mutable_buckets=1)
     counts.took("whole", 0.1)
-    counts.count_sealed({0: [Segment(0, 0, 0, "p", 1, 1, 1, 1)]}, merging=0, merges=1)
+    counts.table_now([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, merging=0, merges=1)
     released = ReleaseCounts("results")
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]

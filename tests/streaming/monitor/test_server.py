@@ -60,6 +60,10 @@ def test_probes_tell_by_status_and_reason(process: Process, health: Health, live
     assert json.loads(body) == {"live": health.live, "ready": health.ready, "reasons": health.reasons}
 
 
+def test_a_process_that_does_not_know_its_status_says_so(process: Process) -> None:
+    assert process.ask("/status") == (503, "application/json", b"null\n")
+
+
 def test_other_paths_and_methods_are_refused(process: Process) -> None:
     assert process.ask("/")[0] == 404
     assert process.ask("/metrics", "POST")[0] == 501

@@ -13,13 +13,15 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.cli.app import app
 from streaming.status import read as statuses
+from streaming.status.broker import BrokerAnswer, ask_broker
 from streaming.status.formats import as_json, as_lines
-from streaming.status.read import BrokerAnswer, Status, _consistent_versions, ask_broker
+from streaming.status.read import _consistent_versions
+from streaming.status.status import Status
 
 
 def status_of(broker: BrokerAnswer) -> Status:
     """Return a status that has no more information than the broker's answer."""
-    return Status("/c", 0, None, None, [], 0, 0, 0, 0, {}, False, broker)
+    return Status("storage", "/c", 0, None, None, [], 0, 0, 0, None, 0, 0, {}, False, broker)
 
 
 def test_an_invalid_record_in_the_lease_topic_is_shown_with_the_other_lines(settings: Settings) -> None:

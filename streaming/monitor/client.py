@@ -1,0 +1,36 @@
+"""Asks the server of a process, for commands that start no Spark."""
+
+from __future__ import annotations
+
+import http.client
+from dataclasses import dataclass
+
+_TIMEOUT_S = 3.0
+# An address that stands for all of a host's is asked on this host.
+_ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104, nothing listens here
+
+
+class NoAnswer(Exception):
+    """Nobody answers at the address, or not in HTTP."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The status code of an answer, and its body."""
+
+    code: int
+    body: bytes
+
+
+def ask(address: str, path: str) -> Answer:
+    """Get `path` from the server at `address`, host:port. Raises NoAnswer."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(f"{_ANY.get(host, host)}:{port}", timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read())
+    except (OSError, http.client.HTTPException) as problem:
+        raise NoAnswer(f"no answer from {address}: {problem or type(problem).__name__}") from problem
+    finally:
+        connection.close()

@@ -1,0 +1,46 @@
+"""What the running job knows of itself, for `delayline status`: nothing is read for it, neither Kafka nor storage."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import WaitingInShard
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What waits after the last batch and is not handed over, as the job knows it. Instants are epoch ms.
+
+    - `done`: the last batch that was done, which Spark commits a moment later
+    - `running`: the batch after it, once that is planned
+    - `merged`: the messages in merged buckets, which belong to no shard
+    - `due`: the number of messages in each span of `streaming.monitor.estimate`, estimated
+    """
+
+    application_id: str
+    checkpoint: str
+    now_ms: int
+    done: PlannedBatch
+    running: PlannedBatch | None
+    shards: list[WaitingInShard]
+    merged: int
+    mutable_bytes: int
+    sealed_bytes: int
+    next_due_ms: int | None
+    buckets: int
+    segments: int
+    due: dict[str, int]
+
+    def to_json(self) -> bytes:
+        """Return this as one JSON object."""
+        return _JSON.dump_json(self)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> JobStatus:
+        """Read what `to_json` returned. Raises ValueError for anything else."""
+        return _JSON.validate_json(text)
+
+
+_JSON = TypeAdapter(JobStatus)

@@ -1,0 +1,64 @@
+"""The part of the status that comes from the broker: input lag, lease, what is ready, release processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch, ReadyLogLost, RightMissing, TopicMissing
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import read_lease
+from sinks.internal_topics.lease_record import Lease
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.status.input_lag import PartitionLag, input_lag
+from streaming.status.ready import ReadyShard, ReleaseMember, ready_shards, release_members
+
+
+@dataclass(frozen=True)
+class BrokerAnswer:
+    """The part of the status that comes from the broker.
+
+    - `lag`: the input lag; None if the broker does not answer, or a topic is missing. `problem` then has the reason.
+    - `ready`: what is handed over and not released, by shard; `members`: the release processes. None as for `lag`.
+    - `holder`: the holder of the lease. A process that was killed stays the holder until another claims the lease.
+      None if nobody holds the lease, if the broker does not answer, or if the lease topic holds a foreign record;
+      in the last case `lease_problem` has the reason.
+    """
+
+    lag: list[PartitionLag] | None
+    holder: Lease | None = None
+    problem: str = ""
+    lease_problem: str = ""
+    ready: list[ReadyShard] | None = None
+    members: list[ReleaseMember] | None = None
+    ready_problem: str = ""
+
+
+def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnswer:
+    """Ask the broker for the input lag and the lease. Errors become part of the answer.
+
+    Waiting messages are counted without Kafka, and an operator needs these counts when Kafka is down.
+    """
+    holder, lease_problem = None, ""
+    try:
+        try:
+            holder = _holder(settings)
+        except CheckpointMismatch as no_lease:
+            lease_problem = str(no_lease)
+        lag = input_lag(settings, committed.offsets if committed else {})
+        answer = BrokerAnswer(lag, holder, lease_problem=lease_problem)
+    except (BrokerUnreachable, TopicMissing, RightMissing) as problem:
+        return BrokerAnswer(None, holder, str(problem), lease_problem)
+    try:
+        last_batch = -1 if committed is None else committed.batch_id
+        return replace(answer, ready=ready_shards(settings, last_batch), members=release_members(settings))
+    except (BrokerUnreachable, TopicMissing, RightMissing, ReadyLogLost, CheckpointMismatch) as problem:
+        return replace(answer, ready_problem=str(problem))
+
+
+def _holder(settings: Settings) -> Lease | None:
+    try:
+        last = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
+    except TopicMissing:
+        return None
+    return None if last is None or last.released else last

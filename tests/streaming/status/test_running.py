@@ -1,0 +1,77 @@
+"""The status that the running job says, with the broker's part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from conf.settings import Settings
+from sinks.topics.topics import ensure_topics
+from state.buckets.segments import ANY_SHARD, Segment
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.cli.app import app
+from streaming.local.free_port import free_port
+from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.job_status import JobStatus
+from streaming.monitor.server import Health, MonitorServer
+from streaming.status import read as from_storage
+from streaming.status.running import status_of_job
+
+
+@contextmanager
+def job_that_says(status: JobStatus | None) -> Iterator[str]:
+    """A process that answers like a job, and its address."""
+    with MonitorServer("monitor.job", "127.0.0.1:0", CollectorRegistry(), Health, lambda: status) as server:
+        yield server.address
+
+
+def with_monitor(settings: Settings, address: str) -> Settings:
+    return settings.model_copy(update={"monitor": settings.monitor.model_copy(update={"job": address})})
+
+
+def status_of(application_id: str) -> JobStatus:
+    counts = JobCounts(lambda: 1_000.0)
+    counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
+    counts.state_now(3, mutable_buckets=1)
+    counts.table_now([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1, merging=0, merges=0)
+    status = counts.status(application_id, "/checkpoint", 2)
+    assert status is not None
+    return status
+
+
+def test_the_command_shows_what_the_job_says_and_starts_no_spark(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_storage, "open_session", lambda *_: pytest.fail("Spark was to be started"))
+    ensure_topics(settings, 1)
+    arguments = ["status", "--set", f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}"]
+    arguments += ["--set", f"application_id={settings.application_id}"]
+    arguments += ["--set", f"topics.input={','.join(settings.topics.input)}"]
+    with job_that_says(status_of(settings.application_id)) as address:
+        arguments += ["--set", f"monitor.job={address}"]
+        shown = CliRunner().invoke(app, [*arguments, "--format", "json"])
+        assert shown.exit_code == 0, shown.output
+        status = json.loads(shown.stdout)
+        table = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert (status["read_from"], status["committed_batch"]["batch_id"]) == ("job", 3)
+    assert (status["waiting"]["total"], status["waiting"]["mutable"], status["waiting"]["merged"]) == (13, 4, 9)
+    assert (status["due"]["1m"], status["due"]["6h"], status["next_due_ms"]) == (4, 9, 1_030_000)
+    assert status["input_lag"]["total"] == 0
+    assert table[0] == "checkpoint   /checkpoint (as the running job says)"
+    assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
+
+
+def test_what_is_read_instead_if_the_job_cannot_say(settings: Settings) -> None:
+    assert status_of_job(settings) is None
+    assert status_of_job(with_monitor(settings, f"127.0.0.1:{free_port()}")) is None
+    # It has just begun.
+    with job_that_says(None) as address:
+        assert status_of_job(with_monitor(settings, address)) is None
+    with job_that_says(status_of("another")) as address:
+        assert status_of_job(with_monitor(settings, address)) is None
