@@ -35,6 +35,11 @@ CONFIG_VARIABLE = "DELAYLINE_CONFIG"
 
 _PREFIX = "DELAYLINE_"
 _NOT_SETTINGS = (CONFIG_VARIABLE, "DELAYLINE_FAILPOINT")
+# What Kubernetes sets in each pod for a Service whose name begins with `delayline`: DELAYLINE_SERVICE_HOST,
+# DELAYLINE_RELEASE_SERVICE_PORT_HTTP, DELAYLINE_PORT=tcp://…, DELAYLINE_PORT_9464_TCP_ADDR. No setting has such a name.
+_SERVICE_LINK = re.compile(
+    r"DELAYLINE(_[A-Z0-9]+)*?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
 # Python decodes bytes that are not UTF-8, in arguments and variables, to these. No client accepts them.
@@ -67,8 +72,9 @@ def load_settings(
     Args:
         file: a TOML file; None for the defaults.
         overrides: each `section.key=value`, split at the first dot and the first `=`.
-        environ: variables `DELAYLINE_SECTION__KEY`; None for the process's. In [kafka] and [spark] a key without a
-            dot is read in lower case, with each `_` as a dot: `DELAYLINE_KAFKA__SECURITY_PROTOCOL`.
+        environ: variables `DELAYLINE_SECTION__KEY`; None for the process's. In [kafka] and [spark] each `_` of a key
+            without a dot is read as a dot, and a key in capitals in lower case:
+            `DELAYLINE_KAFKA__SECURITY_PROTOCOL`, `DELAYLINE_SPARK__spark_executor_memoryOverhead`.
 
     Raises:
         SettingError: lists every problem with key, value (`******` for a secret), allowed values and origin.
@@ -149,7 +155,7 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
     variables: dict[str, str] = {}
     origins: dict[str, str] = {}
     for name in sorted(environ):
-        if not name.startswith(_PREFIX) or name.startswith(_NOT_SETTINGS):
+        if not name.startswith(_PREFIX) or name.startswith(_NOT_SETTINGS) or _SERVICE_LINK.fullmatch(name):
             continue
         key = _key_of_variable(name)
         if key in _SECTIONS:
@@ -180,8 +186,10 @@ def _key_of_variable(name: str) -> str | None:
         return f"{section}.{rest.lower()}"
     if not issubclass(model, OptionTable):
         return None
-    # A shell cannot set names with dots. `env` and compose files can, and Spark options are case-sensitive.
-    return f"{section}.{rest if '.' in rest else rest.lower().replace('_', '.')}"
+    # A shell cannot set names with dots; `env` and compose files can. The case of Spark's options matters.
+    if "." not in rest:
+        rest = (rest.lower() if rest.isupper() else rest).replace("_", ".")
+    return f"{section}.{rest}"
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:

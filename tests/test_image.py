@@ -1,15 +1,18 @@
-"""The image's entrypoint, with fake `java` and `delayline` programs that print how they were called."""
+"""The image's entrypoint, with fake programs, such as `java` and `delayline`, that print how they were called."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from streaming.spark.submit_files import PROPERTIES
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "conf/docker/Dockerfile"
@@ -31,7 +34,7 @@ BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Path:
-    for name in ("java", "delayline"):
+    for name in ("java", "delayline", "spark-submit"):
         fake = tmp_path / name
         fake.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(['{name}', *sys.argv[1:]]))\n")
         fake.chmod(0o755)
@@ -58,7 +61,7 @@ def entrypoint() -> Path:
     return ROOT / Path(inside).relative_to("/opt/delayline")
 
 
-def test_arguments_other_than_executor_are_a_delayline_command(fakes: Path) -> None:
+def test_arguments_other_than_driver_and_executor_are_a_delayline_command(fakes: Path) -> None:
     assert command_of(fakes, "run", "--set", "topics.output=a b") == [
         "delayline",
         "run",
@@ -66,6 +69,33 @@ def test_arguments_other_than_executor_are_a_delayline_command(fakes: Path) -> N
         "topics.output=a b",
     ]
     assert command_of(fakes) == ["delayline"]
+
+
+def test_a_driver_is_submitted_with_the_options_that_its_java_needs_and_the_arguments_of_its_pod(
+    fakes: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    (image / "conf/docker").mkdir(parents=True)
+    shutil.copy(entrypoint(), image / "conf/docker")
+    (image / "submit").mkdir()
+    # As `delayline submit-files` writes it, where a backslash is the escape character.
+    properties = ["spark.driver.extraJavaOptions -Da=b -Dc=d\\\\e", "spark.jars /a.jar,/b.jar"]
+    (image / "submit" / PROPERTIES).write_text("".join(f"{line}\n" for line in properties))
+    arguments = ["--properties-file", "/opt/spark/conf/spark.properties", "local:///opt/job.py", "run"]
+    environment = {"PATH": f"{fakes}:{os.defpath}", "SPARK_DRIVER_BIND_ADDRESS": "10.0.0.5"}
+    result = subprocess.run(
+        [image / "conf/docker/entrypoint.sh", "driver", *arguments], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    command = json.loads(result.stdout)
+    assert command == [
+        "spark-submit",
+        *("--deploy-mode", "client"),
+        *("--conf", "spark.driver.bindAddress=10.0.0.5"),
+        *("--conf", "spark.driver.extraJavaOptions=-Da=b -Dc=d\\e"),
+        *("--conf", "spark.jars=/a.jar,/b.jar"),
+        *arguments,
+    ]
 
 
 def test_an_executor_starts_with_the_options_of_its_pod(fakes: Path) -> None:

@@ -1,9 +1,19 @@
 #!/usr/bin/env bash
-# The image's entrypoint: the command line of Delayline, but for `executor`. With that one argument Spark's driver makes
-# pods of the image, and says all else in variables (of Spark 4.0: `Constants` and `BasicExecutorFeatureStep`).
+# The image's entrypoint: the command line of Delayline, but for `driver` and `executor`. With these Spark makes pods of
+# the image, and says all else in arguments and variables (of Spark 4.0: `Constants`, `DriverCommandFeatureStep` and
+# `BasicExecutorFeatureStep`).
 set -euo pipefail
 
-if [ "${1:-}" != executor ]; then
+if [ "${1:-}" = driver ]; then
+    shift
+    options=(--deploy-mode client --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS")
+    # What `delayline submit-files` wrote when the image was built. Beside the arguments' own file of properties there
+    # can be no second one.
+    while read -r name value; do
+        options+=(--conf "$name=${value//\\\\/\\}")
+    done <"${0%/*}/../../submit/spark.properties"
+    exec spark-submit "${options[@]}" "$@"
+elif [ "${1:-}" != executor ]; then
     exec delayline "$@"
 fi
 

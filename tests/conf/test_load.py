@@ -121,13 +121,15 @@ def test_durations_are_stored_in_milliseconds() -> None:
     assert settings.levels.delays == (1000, 120_000)
 
 
-def test_spark_keeps_the_case_of_a_dotted_variable() -> None:
+def test_spark_keeps_the_case_of_a_variable_that_is_not_in_capitals() -> None:
     environ = {
         "DELAYLINE_SPARK__spark.executor.memoryOverhead": "1g",
+        "DELAYLINE_SPARK__spark_driver_memoryOverhead": "2g",
         "DELAYLINE_SPARK__SPARK_EXECUTOR_CORES": "2",
     }
     options = load_settings(None, [], environ).spark.options
     assert options["spark.executor.memoryOverhead"] == "1g"
+    assert options["spark.driver.memoryOverhead"] == "2g"
     assert options["spark.executor.cores"] == "2"
 
 
@@ -280,12 +282,30 @@ def test_an_unknown_name_in_the_file_gets_the_nearest_known_one(toml: Any, text:
         ("DELAYLINE_APPLICATIONID", "the nearest is DELAYLINE_APPLICATION_ID"),
         ("DELAYLINE_QQQQ__X", "no such setting"),
         ("DELAYLINE_", "no such setting"),
+        ("DELAYLINE_SUPPORT", "no such setting"),
+        ("DELAYLINE_PORTS", "no such setting"),
         ("DELAYLINE_KAFKA", "a section has no value"),
         ("DELAYLINE_KAFKA__SECURITY_PROTOCL", "kafka.security.protocl: no such setting"),
     ],
 )
 def test_an_unknown_variable_is_refused(variable: str, names: str) -> None:
     assert names in failure(environ={variable: SECRET})
+
+
+@pytest.mark.parametrize("service", ["DELAYLINE", "DELAYLINE_RELEASE", "DELAYLINE_2"])
+def test_what_kubernetes_sets_for_a_service_is_ignored(service: str) -> None:
+    of_port = f"{service}_PORT_9464_TCP"
+    environ = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "9464",
+        f"{service}_SERVICE_PORT_HTTP_METRICS": "9464",
+        f"{service}_PORT": "tcp://10.0.0.1:9464",
+        of_port: "tcp://10.0.0.1:9464",
+        f"{of_port}_PROTO": "tcp",
+        f"{of_port}_PORT": "9464",
+        f"{of_port}_ADDR": "10.0.0.1",
+    }
+    assert load_settings(None, [], environ) == Settings()
 
 
 def test_variables_that_are_not_settings_are_ignored() -> None:

@@ -1,0 +1,143 @@
+"""The Kubernetes manifests, against the published schemas and the image, settings and files that they refer to.
+
+Not here: the schema of the Spark operator's applications, which no package has, and kustomize itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pyspark
+import pytest
+from ruamel.yaml import YAML
+
+from conf.load import load_settings
+from conf.settings import Settings
+from streaming.spark.submit_files import LAUNCHER
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "conf/kubernetes"
+BASE = FOLDER / "base"
+# The oldest that is still maintained somewhere, and the newest that has a schema here.
+VERSIONS = ["1.30", kubernetes_validate.latest_version()]
+# Read by kustomize, by Spark, and by the Spark operator.
+NO_MANIFESTS = ("kustomization.yaml", "references.yaml", "executor.yaml", "application.yaml")
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return list(YAML(typ="safe").load_all(file.read_text()))
+
+
+def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the documents that Kubernetes knows, with their files."""
+    for file in sorted(FOLDER.rglob("*.yaml")):
+        if file.name not in NO_MANIFESTS:
+            yield from ((file, document) for document in documents(file))
+
+
+def manifest(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (each for _, each in manifests() if (each["kind"], each["metadata"].get("name")) == (kind, name))
+    return found
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """Return the pods' specs by component."""
+    templates = [each["spec"]["template"] for _, each in manifests() if "template" in each.get("spec", {})]
+    return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template["spec"] for template in templates}
+
+
+def container(component: str) -> dict[str, Any]:
+    (only,) = pods()[component]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    """The settings of the job's pod."""
+    environ = {each["name"]: each.get("value", "from-the-pod") for each in container("job")["env"]}
+    return load_settings(BASE / "delayline.toml", environ=environ)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("file", sorted({file for file, _ in manifests()}), ids=lambda file: file.name)
+def test_manifests_are_valid(file: Path, version: str) -> None:
+    for document in documents(file):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_wrong_manifest_is_not_valid() -> None:
+    wrong = manifest("StatefulSet", "delayline-release")
+    wrong["spec"]["replica"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("folder", ["base", "client", "spark-operator"])
+def test_each_kustomization_names_the_files_beside_it(folder: str) -> None:
+    (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
+    generated = [name for each in kustomization.get("configMapGenerator", []) for name in each["files"]]
+    named = {*kustomization["resources"], *kustomization.get("configurations", []), *generated}
+    assert all((FOLDER / folder / name).exists() for name in named)
+    assert {path.name for path in (FOLDER / folder).iterdir()} == {*named, "kustomization.yaml"} - {"../base"}
+
+
+def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settings: Settings) -> None:
+    assert pods().keys() == {"job", "release", "topics"}
+    assert container("job")["args"] == ["run"]
+    assert container("release")["args"] == ["release"]
+    assert container("topics")["args"] == ["topics", "create"]
+    for component in pods():
+        own = container(component)
+        assert {each["name"]: each.get("value") for each in own["env"]}[
+            "DELAYLINE_CONFIG"
+        ] == "/etc/delayline/delayline.toml"
+        assert {"name": "settings", "mountPath": "/etc/delayline"} in own["volumeMounts"]
+    assert settings.release.processes == 0
+    assert settings.spark.options["spark.kubernetes.driver.pod.name"] == "from-the-pod"
+
+
+def test_probes_ask_where_the_processes_answer(settings: Settings) -> None:
+    for component, address in (("job", settings.monitor.job), ("release", settings.monitor.release)):
+        ports = {port["name"]: port["containerPort"] for port in container(component)["ports"]}
+        assert address == f"0.0.0.0:{ports['monitor']}"
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container(component)[probe]["httpGet"]["port"] == "monitor"
+            assert container(component)[probe]["httpGet"]["path"] in ("/healthz", "/readyz")
+
+
+def test_executors_reach_the_driver_through_its_service(settings: Settings) -> None:
+    service = manifest("Service", settings.spark.options["spark.driver.host"])
+    ports = {port["name"]: str(port["port"]) for port in service["spec"]["ports"]}
+    assert ports["driver"] == settings.spark.options["spark.driver.port"]
+    assert ports["blocks"] == settings.spark.options["spark.driver.blockManager.port"]
+    assert service["spec"]["selector"].items() <= manifest("Deployment", "delayline-job")["metadata"]["labels"].items()
+
+
+def test_driver_and_executors_see_the_same_storage_as_the_same_user(settings: Settings) -> None:
+    (executor,) = documents(BASE / "executor.yaml")
+    assert settings.spark.options["spark.kubernetes.executor.podTemplateFile"] == "/etc/delayline/executor.yaml"
+    for pod in (executor["spec"], pods()["job"]):
+        assert {"name": "storage", "mountPath": settings.storage.path} in pod["containers"][0]["volumeMounts"]
+        (claim,) = (each["persistentVolumeClaim"] for each in pod["volumes"] if each["name"] == "storage")
+        assert claim == {"claimName": manifest("PersistentVolumeClaim", "delayline")["metadata"]["name"]}
+    made = re.search(r"useradd .*--uid (\d+)", (ROOT / "conf/docker/Dockerfile").read_text())
+    assert made is not None
+    users = {pod["securityContext"]["runAsUser"] for pod in (executor["spec"], *pods().values())}
+    assert users == {int(made[1])}
+
+
+def test_the_spark_operator_submits_what_the_image_has() -> None:
+    (application,) = documents(FOLDER / "spark-operator/application.yaml")
+    spec = application["spec"]
+    assert spec["sparkVersion"] == pyspark.__version__
+    dockerfile = (ROOT / "conf/docker/Dockerfile").read_text()
+    assert "WORKDIR /opt/delayline\n" in dockerfile
+    assert "delayline submit-files submit" in dockerfile
+    assert spec["mainApplicationFile"] == f"local:///opt/delayline/submit/{LAUNCHER}"
+    assert spec["driver"]["serviceAccount"] == manifest("ServiceAccount", "delayline")["metadata"]["name"]
+    assert spec["image"] == container("job")["image"]
