@@ -58,6 +58,13 @@ def test_each_dependency_of_a_service_exists_and_has_a_health_check_if_needed(se
             assert requirement["condition"] != "service_healthy" or "healthcheck" in services[dependency]
 
 
+def test_one_service_builds_the_image_and_none_pulls_it(services: dict[str, Any]) -> None:
+    of_image = [service for service in services.values() if service["image"] == "delayline:local"]
+    assert len(of_image) == len(services) - 1
+    assert sum("build" in service for service in of_image) == 1
+    assert {service["pull_policy"] for service in of_image} == {"never"}
+
+
 def test_the_image_copies_only_files_that_exist(services: dict[str, Any]) -> None:
     build = services["job"]["build"]
     dockerfile = ROOT / build["context"] / build["dockerfile"]
