@@ -31,8 +31,7 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
 _ORPHAN_S = 10.0
 _BATCH_LINE = re.compile(
-    r"^(\d+-\d+-\d+ \d+:\d+:\d+,\d+) .*"
-    r"batch (\d+): handed over below (\d+), sealed (\d+) messages in (\d+) segments, ([\d.]+) s$",
+    r"^(\S+Z) .*batch (\d+): handed over below \S+ \((\d+)\), sealed (\d+) messages in (\d+) segments, ([\d.]+) s$",
     re.MULTILINE,
 )
 _RECOVERED_LINE = re.compile(
@@ -71,7 +70,7 @@ def batch_lines_in(log: str) -> dict[int, BatchLine]:
     """Return the lines of a job's log about batches that handed over or sealed, by batch id."""
     lines = {}
     for line in _BATCH_LINE.finditer(log):
-        done_s = datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        done_s = datetime.fromisoformat(line[1]).timestamp()
         lines[int(line[2])] = BatchLine(done_s, int(line[3]), int(line[4]), int(line[5]), float(line[6]))
     return lines
 

@@ -1,26 +1,64 @@
-"""Logging: one line format and one level for the driver and for Spark's Python workers."""
+"""Logging: one format and one level for the driver, its release processes, and Spark's Python workers."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 
 from conf.errors import UsageError
+from conf.instants import instant
 
-# Passes the level of the driver to every Python worker.
+# Pass level and format of the driver to every Python worker.
 LEVEL_VARIABLE = "DELAYLINE_LOG_LEVEL"
+FORMAT_VARIABLE = "DELAYLINE_LOG_FORMAT"
 _PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logging(level: str) -> None:
+class _Text(logging.Formatter):
+    """A line of text: `2026-12-24T18:00:00.000Z INFO sinks.release.shard: ...`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return instant(int(record.created * 1000))
+
+
+class _Json(logging.Formatter):
+    """One JSON object, with the keys of `conf/java/log4j2-json.properties`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at_ms = int(record.created * 1000)
+        fields = {
+            "time": instant(at_ms),
+            "time_ms": at_ms,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+_FORMATS: dict[str, type[logging.Formatter]] = {"text": _Text, "json": _Json}
+
+
+def configure_logging(level: str, log_format: str = "text") -> None:
     """Log to standard error: Delayline's own lines from `level` up, those of libraries from warnings up.
 
-    Raises UsageError for an unknown level.
+    `log_format` is one of `monitor.log_format`. Raises UsageError for an unknown level.
     """
     if level.lower() not in _LEVELS:
         raise UsageError(f"--log-level {level!r}: one of {', '.join(_LEVELS)}")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    # Does nothing if the process, such as one of pytest, has a handler already.
+    logging.basicConfig(level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(_FORMATS[log_format]())
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
 
@@ -30,6 +68,12 @@ def level_now() -> str:
     return logging.getLevelName(logging.getLogger(_PACKAGES[0]).getEffectiveLevel()).lower()
 
 
+def format_now() -> str:
+    """Return the format of the log of this process."""
+    formatters = {type(handler.formatter) for handler in logging.getLogger().handlers}
+    return "json" if _Json in formatters else "text"
+
+
 def configure_worker_logging() -> None:
-    """Log in a Python worker at the level that its driver has set in the environment."""
-    configure_logging(os.environ.get(LEVEL_VARIABLE, "info"))
+    """Log in a Python worker as its driver has set in the environment."""
+    configure_logging(os.environ.get(LEVEL_VARIABLE, "info"), os.environ.get(FORMAT_VARIABLE, "text"))

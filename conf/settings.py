@@ -149,10 +149,11 @@ class ReleaseSettings(Section):
 
 
 class MonitorSettings(Section):
-    """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`."""
+    """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`, and how they log."""
 
     job: ListenAddress = ""
     release: ListenAddress = ""
+    log_format: Annotated[str, one_of("text", "json")] = "text"
 
 
 class LeaseSettings(Section):

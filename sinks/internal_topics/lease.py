@@ -171,7 +171,7 @@ class HeldLease:
     def _open(self) -> Producer:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
-        producer = Producer({**self._options, **own})
+        producer = Producer({**self._options, **own, "logger": log})
         init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 

@@ -6,6 +6,7 @@ successor only the successor can commit.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from sinks.internal_topics.progress import marker_key, read_progress
 from sinks.ready_log.chunk import RecordHeaders, chunk_record
 from sinks.topics.limits import barred_topics, missing_topics
 from state.checkpoint.progress import BatchSpan, Progress
+
+log = logging.getLogger(__name__)
 
 _FENCED_AT_A_TIME = 16
 # Kafka's value for a record without a timestamp, to which it applies no limit.
@@ -109,6 +112,7 @@ class ReadyLogWriter:
             {
                 "linger.ms": "5",
                 **plan.options,
+                "logger": log,
                 # The topic limits a chunk's size. A lower limit of the client is meant for messages.
                 "message.max.bytes": "1000000000",
                 # A chunk is compressed already, and as large as a batch should be.

@@ -74,6 +74,7 @@ class ReleaseProcess:
         self._group = Consumer(
             {
                 **self._options,
+                "logger": log,
                 "group.id": self._group_id,
                 "group.instance.id": member,
                 "client.id": member,

@@ -8,6 +8,7 @@ groups of records, until a group has a single record of that topic (`FaultSearch
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -33,6 +34,8 @@ from sinks.release.reports import DeliveryReports, Refused
 from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
 from state.order import in_order
+
+log = logging.getLogger(__name__)
 
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
 # between pieces of the flush.
@@ -103,6 +106,7 @@ class TransactionWriter:
                 "linger.ms": "100",
                 "queue.buffering.max.messages": "500000",
                 **options,
+                "logger": log,
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "batch.size": str(batch_bytes(options)),

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
@@ -116,8 +117,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         if committed is None and segment.bucket == origin.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
     ]
     log.info(
-        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %d",
-        len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, cutoff_ms,
+        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %s",
+        len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, instant_and_ms(cutoff_ms),
     )  # fmt: skip
     parts: dict[str, int] = {}
     for segment in segments:

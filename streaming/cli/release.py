@@ -36,8 +36,8 @@ def release(
     from sinks.release.process import ReleaseProcess
     from streaming.monitor.release_metrics import monitored_release
 
-    configure_logging(log_level)
     settings = settings_of(config, overrides)
+    configure_logging(log_level, settings.monitor.log_format)
     check_clients(settings)
     # Not a threading.Event: a signal may interrupt the thread that holds the event's lock.
     stop: SimpleQueue[int] = SimpleQueue()

@@ -93,7 +93,7 @@ def _lines(result: Repair) -> list[str]:
 
 
 def _segment_line(segment: CorruptSegment) -> str:
-    from streaming.storage.unreadable_bucket import instant
+    from conf.instants import instant
 
     bucket, shard, number = segment.identity
     name = f"bucket {bucket}, shard {shard}, segment {number}"

@@ -30,5 +30,6 @@ def run(
     from conf.logs import configure_logging
     from streaming.job.service import run_service
 
-    configure_logging(log_level)
-    run_service(settings_of(config, overrides), fresh, on_started=lambda: typer.echo("running"))
+    settings = settings_of(config, overrides)
+    configure_logging(log_level, settings.monitor.log_format)
+    run_service(settings, fresh, on_started=lambda: typer.echo("running"))

@@ -36,6 +36,7 @@ class ArrivalWatch:
         self._consumer = Consumer(
             {
                 **librdkafka_options(settings.kafka),
+                "logger": log,
                 "group.id": f"{settings.application_id}-arrivals",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CutoffMismatch
 from conf.failpoints import failpoint
+from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
@@ -160,8 +161,8 @@ class BatchRunner:
         took_s, sealed_messages = time.monotonic() - started_s, sum(row["count"] for row in sealed)
         if hand_over is not None or sealed:
             log.info(
-                "batch %d: handed over below %d, sealed %d messages in %d segments, %.2f s",
-                batch_id, span.cutoff_ms, sealed_messages, len(sealed), took_s,
+                "batch %d: handed over below %s, sealed %d messages in %d segments, %.2f s",
+                batch_id, instant_and_ms(span.cutoff_ms), sealed_messages, len(sealed), took_s,
             )  # fmt: skip
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from conf.errors import ClockBehind
+from conf.instants import instant
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.checkpoint import Checkpoint
 
@@ -49,8 +50,8 @@ class ClockWatch:
             self._warned = False
             return
         sentence = (
-            f"this host's clock shows {_text(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
-            f"{_text(shown_ms)} that it showed to batch {newest.batch_id} or to one before"
+            f"this host's clock shows {instant(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
+            f"{instant(shown_ms)} that it showed to batch {newest.batch_id} or to one before"
         )
         if behind_ms > TOLERANCE_MS:
             raise ClockBehind(
@@ -73,7 +74,3 @@ def watch_from(checkpoint: Checkpoint, newest: PlannedBatch | None) -> ClockWatc
         watch.check(checkpoint.planned(newest.batch_id - 1))
     watch.check(newest)
     return watch
-
-
-def _text(instant_ms: int) -> str:
-    return datetime.fromtimestamp(instant_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

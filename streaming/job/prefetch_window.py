@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
+from conf.instants import instant_and_ms
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS
 from state.buckets.catalog import SegmentCatalog
@@ -251,7 +252,7 @@ class PrefetchWindow:
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
                 f"{whole} or more"
             )
-        log.info("loaded %d sealed messages due in [%d, %d)", count, start_ms, end_ms)
+        log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)
         return _Piece(start_ms, end_ms, nbytes, loaded, *bounds.reshape(-1, 2).T)
 

@@ -120,7 +120,7 @@ def main() -> int:
         return 1
     supervision = _Supervision(supervisor, orders)
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
-    configure_logging(orders.log_level)
+    configure_logging(orders.log_level, orders.settings.monitor.log_format)
     from sinks.release.process import ReleaseProcess
     from streaming.monitor.release_metrics import monitored_release
 

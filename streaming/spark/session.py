@@ -20,14 +20,18 @@ from pyspark.sql import SparkSession
 from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
 from conf.java.jars import JAVA_FILES, spark_jars
-from conf.logs import LEVEL_VARIABLE, level_now
+from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
 from streaming.storage.paths import local_folder, storage_path
 
-_LOG_CONFIG = JAVA_FILES / "log4j2.properties"
+# Each over those before it.
+_LOG_CONFIGS = {
+    "text": [JAVA_FILES / "log4j2.properties"],
+    "json": [JAVA_FILES / "log4j2.properties", JAVA_FILES / "log4j2-json.properties"],
+}
 _POOLS = JAVA_FILES / "scheduler-pools.xml"
 
 # When a job starts or restarts, Java's second compiler (C2) takes most of two cores. With these thresholds it compiles
@@ -54,6 +58,7 @@ _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
 
 def spark_options(settings: Settings) -> dict[str, str]:
     """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings."""
+    log_configs = ",".join(map(str, _LOG_CONFIGS[settings.monitor.log_format]))
     return {
         "spark.app.name": settings.application_id,
         "spark.master": "local[2,4]",
@@ -100,7 +105,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.driver.memory": "2g",
         # Not extraJavaOptions: these are left to the deployment.
         "spark.driver.defaultJavaOptions": " ".join(
-            [f'"-Dlog4j2.configurationFile={_LOG_CONFIG}"', _COMPILERS, cds_options()]
+            [f'"-Dlog4j2.configurationFile={log_configs}"', _COMPILERS, cds_options()]
         ),
         "spark.executor.defaultJavaOptions": _COMPILERS,
         **_file_systems(settings),
@@ -154,6 +159,7 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
         raise start_failure(problem, all_options, stderr_lines) from None
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.environment[LEVEL_VARIABLE] = level_now()
+    spark.sparkContext.environment[FORMAT_VARIABLE] = format_now()
     return spark
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from conf.errors import BucketUnreadable
+from conf.instants import instant
 from sinks.bucket_table import BucketTable
 from state.buckets.parts import chunks_of
 from state.buckets.segments import Segment
@@ -25,11 +25,6 @@ def unreadable_bucket(store: BucketTable, segments: Iterable[Segment], problem: 
     log.debug("%s cannot be read: %s", file, text)
     in_file = _segments_of(store, file, segments)
     return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {_description(in_file)}{TABLE_REMEDY}")
-
-
-def instant(ms: int) -> str:
-    """Return epoch ms as text, such as 2026-12-24T18:00:00Z."""
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> list[Segment]:

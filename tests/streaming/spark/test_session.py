@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
 
@@ -40,6 +42,7 @@ def test_options_of_a_deployment_override_those_of_delayline() -> None:
 
 _INTERRUPTED = """
 import sys
+from datetime import datetime
 from conf.settings import Settings
 from streaming.spark.session import open_session
 
@@ -65,3 +68,28 @@ def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback() 
     finally:
         process.kill()
     assert (process.returncode, stderr) == (130, "")
+
+
+_LOGS = """
+from conf.load import load_settings
+from conf.logs import configure_logging
+from streaming.spark.session import open_session
+
+configure_logging("info", "json")
+spark = open_session(load_settings(None, ["monitor.log_format=json"], environ={}))
+manager = spark._jvm.org.apache.logging.log4j.LogManager
+manager.getLogger("a.b").error("two\\nlines", spark._jvm.java.lang.IllegalStateException("why"))
+manager.getLogger("a.b").error("Aborting task")
+spark.stop()
+"""
+
+
+def test_java_logs_json_with_the_keys_of_python() -> None:
+    process = subprocess.run([sys.executable, "-c", _LOGS], capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr
+    (line,) = map(json.loads, process.stderr.splitlines())
+    assert {name: line[name] for name in ("level", "logger", "message")} == {
+        "level": "ERROR", "logger": "a.b", "message": "two\nlines",
+    }  # fmt: skip
+    assert datetime.fromisoformat(line["time"]).timestamp() * 1000 == pytest.approx(line["time_ms"], abs=0.5)
+    assert line["exception"].startswith("java.lang.IllegalStateException: why")
