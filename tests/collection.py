@@ -90,11 +90,12 @@ def _declared_s(item: pytest.Item) -> float:
 def _unit(item: pytest.Item) -> str:
     """Return the group that one worker runs: the module if the test uses a module-scoped fixture, else the test alone.
 
-    All tests with an in-process Spark session form one group: they share one session, which is soon warm.
+    The tests of a folder with an in-process Spark session form one group: they share their worker's session, which is
+    soon warm.
     """
     assert isinstance(item, pytest.Function)
     if item.get_closest_marker("spark"):
-        return "spark"
+        return f"spark in {item.module.__package__}"
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(overrides[-1].scope == "module" for overrides in definitions)
     return item.module.__name__ if shares else item.nodeid

@@ -146,6 +146,7 @@ def _rewrite(file: Path, text: str) -> None:
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.thorough
 def test_messages_outlive_the_deletion_of_their_input_records(
     application: Application, make_service: MakeService, admin: KafkaAdminClient
 ) -> None:

@@ -112,6 +112,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 @pytest.mark.parametrize("points", [("state-held", "cancelled", "transaction-committed", "batch-done")], ids=" ".join)
 def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_cancelled(
@@ -132,6 +133,7 @@ def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_ca
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_what_is_handed_over_is_taken_back_also_across_a_kill(
     application: Application, make_service: MakeService

@@ -50,6 +50,7 @@ def _assert_clock_behind(service: Service) -> None:
     assert service.log.splitlines()[-1].startswith("error: clock-behind: this host's clock shows "), service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_the_job_waits_for_a_clock_set_back_by_seconds_and_no_message_is_early_lost_or_out_of_order(
     application: Application, job: tuple[Service, Ledger], clock: HostClock

@@ -46,6 +46,7 @@ def job(application: Application, cluster: Cluster, ledger: Ledger, tmp_path: Pa
         job.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(110)
 def test_two_executors_deliver_and_after_killing_a_worker_and_the_driver_no_message_is_lost_duplicated_or_early(
     application: Application, cluster: Cluster, job: SubmittedJob, ledger: Ledger

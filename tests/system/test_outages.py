@@ -49,6 +49,7 @@ def test_the_job_waits_for_a_broker_that_dies_and_no_message_is_lost_duplicated_
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_continues(
     broker: EmbeddedBroker, application: Application, make_service: MakeService
 ) -> None:

@@ -110,6 +110,7 @@ def test_release_processes_share_the_shards_and_take_over_from_one_that_dies_or_
     assert first.process.wait(20) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_is_left(
     application: Application, make_service: MakeService

@@ -84,6 +84,7 @@ def _command_lines() -> list[str]:
     return lines
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_one_kafka_section_configures_every_client_and_no_secret_leaks(
     application: Application, secured: Secured

@@ -34,6 +34,7 @@ def finish(service: Service, ledger: Ledger, application: Application, seed: int
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(90)
 def test_a_rescale_loses_and_duplicates_nothing(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service("release.slice=20ms")
@@ -51,6 +52,7 @@ def test_a_rescale_loses_and_duplicates_nothing(application: Application, make_s
     finish(service, ledger, application, seed=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(150)
 def test_a_lost_checkpoint_is_rebuilt_and_no_message_is_lost_or_duplicated(
     application: Application, make_service: MakeService

@@ -19,6 +19,7 @@ def _elsewhere(application: Application, name: str, *overrides: str) -> Service:
     return Service(folder, application.overrides(*overrides))
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(80)
 def test_a_driver_paused_past_a_takeover_can_neither_deliver_nor_seal(
     application: Application, make_service: MakeService

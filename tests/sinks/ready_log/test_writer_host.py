@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, DeliveryFailed
 from sinks.ready_log import writer_host
 from sinks.ready_log.writer import HandOverPlan
 from tests.eventually import assert_eventually
@@ -119,8 +119,13 @@ def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(
 ) -> None:
     with pytest.raises(ChildProcessError):
         daemon.hand_over(plan, 0, [_due(1), cast(pa.Table, _Killing())])
-    # The host has answered the killed worker by now: it serves the next one.
-    assert daemon.hand_over(plan, 0, [_due(2)])[0] == 1
+    # The host may open the writer for the killed worker only now, and fence that of the next one. Spark tries such a
+    # task again.
+    try:
+        count, _ = daemon.hand_over(plan, 0, [_due(2)])
+    except DeliveryFailed:
+        count, _ = daemon.hand_over(plan, 0, [_due(2)])
+    assert count == 1
     assert ready(plan) == [2]
 
 

@@ -69,6 +69,7 @@ def in_batches(window: PrefetchWindow, cutoffs: Iterable[int]) -> Iterator[list[
         start_ms = cutoff_ms
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.takes(40)])])
 def test_thousands_of_buckets_give_each_message_once(store: BucketTable, count: int) -> None:
     buckets = {number: [number % 997, 1_000 + number % 991] for number in range(count)}
@@ -82,7 +83,11 @@ def test_thousands_of_buckets_give_each_message_once(store: BucketTable, count: 
     assert len(catalog) == 0
 
 
-@pytest.mark.parametrize("dues", [list(range(0, 3_000, 3)), [1_500] * 1_000], ids=["spread", "one millisecond"])
+@pytest.mark.parametrize(
+    "dues",
+    [pytest.param(list(range(0, 3_000, 3)), marks=pytest.mark.thorough), [1_500] * 1_000],
+    ids=["spread", "one millisecond"],
+)
 def test_a_segment_larger_than_the_window_gives_each_message_once(store: BucketTable, dues: list[int]) -> None:
     seal(store, {1: dues}, 1)
     window, _ = window_of(store, ahead_ms=100, max_bytes=50 * _BYTES)
@@ -139,7 +144,9 @@ def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, mo
     assert len(loads) <= 3
 
 
-@pytest.mark.parametrize("first", [[], [1, 30, 700]], ids=["nothing waits", "few wait"])
+@pytest.mark.parametrize(
+    "first", [pytest.param([], marks=pytest.mark.thorough), [1, 30, 700]], ids=["nothing waits", "few wait"]
+)
 def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at_once(
     store: BucketTable, monkeypatch: pytest.MonkeyPatch, first: list[int]
 ) -> None:

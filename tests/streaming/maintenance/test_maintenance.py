@@ -125,6 +125,7 @@ def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -
     raise AssertionError("maintenance never ends")
 
 
+@pytest.mark.thorough
 def test_the_log_keeps_an_hour_of_commits_and_the_entries_since_its_last_checkpoint(table: Table) -> None:
     # Delta writes a checkpoint of the log with each fiftieth commit, and all before it can go.
     for number in range(55):

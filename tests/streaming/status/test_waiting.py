@@ -63,7 +63,9 @@ def test_buckets_that_a_later_batch_sealed_are_left_out(store: BucketTable) -> N
     assert sum(segment.count for segment in buckets.segments) == sum(histogram_of(buckets).counts) == len(DUES[1])
 
 
-@pytest.mark.parametrize("precisions", [(0, 0), (10, 10), (15, 10), (0, 31)])
+@pytest.mark.parametrize(
+    "precisions", [(15, 10), *(pytest.param(bits, marks=pytest.mark.thorough) for bits in ((0, 0), (10, 10), (0, 31)))]
+)
 def test_the_histogram_counts_all_waiting_messages_as_exactly_as_each_buckets_precision_allows(
     store: BucketTable, precisions: tuple[int, int]
 ) -> None:

@@ -52,6 +52,7 @@ def _order_key(record: Got) -> tuple[int, str, int, int]:
     return int(record.last("delayline-deliver-at") or -1), topic, int(partition), int(offset)
 
 
+@pytest.mark.thorough
 def test_a_recreated_input_topic_ends_the_job_and_is_read_from_its_end_only_with_skip_expired(
     application: Application, make_job: MakeJob
 ) -> None:

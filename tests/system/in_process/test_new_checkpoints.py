@@ -58,6 +58,7 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     ledger.verify()
 
 
+@pytest.mark.thorough
 def test_a_lost_file_of_sealed_messages_is_named_and_removed_and_its_messages_are_accepted_again(
     application: Application, make_job: MakeJob
 ) -> None:
