@@ -16,6 +16,7 @@ from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
 from streaming.cli.health import health
+from streaming.cli.peek import peek
 from streaming.cli.plan import plan
 from streaming.cli.publish import publish
 from streaming.cli.release import release
@@ -65,6 +66,7 @@ app.command()(subscribe)
 app.command()(resend)
 app.command()(status)
 app.command()(health)
+app.command()(peek)
 app.command()(release)
 app.command()(rescale)
 app.command()(rebuild)

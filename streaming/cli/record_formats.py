@@ -35,7 +35,7 @@ def as_rows() -> Show:
     hidden = {"id"} if console.is_terminal and console.width < _WIDE else set()
 
     def row(cells: dict[str, str], style: str = "") -> None:
-        line = "  ".join(_fit(cells[name], width) for name, width in _COLUMNS.items() if name not in hidden)
+        line = "  ".join(fitted(cells[name], width) for name, width in _COLUMNS.items() if name not in hidden)
         if console.is_terminal:
             console.print(Text(line, style), no_wrap=True, overflow="ellipsis", crop=True)
         else:
@@ -56,16 +56,17 @@ def json_fields(record: Received) -> dict[str, Any]:
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
-        "key": _text_or_base64(record.key),
-        "value": _text_or_base64(record.value),
-        "headers": [[name, _text_or_base64(value)] for name, value in record.headers],
+        "key": text_or_base64(record.key),
+        "value": text_or_base64(record.value),
+        "headers": [[name, text_or_base64(value)] for name, value in record.headers],
         "deliver_at_ms": record.deliver_at_ms,
         "received_ms": record.received_ms,
         "lateness_ms": record.lateness_ms,
     }
 
 
-def _text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
+def text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
+    """Return bytes as a JSON value: text, or {"base64": …} if they are not UTF-8."""
     if value is None:
         return None
     try:
@@ -81,12 +82,13 @@ def _cells(record: Received) -> dict[str, str]:
         "lateness": "-" if record.lateness_ms is None else format_duration(record.lateness_ms),
         "topic/partition/offset": f"{record.topic}/{record.partition}/{record.offset}",
         "id": record.id or "-",
-        "key": _shown(record.key),
-        "value": _shown(record.value),
+        "key": shown(record.key),
+        "value": shown(record.value),
     }
 
 
-def _shown(value: bytes | None) -> str:
+def shown(value: bytes | None) -> str:
+    """Return the beginning of `value` as text that a terminal can show."""
     if value is None:
         return "(null)"
     text = value[:200].decode(errors="replace")
@@ -94,7 +96,8 @@ def _shown(value: bytes | None) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _fit(cell: str, width: int) -> str:
+def fitted(cell: str, width: int) -> str:
+    """Return `cell` with exactly `width` characters, or as it is if `width` is 0."""
     if not width or len(cell) <= width:
         return f"{cell:{width}}" if width else cell
     # The end of an id (partition and offset) distinguishes it better than its beginning (the topic).

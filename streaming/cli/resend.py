@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conf.errors import BadDeliverAt, UsageError
-from streaming.cli.options import ConfigFile, Overrides, RecordFormat, header, settings_of, utf8
+from conf.errors import UsageError
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, header, instant_ms, settings_of, utf8
 
 if TYPE_CHECKING:
     from sources.dead_letters.letter import HeaderChanges
@@ -88,8 +87,8 @@ def resend(
         partition=partition,
         first=first,
         last=last,
-        since_ms=_instant("--since", since, now_ms),
-        until_ms=_instant("--until", until, now_ms),
+        since_ms=instant_ms("--since", since, now_ms, ago=True),
+        until_ms=instant_ms("--until", until, now_ms, ago=True),
     )
     changes = _changes(set_header or [], drop_header or [])
     request = Request(choice, changes, again, stamp == "now", not unchecked, skip_rest, dry_run)
@@ -152,23 +151,6 @@ def _offsets(text: str | None, partition: int | None) -> tuple[int | None, int |
     if first is not None and last is not None and last < first:
         raise UsageError(f"--offsets {text}: the last offset is before the first")
     return first, last
-
-
-def _instant(option: str, text: str | None, now_ms: int) -> int | None:
-    from conf.durations import parse_duration_ms
-    from sources.intake.schedule import parse_deliver_at
-
-    if text is None:
-        return None
-    try:
-        # A bare number is epoch ms, not a duration.
-        return parse_deliver_at(os.fsencode(text))
-    except BadDeliverAt:
-        try:
-            return now_ms - parse_duration_ms(text)
-        except ValueError:
-            forms = "epoch ms, ISO-8601 with an offset (2026-12-24T18:00:00Z), or a duration (2h) for that long ago"
-            raise UsageError(f"{option} {text!r}: write {forms}") from None
 
 
 def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:

@@ -7,72 +7,34 @@ again with a newer batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointMismatch, CheckpointUnreadable, StorageFailed
-from conf.kafka.clients import check_clients
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from state.buckets.segments import ANY_SHARD, Segment
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.monitor.estimate import LATER, SPANS_MS, WaitingInShard
-from streaming.spark.session import open_session
 from streaming.status.broker import ask_broker
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
+from streaming.status.storage_reader import consistent_versions, reader_session, retry_while_files_vanish
 from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 from streaming.storage.paths import buckets_path, checkpoint_path
-
-# A small local Spark, independent of the job's settings for master, ports, addresses and memory.
-_SPARK = {
-    "spark.master": "local[1]",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.port": "0",
-    "spark.blockManager.port": "0",
-    "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.eventLog.enabled": "false",
-}
-_TRIES = 4
-T = TypeVar("T")
 
 
 def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
     """Read the status with a separate Spark session. `clock_ms` returns the current time, epoch ms.
 
     Raises StorageFailed if the checkpoint or the tables cannot be read in a few tries; otherwise the errors of
-    `check_clients` and `open_session`.
+    `reader_session`.
     """
-    check_clients(settings)
-    spark = open_session(settings, _SPARK)
-    # The command prints an error once, as a sentence; Spark must not log the failed tries.
-    spark.sparkContext.setLogLevel("OFF")
-    try:
-        return _retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
-    finally:
-        spark.stop()
-
-
-def _retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
-    """Call `read`, and repeat it if files have vanished: the job keeps only the files of its last few batches."""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            return read()
-        except (Py4JJavaError, PySparkException, CheckpointMismatch, CheckpointUnreadable) as problem:
-            if attempt == _TRIES:
-                why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
-                first_line = str(why).partition("\n")[0]
-                raise StorageFailed(f"{path} cannot be read after {_TRIES} tries: {first_line}") from problem
-    raise AssertionError("the last try returns or raises")
+    with reader_session(settings) as spark:
+        return retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
 
 
 def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
     checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
-    last_committed, version = _consistent_versions(checkpoint, store)
+    last_committed, version = consistent_versions(checkpoint, store)
     last_planned = checkpoint.last_planned()
     committed = None if last_committed is None else checkpoint.planned(last_committed)
     in_flight = last_planned is not None and (last_committed is None or last_planned > last_committed)
@@ -116,23 +78,6 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         due_is_estimated=histogram.estimated,
         broker=broker,
     )
-
-
-def _consistent_versions(checkpoint: Checkpoint, store: BucketTable) -> tuple[int | None, int | None]:
-    """Return the last committed batch, and a version that the table had while that batch was the last.
-
-    An earlier version may lack a bucket of that batch. In a later version, its bucket may be merged with buckets of
-    later batches. Either value is None if there is no batch or no table yet.
-    """
-    if not store.exists():
-        return checkpoint.last_committed(), None
-    # Opening the table takes seconds; reading its version again takes no time.
-    store.newest_version()
-    while True:
-        before = checkpoint.last_committed()
-        version = store.newest_version()
-        if checkpoint.last_committed() == before:
-            return before, version
 
 
 def _shards(settings: Settings, sealed: list[Segment]) -> range:

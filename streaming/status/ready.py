@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -66,22 +67,33 @@ def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
 def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, last_batch: int) -> ReadyShard:
     position = read_position(options, settings.position_topic, shard)
     parts = [np.zeros(0, dtype=np.int64)]
-    with LogReader(settings, options, shard, position) as reader:
-        while not reader.at_end:
-            for offset, summary, payload in reader.read(_POLL_S):
-                if summary.batch <= last_batch:
-                    parts.append(_pending_dues(reader.position, offset, payload))
+    for messages in ready_messages(settings, options, shard, position, last_batch):
+        parts.append(np.asarray(messages.column("deliver_at_ms").to_numpy()))
     dues_ms = np.sort(np.concatenate(parts))
     if position is None:
         return ReadyShard(shard, dues_ms)
     return ReadyShard(shard, dues_ms, position.member, position.at_ms, position.lateness)
 
 
-def _pending_dues(position: Position, offset: int, payload: bytes) -> np.ndarray:
+def ready_messages(
+    settings: Settings, options: Mapping[str, str], shard: int, position: Position | None, last_batch: int
+) -> Iterator[pa.Table]:
+    """Yield what batches up to `last_batch` have handed over in a shard, and is not released at `position`.
+
+    Raises ReadyLogLost, TopicMissing, BrokerUnreachable, KafkaException.
+    """
+    with LogReader(settings, options, shard, position) as reader:
+        while not reader.at_end:
+            for offset, summary, payload in reader.read(_POLL_S):
+                if summary.batch <= last_batch:
+                    yield _pending(reader.position, offset, payload)
+
+
+def _pending(position: Position, offset: int, payload: bytes) -> pa.Table:
     messages = decode_chunk(payload)
     if offset < position.taken_in and position.below is not None:
         messages = messages.slice(count_before(messages, position.below))
-    return np.asarray(messages.column("deliver_at_ms").to_numpy())
+    return messages
 
 
 def release_members(settings: Settings) -> list[ReleaseMember]:

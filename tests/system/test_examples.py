@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from conf.java.jars import broker_jars, java_command
+from tests.eventually import assert_eventually
+from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -44,3 +47,25 @@ def test_consumers_in_python_and_java_receive_the_messages_of_producers_in_both(
         assert sorted(match[1] for match in received if match) == sorted(2 * _VALUES)
         assert all(int(match[2]) >= 0 for match in received if match), lines
     assert service.stop() == 0, service.log[-3000:]
+
+
+def test_what_waits_can_be_asked_in_sql_and_exported(
+    application: Application, make_service: MakeService, tmp_path: Path
+) -> None:
+    service, ledger = make_service()
+    service.start()
+    for number in range(3):
+        headers = [("deliver-after", b"2h")]
+        ledger.publish(
+            application.input, b"four", headers, output=application.output, delay_ms=7_200_000, partition=number % 2
+        )
+    ledger.flush()
+    assert_eventually(lambda: accepted(application.checkpoint) == 3, 60)
+    assert service.stop() == 0, service.log[-3000:]
+    options = [part for override in service.overrides for part in ("--set", override)]
+    lines = run([sys.executable, "python/waiting.py"], *options, "--export", str(tmp_path / "waiting"))
+    counts = [line.split("|") for line in lines if application.output in line]
+    assert sum(int(cells[4]) for cells in counts) == 3
+    assert sum(int(cells[5]) for cells in counts) == 12
+    exported = pyarrow.parquet.read_table(tmp_path / "waiting").to_pylist()
+    assert {row["id"] for row in exported} == ledger.sent.keys()

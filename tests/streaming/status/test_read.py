@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.cli.app import app
-from streaming.status import read as statuses
+from streaming.status import storage_reader as statuses
 from streaming.status.broker import BrokerAnswer, ask_broker
 from streaming.status.formats import as_json, as_lines
-from streaming.status.read import _consistent_versions
 from streaming.status.status import Status
+from streaming.status.storage_reader import consistent_versions
 
 
 def status_of(broker: BrokerAnswer) -> Status:
@@ -53,10 +53,10 @@ def test_the_table_version_is_that_of_the_last_committed_batch_while_others_are_
     committed, versions = iter([1, 2, 2, 3, 4, 4]), iter([10, 11, 12, 13])
     checkpoint: Any = SimpleNamespace(last_committed=lambda: next(committed))
     store: Any = SimpleNamespace(exists=lambda: True, newest_version=lambda: next(versions))
-    assert _consistent_versions(checkpoint, store) == (4, 13)
+    assert consistent_versions(checkpoint, store) == (4, 13)
 
 
 def test_before_the_first_start_there_is_neither_batch_nor_table() -> None:
     checkpoint: Any = SimpleNamespace(last_committed=lambda: None)
     store: Any = SimpleNamespace(exists=lambda: False)
-    assert _consistent_versions(checkpoint, store) == (None, None)
+    assert consistent_versions(checkpoint, store) == (None, None)

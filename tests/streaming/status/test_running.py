@@ -20,7 +20,7 @@ from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, MonitorServer
-from streaming.status import read as from_storage
+from streaming.status import storage_reader
 from streaming.status.running import status_of_job
 
 
@@ -48,7 +48,7 @@ def status_of(application_id: str) -> JobStatus:
 def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(from_storage, "open_session", lambda *_: pytest.fail("Spark was to be started"))
+    monkeypatch.setattr(storage_reader, "open_session", lambda *_: pytest.fail("Spark was to be started"))
     ensure_topics(settings, 1)
     arguments = ["status", "--set", f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}"]
     arguments += ["--set", f"application_id={settings.application_id}"]

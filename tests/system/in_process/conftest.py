@@ -43,7 +43,8 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
         # The job turns the log off when it ends.
         spark.sparkContext.setLogLevel("ERROR")
 
-    monkeypatch.setattr("streaming.spark.exclusive_session.open_session", use_shared_session)
+    for module in ("spark.exclusive_session", "status.storage_reader"):
+        monkeypatch.setattr(f"streaming.{module}.open_session", use_shared_session)
     monkeypatch.setattr(spark, "stop", restore_options)
 
 

@@ -1,0 +1,124 @@
+"""`delayline peek`: look at waiting messages, without touching them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, instant_ms, settings_of, utf8
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+# Width of each column; the last one takes the rest of the line.
+_COLUMNS = {"due": 24, "place": 8, "id": 28, "output": 20, "key": 12, "value": 0}
+
+
+def peek(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Only these messages: topic/partition/offset.")
+    ] = None,
+    due_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INSTANT", help="Only what is due from then on: epoch ms, ISO-8601, or 2h for 2h from now."
+        ),
+    ] = None,
+    due_until: Annotated[
+        str | None, typer.Option(metavar="INSTANT", help="Only what is due before then, in the same forms.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only messages for this output topic.")] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The messages published last, and not those due next.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many messages at the most.")] = 20,
+    output_format: RecordFormat = "table",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show waiting messages: those due next, or of a range of due time, or by id. Changes nothing.
+
+    Works while the job runs and while it is down. Takes several seconds, because it starts Spark. With --key, --topic
+    or --newest it reads all that is due in the range, so give one where many messages wait.
+
+    JSON objects have: id (topic/partition/offset of the input record), place (ready, mutable or sealed), deliver_at
+    (ISO-8601), deliver_at_ms, timestamp_ms, output_topic, error_code (of a dead letter, or null), key, value, headers
+    (pairs of name and value). Bytes that are not UTF-8 become {"base64": "..."}, absent ones null.
+    """
+    from conf.errors import UsageError
+    from sources.canceller import place_of
+    from streaming.status.messages import waiting_messages
+    from streaming.status.storage_reader import reader_session, retry_while_files_vanish
+    from streaming.storage.paths import checkpoint_path
+
+    settings = settings_of(config, overrides)
+    now_ms = time.time_ns() // 1_000_000
+    from_ms, until_ms = instant_ms("--due-from", due_from, now_ms), instant_ms("--due-until", due_until, now_ms)
+    if from_ms is not None and until_ms is not None and until_ms <= from_ms:
+        raise UsageError(f"--due-until {due_until}: nothing is due before that and from --due-from {due_from} on")
+    chosen = {name: value for name, value in (("from_ms", from_ms), ("until_ms", until_ms)) if value is not None}
+    places = [place_of(utf8("ID", text), settings) for text in ids] if ids else None
+    whole_range = places is not None or key is not None or topic is not None or newest
+    with reader_session(settings) as spark:
+
+        def read() -> list[Row]:
+            waiting = waiting_messages(spark, settings, **chosen, ids=places, at_least=None if whole_range else limit)
+            return _chosen(waiting, key, topic, newest).limit(limit).collect()
+
+        rows = retry_while_files_vanish(read, checkpoint_path(settings))
+    if output_format == "table":
+        typer.echo(_line({name: name for name in _COLUMNS}))
+    for row in rows:
+        typer.echo(json.dumps(_json(row), ensure_ascii=False) if output_format == "json" else _line(_cells(row)))
+    if ids and len(rows) < len(set(ids)):
+        typer.echo(f"{len(set(ids)) - len(rows)} of {len(set(ids))} do not wait", err=True)
+        raise typer.Exit(1)
+
+
+def _chosen(waiting: DataFrame, key: str | None, topic: str | None, newest: bool) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if key is not None:
+        waiting = waiting.where(F.col("key") == F.lit(utf8("--key", key).encode()))
+    if topic is not None:
+        waiting = waiting.where(F.col("output_topic") == utf8("--topic", topic))
+    by_id = ("topic", "partition", "offset")
+    return waiting.orderBy(F.desc("timestamp_ms"), *by_id) if newest else waiting.orderBy("deliver_at_ms", *by_id)
+
+
+def _json(row: Row) -> dict[str, object]:
+    from conf.instants import instant
+    from streaming.cli.record_formats import text_or_base64
+
+    names = ("id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code")
+    return {
+        **{name: row[name] for name in names},
+        "deliver_at": instant(row["deliver_at_ms"]),
+        "key": text_or_base64(row["key"]),
+        "value": text_or_base64(row["value"]),
+        "headers": [[header["key"], text_or_base64(header["value"])] for header in row["headers"] or ()],
+    }
+
+
+def _cells(row: Row) -> dict[str, str]:
+    from conf.instants import instant
+    from streaming.cli.record_formats import shown
+
+    return {
+        "due": instant(row["deliver_at_ms"]),
+        "place": row["place"],
+        "id": row["id"],
+        "output": row["output_topic"],
+        "key": shown(row["key"]),
+        "value": shown(row["value"]),
+    }
+
+
+def _line(cells: dict[str, str]) -> str:
+    from streaming.cli.record_formats import fitted
+
+    return "  ".join(fitted(cells[name], width) for name, width in _COLUMNS.items()).rstrip()

@@ -1,0 +1,206 @@
+"""What waits, message by message, as a Spark DataFrame: for queries, for exports, and for `delayline peek`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.bucket_table import BucketTable
+from sinks.internal_topics.position import read_position
+from sinks.topics.topics import partition_counts
+from state.buckets.segments import Segment
+from state.buckets.table_rows import described_segment
+from state.cancel import is_ask
+from state.message import HEADERS, decode_chunk
+from state.message_ids import NO_IDS, Ids, among, id_texts, ids_of
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.status.ready import ready_messages
+from streaming.status.storage_reader import consistent_versions
+from streaming.storage.paths import buckets_path, checkpoint_path
+
+WAITING_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        # "ready" (handed over and not released), "mutable" or "sealed".
+        ("place", pa.string()),
+        ("deliver_at", pa.timestamp("us", "UTC")),
+        ("deliver_at_ms", pa.int64()),
+        # The message id in parts, and the record's Kafka timestamp.
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp_ms", pa.int64()),
+        ("output_topic", pa.string()),
+        # The code of a dead letter.
+        ("error_code", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS),
+    ]
+)
+_END_MS = 2**62
+_Rows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages: those due in [from_ms, until_ms), epoch ms; and of these only `ids`, if there are any."""
+
+    from_ms: int = 0
+    until_ms: int = _END_MS
+    ids: Ids | None = None
+
+    def of(self, messages: pa.Table) -> pa.Table:
+        """Return the rows of `messages` that are selected."""
+        dues_ms = messages.column("deliver_at_ms").to_numpy()
+        chosen = (dues_ms >= self.from_ms) & (dues_ms < self.until_ms)
+        if self.ids is not None:
+            chosen &= among(messages, self.ids)
+        return messages.filter(pa.array(chosen))
+
+
+def waiting_messages(
+    spark: SparkSession,
+    settings: Settings,
+    from_ms: int = 0,
+    until_ms: int = _END_MS,
+    ids: Iterable[tuple[str, int, int]] | None = None,
+    at_least: int | None = None,
+) -> DataFrame:
+    """Return what waits after the last committed batch, in no order: a DataFrame of `WAITING_SCHEMA`.
+
+    Reads nothing but metadata before the DataFrame is computed. A sealed message costs a read only if it is near those
+    that are selected by due time or id, so give these here, and not as a condition on the DataFrame.
+
+    The DataFrame stays valid for a while: the job keeps files that it has replaced for an hour, and the state of its
+    last ten batches. A message that was taken back after it was handed over is `ready` until its time.
+
+    Args:
+        spark: a session of `streaming.spark.session.open_session`, or with the same packages.
+        settings: those of the job.
+        from_ms: the first due time, epoch ms.
+        until_ms: the end of the due times, exclusive, epoch ms.
+        ids: only these messages: topic, partition, offset of each.
+        at_least: only the first so many messages by due time, and some more; None: all.
+
+    Raises CheckpointUnreadable, CheckpointMismatch, BucketUnreadable, BrokerUnreachable, TopicMissing, ReadyLogLost.
+    """
+    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
+    batch_id, version = consistent_versions(checkpoint, store)
+    schema = from_arrow_schema(WAITING_SCHEMA)
+    if batch_id is None:
+        return spark.createDataFrame([], schema)
+    selection = Selection(from_ms, until_ms, None if ids is None else ids_of(ids))
+    cutoff_ms = checkpoint.planned(batch_id).cutoff_ms
+    last_bucket = checkpoint.origin.first_bucket + batch_id
+    results = checkpoint.settings_history().at(batch_id).results
+    segments: list[Segment] = []
+    if version is not None:
+        rows = (described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket)
+        segments = [segment for segment in rows if segment.max_deliver_at_ms >= cutoff_ms]
+    if at_least is not None:
+        selection = _first(selection, segments, cutoff_ms, at_least)
+    state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint.path)
+    mutable = state.selectExpr("value.groupState.bucket AS chunk")
+    places = [mutable.mapInArrow(_rows("mutable", selection, results), schema)]
+    shards = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
+    if shards:
+        numbers = spark.range(0, shards, 1, shards)
+        places.append(numbers.mapInArrow(_ready_rows(settings, batch_id, selection, results), schema))
+    if version is not None:
+        places.append(_sealed(store, version, last_bucket, cutoff_ms, segments, selection, results))
+    return reduce(DataFrame.union, places)
+
+
+def _first(selection: Selection, segments: Iterable[Segment], cutoff_ms: int, count: int) -> Selection:
+    """Return `selection` up to an instant before which `count` of the selected messages are due, by metadata alone."""
+    first_ms = max(selection.from_ms, cutoff_ms)
+    left = count
+    for segment in sorted(segments, key=lambda segment: segment.max_deliver_at_ms):
+        if segment.min_deliver_at_ms >= first_ms:
+            left -= segment.count
+            if left <= 0:
+                until_ms = min(selection.until_ms, segment.max_deliver_at_ms + 1)
+                return Selection(selection.from_ms, until_ms, selection.ids)
+    return selection
+
+
+def _sealed(
+    store: BucketTable,
+    version: int,
+    last_bucket: int,
+    cutoff_ms: int,
+    segments: list[Segment],
+    selection: Selection,
+    results: str,
+) -> DataFrame:
+    start_ms, end_ms = max(selection.from_ms, cutoff_ms), selection.until_ms
+    if selection.ids is not None:
+        located = store.locate(selection.ids, last_bucket + 1, cutoff_ms, version)
+        bounds = pc.min(located.column("from_ms")).as_py(), pc.max(located.column("until_ms")).as_py()
+        if bounds[0] is None:
+            end_ms = start_ms
+        else:
+            start_ms, end_ms = max(start_ms, bounds[0]), min(end_ms, bounds[1] + 1)
+    parts = {
+        segment.part
+        for segment in segments
+        if segment.min_deliver_at_ms < end_ms and segment.max_deliver_at_ms >= start_ms
+    }
+    cancelled = store.cancelled_between(start_ms, end_ms, last_bucket, version)
+    chunks = store.chunks(start_ms, end_ms, parts, None, version).where(f"bucket <= {last_bucket}").select("chunk")
+    waiting = Selection(start_ms, end_ms, selection.ids)
+    return chunks.mapInArrow(_rows("sealed", waiting, results, cancelled), from_arrow_schema(WAITING_SCHEMA))
+
+
+def _rows(place: str, selection: Selection, results: str, cancelled: Ids = NO_IDS) -> _Rows:
+    """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column("chunk"):
+                yield from _described(decode_chunk(chunk.as_py()), place, selection, results, cancelled)
+
+    return run
+
+
+def _ready_rows(settings: Settings, last_batch: int, selection: Selection, results: str) -> _Rows:
+    """Return the Arrow function that turns numbers of shards into rows of `WAITING_SCHEMA`."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        options = librdkafka_options(settings.kafka)
+        for batch in batches:
+            for shard in batch.column("id").to_pylist():
+                position = read_position(options, settings.position_topic, shard)
+                for messages in ready_messages(settings, options, shard, position, last_batch):
+                    yield from _described(messages, "ready", selection, results, NO_IDS)
+
+    return run
+
+
+def _described(
+    messages: pa.Table, place: str, selection: Selection, results: str, cancelled: Ids
+) -> list[pa.RecordBatch]:
+    chosen = selection.of(messages)
+    if results and chosen.num_rows:
+        # What waits for an answer is no message.
+        chosen = chosen.filter(pc.invert(is_ask(chosen, results)))
+    if cancelled and chosen.num_rows:
+        chosen = chosen.filter(pa.array(~among(chosen, cancelled)))
+    described = {name: chosen.column(name) for name in chosen.column_names} | {
+        "id": id_texts(chosen),
+        "place": pa.array(np.full(chosen.num_rows, place, dtype=object), pa.string()),
+        "deliver_at": pc.multiply(chosen.column("deliver_at_ms"), 1000).cast(pa.timestamp("us", "UTC")),
+    }
+    table = pa.table({name: described[name] for name in WAITING_SCHEMA.names}).cast(WAITING_SCHEMA)
+    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    return batches
