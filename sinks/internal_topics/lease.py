@@ -78,6 +78,11 @@ class HeldLease:
         """The number of this holder. Any later holder has a higher one."""
         return self._lease.fencing_token
 
+    @property
+    def confirmed_ago_s(self) -> float:
+        """How long ago the broker last confirmed that this process holds the lease."""
+        return _clock_s() - self._confirmed_s
+
     def check_not_taken(self) -> None:
         """Raise ApplicationHeld if another process is known to hold the lease. Does not ask the broker."""
         if self._taken is not None:

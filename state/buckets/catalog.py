@@ -36,8 +36,7 @@ class SegmentCatalog:
     @property
     def nbytes(self) -> int:
         """Bytes of the segments' values, without their containers; each part's name counts once."""
-        parts = {segment.part for segment in self._by_start}
-        return sum(map(sys.getsizeof, parts)) + sum(map(_size, self._by_start))
+        return metadata_bytes(self._by_start)
 
     def add(self, segments: Iterable[Segment]) -> list[Segment]:
         """Add the segments of whole buckets, and return the new ones.
@@ -93,6 +92,12 @@ class SegmentCatalog:
             if not bucket:
                 del self._buckets[segment.bucket]
         return delivered
+
+
+def metadata_bytes(segments: Iterable[Segment]) -> int:
+    """Return the bytes of the values of `segments`, without their containers; each part's name counts once."""
+    several = list(segments)
+    return sum(map(sys.getsizeof, {segment.part for segment in several})) + sum(map(_size, several))
 
 
 def _size(segment: Segment) -> int:

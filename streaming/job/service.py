@@ -9,9 +9,11 @@ import re
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -254,6 +256,7 @@ def _watch(
         _check_releases(spark, query, gate, runner, releases)
         is_outage()
         progress.check()
+        counts.lease_confirmed(lease.confirmed_ago_s)
         if not query.isActive:
             raise _cause_of_end(query, settings, lease)
     log.info("stopping after the running batch")
@@ -329,6 +332,7 @@ class _ProgressWatch:
         Stops the query and raises LateRowsDropped if one of them dropped rows.
         """
         newest = self._checked
+        lag: dict[str, int] = {}
         # Not `query.recentProgress`, which iterates Java maps from Python: each iteration ends with a Java exception
         # that pyspark classifies in a dozen calls. With the hundred batches that Spark keeps, that took a core.
         for progress in reversed(self._query._jsq.recentProgress()):
@@ -336,8 +340,12 @@ class _ProgressWatch:
             if batch_id <= self._checked:
                 break
             newest = max(newest, batch_id)
-            operators = json.loads(progress.json())["stateOperators"]
-            self._counts.state_now(batch_id, sum(operator["numRowsTotal"] for operator in operators))
+            report = json.loads(progress.json())
+            operators = report["stateOperators"]
+            mutable_buckets = sum(operator["numRowsTotal"] for operator in operators)
+            # The newest comes first.
+            lag = lag or _input_lag(report["sources"])
+            self._counts.reported(batch_id, mutable_buckets, lag)
             if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
                 self._query.stop()
                 raise LateRowsDropped(
@@ -346,6 +354,17 @@ class _ProgressWatch:
                     "that are not due yet. Please report this, with the checkpoint"
                 )
         self._checked = newest
+
+
+def _input_lag(sources: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many offsets of each input topic are left unread, by Spark's report of a batch."""
+    lag: Counter[str] = Counter()
+    for source in sources:
+        latest, end = source["latestOffset"] or {}, source["endOffset"] or {}
+        for topic, offsets in latest.items():
+            read = end.get(topic, {})
+            lag[topic] += sum(offset - read.get(partition, offset) for partition, offset in offsets.items())
+    return dict(lag)
 
 
 def _cause_of_end(query: StreamingQuery, settings: Settings, lease: HeldLease) -> DelaylineError:

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conf.settings import Settings
+from state.buckets.catalog import metadata_bytes
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds, WaitingEstimate
@@ -48,6 +49,8 @@ class JobCounts(Collector):
         self._knows_mutable = False
         self._segments: Sequence[Segment] = ()
         self._table: dict[str, int] = {}
+        self._lag: dict[str, int] = {}
+        self._lease_s: float | None = None
         self._begun: PlannedBatch | None = None
         self._done: PlannedBatch | None = None
         self.batch_done_s: float | None = None
@@ -100,16 +103,26 @@ class JobCounts(Collector):
         """
         with self._lock:
             self._segments = segments
-            self._table = {"buckets": buckets, "segments": len(segments), "merging": merging, "merges": merges}
+            self._table = {
+                "buckets": buckets,
+                "segments": len(segments),
+                "merging": merging,
+                "merges": merges,
+            }
 
-    def state_now(self, batch_id: int, mutable_buckets: int) -> None:
-        """Take the number of mutable buckets in Spark's state after batch `batch_id`.
+    def reported(self, batch_id: int, mutable_buckets: int, lag: Mapping[str, int]) -> None:
+        """Take what Spark reports of batch `batch_id`: mutable buckets in its state, and unread offsets by topic.
 
         A batch tells only of the buckets that it changed. After a start, others are known to be empty when as many
         buckets have told of messages as there are.
         """
         with self._lock:
             self._knows_mutable |= self._told.get(batch_id) == mutable_buckets
+            self._lag = dict(lag)
+
+    def lease_confirmed(self, ago_s: float) -> None:
+        """Take how long ago the broker last confirmed that this process holds the lease."""
+        self._lease_s = self._now_s() - ago_s
 
     def status(self, application_id: str, checkpoint: str, shards: int) -> JobStatus | None:
         """Return what the job knows of itself, or None as long as it does not know what all mutable buckets hold."""
@@ -154,7 +167,18 @@ class JobCounts(Collector):
         seconds = SummaryMetricFamily("delayline_batch_seconds", "Time that batches took, by step.", labels=["step"])
         for step, count in sorted(self._step_counts.items()):
             seconds.add_metric([step], count, self._step_seconds[step])
-        yield from (read, sealed, cancelled, seconds)
+        lag = GaugeMetricFamily(
+            "delayline_input_lag_records", "Offsets of an input topic that no batch has read.", labels=["topic"]
+        )
+        for topic, offsets in sorted(self._lag.items()):
+            lag.add_metric([topic], offsets)
+        yield from (read, lag, sealed, cancelled, seconds)
+        if self._lease_s is not None:
+            yield _gauge(
+                "delayline_lease_confirmed_timestamp_seconds",
+                "When the broker last confirmed that this process holds the lease.",
+                self._lease_s,
+            )
         if self.batch_done_s is not None and self._done is not None:
             yield _gauge("delayline_batch_done_timestamp_seconds", "When the last batch was done.", self.batch_done_s)
             yield _gauge(
@@ -169,6 +193,7 @@ class JobCounts(Collector):
         table, all_waiting = self._table, self._waiting(self._done)
         yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table["buckets"])
         yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", table["segments"])
+        yield _gauge("delayline_metadata_bytes", "Memory of that metadata.", metadata_bytes(self._segments))
         yield _gauge(
             "delayline_sealed_bytes", "Bytes of the sealed messages, uncompressed, about.", all_waiting.sealed_bytes
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds
@@ -62,25 +63,27 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     now_ms = int(clock.now_s * 1000)
     bounds = MutableBounds(now_ms + 30_000, now_ms + 30_000, count=5, bytes=50)
     counts.batch_done(batch(0, cutoff_ms=now_ms), {}, 0, 0, mutable={0: bounds})
-    counts.state_now(0, mutable_buckets=1)
+    counts.reported(0, mutable_buckets=1, lag={"in": 7})
 
     def segment(bucket: int, first_ms: int, last_ms: int, count: int) -> Segment:
         return Segment(bucket, 0, 0, "p", now_ms + first_ms, now_ms + last_ms, count, count * 10)
 
     # Half of the first one within ten minutes; the last one is handed over.
     segments = [
-        segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(2, -MINUTE_MS, -1, 3),
+        segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(3, -MINUTE_MS, -1, 3),
     ]  # fmt: skip
-    counts.table_now(segments, buckets=2, merging=1, merges=3)
+    counts.table_now(segments, buckets=3, merging=1, merges=3)
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (107, 5)
     assert samples["sealed_bytes"] == 1070
+    assert samples["metadata_bytes"] == SegmentCatalog(segments).nbytes
+    assert samples["input_lag_records.in"] == 7
     assert samples["due_messages.1m"] == 12
     assert samples["due_messages.10m"] == 62
     assert samples["due_messages.366d"] == 112
     assert samples["next_due_timestamp_seconds"] == clock.now_s
     assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
-    assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (2, 3, 1)
+    assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (3, 3, 1)
     counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (0, 0)
@@ -101,13 +104,13 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
         is None
     )
     # The state has two: one of them was filled before this start.
-    counts.state_now(7, mutable_buckets=2)
+    counts.reported(7, mutable_buckets=2, lag={"in": 7})
     assert counts.status("app", "/c", 2) is None
     assert "waiting_messages.mutable" not in scraped(counts)
     # Spark reports batch 8 when batch 9 is done already, and has changed both.
     counts.batch_done(batch(8), {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
     counts.batch_done(batch(9), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
-    counts.state_now(8, mutable_buckets=2)
+    counts.reported(8, mutable_buckets=2, lag={"in": 7})
     assert scraped(counts)["waiting_messages.mutable"] == 4
 
 
@@ -118,7 +121,7 @@ def test_the_status_has_what_waits_and_survives_json() -> None:
     counts.batch_done(batch(0, now_ms), {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
     merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
     counts.table_now([merged], buckets=1, merging=0, merges=0)
-    counts.state_now(0, mutable_buckets=1)
+    counts.reported(0, mutable_buckets=1, lag={"in": 7})
     status = counts.status("app", "/c", 2)
     assert status is not None
     assert (status.done, status.running, status.next_due_ms) == (batch(0, now_ms), None, now_ms + 5)

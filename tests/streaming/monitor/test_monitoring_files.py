@@ -55,7 +55,8 @@ def labels() -> dict[str, set[str]]:
     counts = JobCounts()
     bounds = {0: MutableBounds(1, 1, count=1, bytes=1)}
     counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
-    counts.state_now(0, mutable_buckets=1)
+    counts.reported(0, mutable_buckets=1, lag={"in": 7})
+    counts.lease_confirmed(1.0)
     counts.took("whole", 0.1)
     counts.table_now([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, merging=0, merges=1)
     released = ReleaseCounts("results")

@@ -38,7 +38,7 @@ def with_monitor(settings: Settings, address: str) -> Settings:
 def status_of(application_id: str) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
     counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
-    counts.state_now(3, mutable_buckets=1)
+    counts.reported(3, mutable_buckets=1, lag={"in": 7})
     counts.table_now([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1, merging=0, merges=0)
     status = counts.status(application_id, "/checkpoint", 2)
     assert status is not None
