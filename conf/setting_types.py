@@ -137,6 +137,8 @@ HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or m
 ListenAddress = Annotated[str, AfterValidator(_listening)]
 ServerList = Annotated[str, AfterValidator(_servers)]
 FilePath = Annotated[str, _matching(r"|.*\S.*", "the path of a file, or empty")]
+FolderPath = Annotated[str, _matching(r"|.*\S.*", "the path of a folder, or empty")]
+WebAddress = Annotated[str, _matching(r"|(https?|file)://\S+", "a URL (http, https or file), or empty")]
 # Whoever prints a path would print the credentials in it.
 StoragePath = Annotated[
     str,

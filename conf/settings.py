@@ -22,6 +22,7 @@ from conf.setting_types import (
     Bounded,
     Count,
     FilePath,
+    FolderPath,
     HeaderName,
     ListenAddress,
     OptionTable,
@@ -30,6 +31,7 @@ from conf.setting_types import (
     StoragePath,
     TopicName,
     TopicPattern,
+    WebAddress,
     duration,
     one_of,
     read_list,
@@ -154,6 +156,13 @@ class MonitorSettings(Section):
     job: ListenAddress = ""
     release: ListenAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
+
+
+class JarSettings(Section):
+    """Where `delayline jars` fetches Java's libraries from."""
+
+    mirror: WebAddress = ""
+    folder: FolderPath = ""
 
 
 class LeaseSettings(Section):
@@ -309,6 +318,7 @@ class Settings(BaseSettings):
     levels: LevelSettings = LevelSettings()
     policies: PolicySettings = PolicySettings()
     presets: PresetSettings = PresetSettings()
+    jars: JarSettings = JarSettings()
     spark: SparkSettings = SparkSettings()
 
     @classmethod

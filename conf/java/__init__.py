@@ -1,7 +1,7 @@
 """The Java side: finding Java, fetching jars, and the class archive that makes starts faster.
 
-This package starts no Spark. `spark.xml` and `broker.xml` list the jars for Ivy; the two `.properties` files configure
-the logs of Java.
+This package starts no Spark. `spark.xml` and `broker.xml` list the jars for Ivy, `jars.sha256` their digests; the
+`.properties` files configure the logs of Java.
 
-Read `jars`, then `cds_archive`.
+Read `jars`, `jar_lock`, then `cds_archive`.
 """

@@ -16,10 +16,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing, JavaMissing
+from conf.java.jar_lock import LOCK, check_locked, locked
 
 JAVA_FILES = Path(__file__).parent
 GROUPS = ("spark", "broker")
@@ -28,6 +31,13 @@ OLDEST_JAVA = 17
 FETCH_TIMEOUT_S = 1_800
 _MARKER = "complete"
 _HOW = "run `delayline jars`"
+# A cache of its own: what came from elsewhere is not the mirror's.
+_IVY_SETTINGS = """<ivysettings>
+  <settings defaultResolver="mirror"/>
+  <caches defaultCacheDir="${{ivy.default.ivy.user.dir}}/delayline-mirror"/>
+  <resolvers><ibiblio name="mirror" m2compatible="true" root={root}/></resolvers>
+</ivysettings>
+"""
 
 
 def jars_folder(group: str) -> Path:
@@ -45,11 +55,16 @@ def broker_jars() -> list[Path]:
     return _fetched("broker")
 
 
-def fetch_jars(progress: Callable[[str], None] = print) -> None:
+def fetch_jars(progress: Callable[[str], None] = print, mirror: str = "", offline: Path | None = None) -> None:
     """Fetch the groups of jars that are not complete, and report each line to `progress`.
 
+    Args:
+        progress: takes the lines.
+        mirror: the URL of a Maven repository to ask in place of Maven Central.
+        offline: a folder that has all jars, to copy them from there and ask nobody.
+
     Raises:
-        JarsMissing: a download failed.
+        JarsMissing: a download failed, or brought other jars than those of `jar_lock`.
         JavaMissing: there is no Java to run Ivy.
     """
     for group in GROUPS:
@@ -58,7 +73,12 @@ def fetch_jars(progress: Callable[[str], None] = print) -> None:
             progress(f"{group}: complete in {folder}")
             continue
         progress(f"{group}: fetching into {folder}")
-        _fetch(group, folder, progress)
+        with _replaced(group, folder) as partial:
+            if offline is None:
+                run_ivy(group, partial, progress, mirror)
+            else:
+                _copy(group, offline, partial)
+            check_locked(group, partial)
         progress(f"{group}: {len(_jars_in(folder))} jars")
 
 
@@ -113,16 +133,18 @@ def _is_complete(group: str) -> bool:
 
 
 def _fingerprint(group: str) -> str:
-    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes()).hexdigest()
+    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes() + LOCK.read_bytes()).hexdigest()
 
 
-def _fetch(group: str, folder: Path, progress: Callable[[str], None]) -> None:
+@contextmanager
+def _replaced(group: str, folder: Path) -> Iterator[Path]:
+    """Give a new folder that takes the place of `folder`, complete, unless something is raised."""
     # Fetched beside the folder and then renamed: an interrupted fetch leaves no folder that looks complete.
     partial = folder.with_name(f"{group}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _run_ivy(group, partial, progress)
+        yield partial
         (partial / _MARKER).write_text(_fingerprint(group))
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -130,12 +152,25 @@ def _fetch(group: str, folder: Path, progress: Callable[[str], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
+def _copy(group: str, offline: Path, folder: Path) -> None:
+    for name in locked(group):
+        # Below it in any place: as `delayline jars` keeps them, or all in one.
+        jar = next(offline.rglob(name), None)
+        if jar is None:
+            raise JarsMissing(f"{offline} has no {name}; put all files of {LOCK.name} there")
+        shutil.copyfile(jar, folder / name)
+
+
+def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: str = "") -> None:
+    """Fetch the jars of `group` into `folder`, from Maven Central or a `mirror`. Raises JarsMissing, JavaMissing."""
+    settings = folder / "ivysettings.xml"
+    settings.write_text(_IVY_SETTINGS.format(root=quoteattr(mirror)))
     command = [
         *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(JAVA_FILES / f"{group}.xml")),
         *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
         # Some (snappy-java, scala-logging) are OSGi bundles, a type of its own for Ivy.
         *("-types", "jar", "bundle"),
+        *(("-settings", str(settings)) if mirror else ()),
     ]
     last: deque[str] = deque(maxlen=20)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
@@ -154,6 +189,7 @@ def _run_ivy(group: str, folder: Path, progress: Callable[[str], None]) -> None:
             raise
         finally:
             limit.cancel()
+    settings.unlink()
     if code != 0 or not _jars_in(folder):
         shown = "\n".join(line for line in last if line.strip())
         raise JarsMissing(f"Ivy could not fetch the {group} jars (exit code {code}):\n{shown}")

@@ -20,14 +20,15 @@ _DEFAULT_FOLDER = Path("data/broker")
 def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
     """Download the Java libraries of Spark's connectors and of the embedded broker. Needed once.
 
-    Downloads about 60 MB from Maven Central into this Python environment; skips files that exist. Then Java writes
-    Spark's classes to an archive (160 MB), which makes each start faster.
+    Downloads about 60 MB into this Python environment, from Maven Central, jars.mirror or jars.folder, and checks each
+    file's SHA-256; skips files that exist. Then Java writes Spark's classes to an archive (160 MB), which makes each
+    start faster.
     """
     from conf.java.cds_archive import make_cds_archive
     from conf.java.jars import fetch_jars
 
-    settings_of(config, overrides)
-    fetch_jars(typer.echo)
+    jars = settings_of(config, overrides).jars
+    fetch_jars(typer.echo, jars.mirror, Path(jars.folder) if jars.folder else None)
     make_cds_archive(typer.echo)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import conf.java.jars
 from conf.errors import JarsMissing, JavaMissing
+from conf.java.jar_lock import check_locked, locked
 from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, spark_jars
 
 
@@ -112,3 +113,52 @@ def test_a_java_home_without_java_is_an_error_and_not_skipped(tmp_path: Path, mo
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME"):
         java_command()
+
+
+def offline_folder(folder: Path) -> Path:
+    """Return a folder with all jars, as one carries them to a machine without a network."""
+    folder.mkdir()
+    for jar in (*spark_jars(), *broker_jars()):
+        (folder / jar.name).symlink_to(jar)
+    return folder
+
+
+def test_a_machine_without_a_network_takes_the_jars_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offline = offline_folder(tmp_path / "carried")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    fetch_jars(lambda line: None, offline=offline)
+    assert {jar.name for jar in spark_jars()} == locked("spark").keys()
+    assert {jar.name for jar in broker_jars()} == locked("broker").keys()
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_jars_that_are_not_those_of_the_lock_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    offline = offline_folder(tmp_path / "carried")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    name = next(iter(locked("broker")))
+    (offline / name).unlink()
+    if damage == "changed":
+        (offline / name).write_bytes(b"another")
+    with pytest.raises(JarsMissing, match=f"{name} has the SHA-256" if damage == "changed" else f"has no {name}"):
+        fetch_jars(lambda line: None, offline=offline)
+    assert [path.name for path in jars_folder("broker").parent.iterdir()] == ["spark"]
+
+
+def test_a_file_too_many_is_refused(tmp_path: Path) -> None:
+    offline = offline_folder(tmp_path / "carried")
+    with pytest.raises(JarsMissing, match=r"kafka_\S+ is there, and is not one of them"):
+        check_locked("spark", offline)
+
+
+@pytest.mark.usefixtures("java")
+def test_a_mirror_is_asked_in_place_of_maven_central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    empty = tmp_path / "mirror"
+    empty.mkdir()
+    with pytest.raises(JarsMissing) as failure:
+        fetch_jars(lambda line: None, mirror=empty.as_uri())
+    assert "spark-sql-kafka-0-10_2.13;4.0.0: not found" in str(failure.value)
