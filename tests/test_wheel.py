@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
-# Only needed to build an image, from a checkout.
-EXCLUDED = ("conf/docker/",)
+# Only needed in a checkout: to build an image, and to change what is deployed.
+EXCLUDED = ("conf/docker/", "conf/kubernetes/")
 # Only tests and benchmarks import it.
 FOR_TESTS = ("conf.process_tree",)
 

@@ -6,11 +6,13 @@ import json
 import time
 import urllib.request
 from collections import Counter
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from state.message import DELIVER_AT_HEADER
 from streaming.local.free_port import free_port
+from streaming.monitor.client import ask
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
@@ -56,16 +58,20 @@ def _check_release(address: str, application: Application, ledger: Ledger) -> No
         # The subscriber has a message about when its commit is acknowledged, or later.
         assert 0 < seen["delivery_lateness_seconds_sum", topic] < late_s + 0.1 * len(dues)
     assert_eventually(lambda: _scraped(address)["ready_messages", "0"] == 0, 10)
-    assert _asked(address, "/readyz") == (200, {"live": True, "ready": True, "reasons": []})
+    assert_eventually(lambda: _asked(address, "/readyz")[0] == 200, 10)
 
 
 def _check_job(address: str, application: Application, ledger: Ledger, sealed: int) -> None:
     assert_eventually(lambda: _scraped(address)["read_records_total", application.input] == len(ledger.sent), 10)
     seen = _scraped(address)
     assert seen["sealed_messages_total", ""] >= sealed
-    assert seen["batch_seconds_count", "whole"] == seen["batch_seconds_count", "state"] > 1
-    assert_eventually(lambda: _scraped(address)["waiting_messages", "mutable"] == 0, 10)
-    assert _asked(address, "/healthz") == (200, {"live": True, "ready": True, "reasons": []})
+    # A batch may be running.
+    assert 1 < seen["batch_seconds_count", "whole"] <= seen["batch_seconds_count", "state"]
+    assert_eventually(lambda: _scraped(address).get(("waiting_messages", "mutable")) == 0, 10)
+    assert_eventually(lambda: _scraped(address)["input_lag_records", application.input] == 0, 10)
+    # Ready is another matter: with a horizon of two seconds, the pauses of a busy machine are too long.
+    code, health = _asked(address, "/healthz")
+    assert (code, health["live"]) == (200, True)
 
 
 def _scraped(address: str) -> dict[tuple[str, str], float]:
@@ -80,6 +86,6 @@ def _scraped(address: str) -> dict[tuple[str, str], float]:
     }
 
 
-def _asked(address: str, path: str) -> tuple[int, object]:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-        return answer.status, json.load(answer)
+def _asked(address: str, path: str) -> tuple[int, dict[str, Any]]:
+    answer = ask(address, path)
+    return answer.code, json.loads(answer.body)

@@ -33,8 +33,8 @@ def test_corruption_is_listed_and_kept_with_exit_code_1(monkeypatch: pytest.Monk
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         "/t/part=p/part-0.parquet: 1 of 3 rows can be read",
-        "bucket 7, shard 1, segment 2, due from 1970-01-01T00:01:00Z to 1970-01-01T00:01:30Z: 4 of 10 messages can be "
-        "read",
+        "bucket 7, shard 1, segment 2, due from 1970-01-01T00:01:00.000Z to 1970-01-01T00:01:30.000Z: 4 of 10 messages "
+        "can be read",
         "bucket 8, shard 0, segment 0: its metadata is lost; --skip rebuilds it from the 5 messages that can be read",
         "6 waiting messages are lost; `delayline rebuild` can accept 2 of them again from the input topics",
     ]
