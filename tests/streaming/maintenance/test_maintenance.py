@@ -347,7 +347,9 @@ def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None
     assert vacuums == [5, 66, 242, 372, 433]
 
 
-@pytest.mark.parametrize("steps", [5, pytest.param(14, marks=[pytest.mark.takes(100), pytest.mark.soak])])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(5, marks=[pytest.mark.thorough]), pytest.param(14, marks=[pytest.mark.soak])]
+)
 def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_table(table: Table, steps: int) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)

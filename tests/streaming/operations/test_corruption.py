@@ -21,6 +21,7 @@ from streaming.job.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, find_corruption, lost_ids, repaired
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
+from tests.thorough import some_thorough
 
 _HOUR = 3_600_000
 BUCKETS = (1, 2, 3, 4, 5, 6)
@@ -102,7 +103,7 @@ def remove_corruption(store: BucketTable, corruption: Corruption) -> None:
     store.replace_partitions(*repaired(store, corruption, BITS))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", some_thorough(DAMAGES, always=("missing", "one byte")))
 def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messages(
     sealed: BucketTable, damage: str
 ) -> None:
@@ -158,7 +159,7 @@ def test_delivered_messages_do_not_count_as_lost(sealed: BucketTable, repair_opt
     assert find_corruption(sealed, 3 * _HOUR) == Corruption([], [])
 
 
-@pytest.mark.parametrize("damage", ["cut short", "zeroed"])
+@pytest.mark.parametrize("damage", some_thorough(["cut short", "zeroed"], always=("zeroed",)))
 def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_options: None, damage: str) -> None:
     columns = ("bucket", "shard", "segment", "part", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes")
     before = sorted(tuple(row[name] for name in columns) for row in sealed.metadata())

@@ -12,10 +12,11 @@ from sources.subscriber import Subscriber
 from tests.system.conftest import Application
 from tests.system.in_process.job import JobInProcess
 from tests.system.secured import LOGINS, Secured
+from tests.thorough import some_thorough
 
 
 @pytest.mark.takes(8)
-@pytest.mark.parametrize("login", LOGINS)
+@pytest.mark.parametrize("login", some_thorough(LOGINS, always=("SCRAM-SHA-512", "OAUTHBEARER")))
 def test_a_message_goes_through_the_whole_service_with_each_login(
     secured: Secured, shared_session: None, restored_signal_handlers: None, tmp_path: Path, login: str
 ) -> None:
