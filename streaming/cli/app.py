@@ -26,6 +26,7 @@ from streaming.cli.run import run
 from streaming.cli.status import status
 from streaming.cli.submit_files import submit_files
 from streaming.cli.subscribe import subscribe
+from streaming.cli.top import top
 from streaming.cli.topics import topics_app
 
 INTERRUPTED = 130
@@ -66,6 +67,7 @@ app.command()(subscribe)
 app.command()(resend)
 app.command()(status)
 app.command()(health)
+app.command()(top)
 app.command()(peek)
 app.command()(release)
 app.command()(rescale)

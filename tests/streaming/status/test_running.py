@@ -35,6 +35,15 @@ def with_monitor(settings: Settings, address: str) -> Settings:
     return settings.model_copy(update={"monitor": settings.monitor.model_copy(update={"job": address})})
 
 
+def options_of(settings: Settings) -> list[str]:
+    overrides = {
+        "kafka.bootstrap_servers": settings.kafka.bootstrap_servers,
+        "application_id": settings.application_id,
+        "topics.input": ",".join(settings.topics.input),
+    }
+    return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+
+
 def status_of(application_id: str) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
     counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
@@ -50,9 +59,7 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
 ) -> None:
     monkeypatch.setattr(storage_reader, "open_session", lambda *_: pytest.fail("Spark was to be started"))
     ensure_topics(settings, 1)
-    arguments = ["status", "--set", f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}"]
-    arguments += ["--set", f"application_id={settings.application_id}"]
-    arguments += ["--set", f"topics.input={','.join(settings.topics.input)}"]
+    arguments = ["status", *options_of(settings)]
     with job_that_says(status_of(settings.application_id)) as address:
         arguments += ["--set", f"monitor.job={address}"]
         shown = CliRunner().invoke(app, [*arguments, "--format", "json"])
@@ -65,6 +72,26 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert status["input_lag"]["total"] == 0
     assert table[0] == "checkpoint   /checkpoint (as the running job says)"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
+
+
+def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Settings) -> None:
+    ensure_topics(settings, 1)
+    arguments = ["top", "--every", "500ms", "--times", "2", *options_of(settings)]
+    with job_that_says(status_of(settings.application_id)) as address:
+        shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job={address}"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count(f"  {settings.application_id}\n\ncheckpoint   /checkpoint") == 2
+    shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job=127.0.0.1:{free_port()}"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("does not answer, or does not know yet what waits\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"), [([], "monitor.job is not set"), (["--every", "1ms"], "--every 1ms: 500ms or longer")]
+)
+def test_top_needs_an_address_and_a_pause(arguments: list[str], problem: str) -> None:
+    refused = CliRunner().invoke(app, ["top", *arguments], env={"DELAYLINE_CONFIG": None})
+    assert (refused.exit_code, problem in refused.stderr) == (2, True)
 
 
 def test_what_is_read_instead_if_the_job_cannot_say(settings: Settings) -> None:
