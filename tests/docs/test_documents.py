@@ -22,7 +22,7 @@ from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quote
 _PACKAGES = "conf|sources|state|sinks|streaming"
 _PATH = re.compile(rf"((?:{_PACKAGES}|tests|benchmarks|docs|examples|\.ci)/[\w./*-]*)(?:: ?(\w+))?")
 _MODULE = re.compile(rf"(?:{_PACKAGES}|benchmarks)(?:\.\w+)+")
-_FILE = re.compile(r"\.(?:py|md|toml|json|txt|properties|jar)$")
+_FILE = re.compile(r"\.(?:py|md|toml|json|txt|properties|jar|sha256)$")
 _SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items() if name != "application_id"}
 _SETTING = re.compile(rf"(?<![\w./-])({'|'.join(_SECTIONS)})\.([\w.]+)")
 _VARIABLE = re.compile(r"DELAYLINE_[A-Z_]+")
