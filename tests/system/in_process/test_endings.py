@@ -57,7 +57,7 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
     )
 
     # To the replayed batch, the previous batch seems to have had a higher cutoff.
-    with _watermark_raised(checkpoint / "offsets" / "1"):
+    with _watermark_raised(checkpoint / "offsets"):
         error_line = job.failure()
     assert re.match(r"error: cutoff-mismatch: batch 2 has cutoff \d+, and the batch before \d+$", error_line), (
         error_line
@@ -89,10 +89,11 @@ def _failing_in_batch_2(*arguments: Any) -> DataFrame:
     return outputs.mapInArrow(failing, outputs.schema)
 
 
-def _watermark_raised(entry: Path) -> AbstractContextManager[None]:
-    """Raise the watermark in an entry of the offset log by an hour, inside the context."""
-    watermark_ms = json.loads(entry.read_text().splitlines()[1])["batchWatermarkMs"]
-    return replaced(entry, f'"batchWatermarkMs":{watermark_ms}', f'"batchWatermarkMs":{watermark_ms + _HOUR_MS}')
+def _watermark_raised(offset_log: Path) -> AbstractContextManager[None]:
+    """Raise the watermark of batch 1 to an hour above that of batch 2, inside the context."""
+    # That of batch 1 is 0 if batch 0 found no messages.
+    before, after = (json.loads((offset_log / name).read_text().splitlines()[1])["batchWatermarkMs"] for name in "12")
+    return replaced(offset_log / "1", f'"batchWatermarkMs":{before}', f'"batchWatermarkMs":{after + _HOUR_MS}')
 
 
 def test_rows_that_spark_drops_below_the_watermark_end_the_job(
