@@ -25,9 +25,9 @@ HOUR_MS = 3_600_000
 def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     application: Application, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    # What is due within two minutes is handed over, and waits in the ready log when the job has ended.
-    job, ledger = make_job("clock.horizon=2m")
-    delays_ms = [110_000] * 20 + [HOUR_MS + 1_000 * number for number in range(300)]
+    # What is due within ten minutes is handed over, and waits in the ready log when the job has ended.
+    job, ledger = make_job("clock.horizon=10m")
+    delays_ms = [540_000] * 20 + [HOUR_MS + 1_000 * number for number in range(300)]
 
     def publish() -> None:
         for number, delay_ms in enumerate(delays_ms):
@@ -66,7 +66,7 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
         assert [(header["key"], bytes(header["value"])) for header in row["headers"]] == list(sent.headers)
         assert (row["output_topic"], row["error_code"]) == (application.output, None)
         assert int(row["deliver_at"].timestamp() * 1000) == row["deliver_at_ms"]
-        assert (row["place"] == "ready") == (sent.deliver_at_ms - sent.timestamp_ms == 110_000)
+        assert (row["place"] == "ready") == (sent.deliver_at_ms - sent.timestamp_ms == 540_000)
     by_due = sorted(rows, key=lambda identity: (rows[identity]["deliver_at_ms"], parse_id(identity)))
 
     def peek(*arguments: str) -> list[dict[str, Any]]:
