@@ -41,7 +41,13 @@ _COUNT_EVERY_S = 1.0
 _SHARE_OF_TRANSACTIONS = 0.25
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
-_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+# The last one comes in place of the others if a record is on its way while the next process aborts the transaction.
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_TXN_STATE,
+}
 
 
 class ShardTaken(Exception):

@@ -192,14 +192,14 @@ def _interrupt_handler_kept() -> Iterator[None]:
 def _silence_py4j() -> None:
     """Silence the logs of py4j: its exceptions say the same, and Delayline prints these once."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # py4j logs Ctrl-C during a call to the root logger.
-    logging.getLogger().addFilter(_is_not_py4j_interrupt)
+    # py4j logs to the root logger that a call was cut off, by Ctrl-C or because Java has ended.
+    logging.getLogger().addFilter(_is_not_of_a_cut_off_call)
     # After an interrupt, Spark may not receive the stop command. Java exits with this process in any case.
     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
 
 
-def _is_not_py4j_interrupt(record: logging.LogRecord) -> bool:
-    return record.msg != "KeyboardInterrupt while sending command."
+def _is_not_of_a_cut_off_call(record: logging.LogRecord) -> bool:
+    return record.msg not in ("KeyboardInterrupt while sending command.", "Exception while sending command.")
 
 
 def _submitted() -> set[str]:
