@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,17 +42,15 @@ def top(
             "monitor.job is not set: `delayline top` asks the job there. `delayline status` needs no address"
         )
     console = Console(highlight=False)
-    if not console.is_terminal:
+    with ExitStack() as stack:
+        show: Callable[[str], object] = typer.echo
+        if console.is_terminal:
+            live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+            show = lambda seen: live.update(Text(seen), refresh=True)  # noqa: E731
         for number in range(times) if times else count():
             if number:
                 time.sleep(pause_ms / 1000)
-            typer.echo(_seen(settings))
-        return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for number in range(times) if times else count():
-            if number:
-                time.sleep(pause_ms / 1000)
-            live.update(Text(_seen(settings)), refresh=True)
+            show(_seen(settings))
 
 
 def _seen(settings: Settings) -> str:
