@@ -163,15 +163,16 @@ def _copy(group: str, offline: Path, folder: Path) -> None:
 
 def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: str = "") -> None:
     """Fetch the jars of `group` into `folder`, from Maven Central or a `mirror`. Raises JarsMissing, JavaMissing."""
-    settings = folder / "ivysettings.xml"
-    settings.write_text(_IVY_SETTINGS.format(root=quoteattr(mirror)))
     command = [
         *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(JAVA_FILES / f"{group}.xml")),
         *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
         # Some (snappy-java, scala-logging) are OSGi bundles, a type of its own for Ivy.
         *("-types", "jar", "bundle"),
-        *(("-settings", str(settings)) if mirror else ()),
     ]
+    if mirror:
+        settings = folder / "ivysettings.xml"
+        settings.write_text(_IVY_SETTINGS.format(root=quoteattr(mirror)))
+        command += ["-settings", str(settings)]
     last: deque[str] = deque(maxlen=20)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         assert ivy.stdout is not None
@@ -189,7 +190,8 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
             raise
         finally:
             limit.cancel()
-    settings.unlink()
+    if mirror:
+        settings.unlink()
     if code != 0 or not _jars_in(folder):
         shown = "\n".join(line for line in last if line.strip())
         raise JarsMissing(f"Ivy could not fetch the {group} jars (exit code {code}):\n{shown}")
