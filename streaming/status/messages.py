@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -130,7 +130,7 @@ def _first(selection: Selection, segments: Iterable[Segment], cutoff_ms: int, co
             left -= segment.count
             if left <= 0:
                 until_ms = min(selection.until_ms, segment.max_deliver_at_ms + 1)
-                return Selection(selection.from_ms, until_ms, selection.ids)
+                return replace(selection, until_ms=until_ms)
     return selection
 
 
