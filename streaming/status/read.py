@@ -12,9 +12,8 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from state.buckets.segments import ANY_SHARD, Segment
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.monitor.estimate import LATER, SPANS_MS, WaitingInShard
+from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds, WaitingEstimate
 from streaming.status.broker import ask_broker
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
 from streaming.status.storage_reader import consistent_versions, reader_session, retry_while_files_vanish
@@ -57,8 +56,14 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     for bucket in mutable:
         histogram.add_instants(bucket.dues_ms)
     sealed.count_into(histogram)
-    shards = shard_statuses([_waiting(number, mutable, segments) for number in _shards(settings, segments)], ready)
-    merged = [segment for segment in segments if segment.shard == ANY_SHARD]
+    bounds = {
+        bucket.shard: MutableBounds(int(bucket.dues_ms[0]), int(bucket.dues_ms[-1]), len(bucket.dues_ms), bucket.bytes)
+        for bucket in mutable
+        if len(bucket.dues_ms)
+    }
+    # Exact: nothing of these is due before the cutoff.
+    waiting = WaitingEstimate(bounds, segments, committed.cutoff_ms if committed is not None else 0)
+    shards = shard_statuses(waiting.by_shard(settings.bucket.shards), ready)
     return Status(
         read_from="storage",
         checkpoint=checkpoint.path,
@@ -66,33 +71,13 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         committed=committed,
         planned=planned,
         shards=shards,
-        merged=sum(segment.count for segment in merged),
-        mutable_bytes=sum(bucket.bytes for bucket in mutable),
-        sealed_bytes=sum(segment.bytes for segment in segments),
-        next_due_ms=first_of(
-            *(shard.next_due_ms for shard in shards), *(segment.min_deliver_at_ms for segment in merged)
-        ),
+        merged=waiting.merged,
+        mutable_bytes=waiting.mutable_bytes,
+        sealed_bytes=waiting.sealed_bytes,
+        next_due_ms=first_of(waiting.next_due_ms, *(shard.next_due_ms for shard in shards)),
         buckets=len({segment.bucket for segment in segments}),
         segments=len(segments),
         due=dict(zip([*SPANS_MS, LATER], histogram.counts, strict=True)),
         due_is_estimated=histogram.estimated,
         broker=broker,
-    )
-
-
-def _shards(settings: Settings, sealed: list[Segment]) -> range:
-    """Return the numbers of all shards, including former shards whose sealed buckets still wait."""
-    return range(max([settings.bucket.shards, *(segment.shard + 1 for segment in sealed)]))
-
-
-def _waiting(number: int, mutable: list[MutableBucket], sealed: list[Segment]) -> WaitingInShard:
-    buckets = [bucket for bucket in mutable if bucket.shard == number]
-    segments = [segment for segment in sealed if segment.shard == number]
-    firsts = [int(bucket.dues_ms[0]) for bucket in buckets if len(bucket.dues_ms)]
-    firsts += [segment.min_deliver_at_ms for segment in segments]
-    return WaitingInShard(
-        shard=number,
-        mutable=sum(len(bucket.dues_ms) for bucket in buckets),
-        sealed=sum(segment.count for segment in segments),
-        next_due_ms=min(firsts, default=None),
     )
