@@ -17,6 +17,7 @@ from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
 from streaming.judge.verdict import LEAST_CHECKED, Verdict, judge
+from tests.eventually import PATIENCE
 
 __all__ = ["Got", "Header", "Ledger"]
 
@@ -154,7 +155,11 @@ class Ledger:
         self.wait_for(lambda: self._reader.ids >= expected, timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for a condition on the received messages. Fails at the deadline, with the missing ids."""
+        """Wait for a condition on the received messages.
+
+        Fails after `PATIENCE` times `timeout_s`, with the missing ids.
+        """
+        timeout_s *= PATIENCE
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.check()

@@ -13,10 +13,10 @@ import psutil
 
 from conf.failpoints import VARIABLE
 from conf.process_tree import kill_tree
-from tests.eventually import assert_eventually
+from tests.eventually import PATIENCE, assert_eventually
 from tests.system.warm import Running, WarmProcesses
 
-_START_TIMEOUT_S = 150.0
+_START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -92,9 +92,13 @@ class Service:
         return self._process is not None and self._process.poll() is None
 
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """Wait until the job ends by itself, and return its exit code: -9 if it was killed."""
+        """Wait until the job ends by itself, and return its exit code: -9 if it was killed.
+
+        Raises:
+            subprocess.TimeoutExpired: After `PATIENCE` times `timeout_s`.
+        """
         assert self._process is not None
-        return self._process.wait(timeout_s)
+        return self._process.wait(PATIENCE * timeout_s)
 
     def stop(self) -> int:
         """Send SIGTERM, and return the exit code."""
@@ -142,4 +146,4 @@ class Service:
         """Send SIGKILL to the driver and all its descendants."""
         if self._process is not None and self._process.poll() is None:
             kill_tree(self._process.pid)
-            self._process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(PATIENCE * _STOP_TIMEOUT_S)

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typer.testing import CliRunner, Result
 
 from streaming.cli.app import app
-from tests.eventually import assert_eventually
+from tests.eventually import PATIENCE, assert_eventually
 
 # A job that should end by itself, and does not, is ended after this time.
-_END_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 60.0
 
 
 class JobInProcess:
@@ -44,7 +44,7 @@ class JobInProcess:
 
         def until_the_end() -> None:
             meanwhile()
-            assert self._ended.wait(_END_TIMEOUT_S), "the job did not end by itself"
+            assert self._ended.wait(PATIENCE * _END_TIMEOUT_S), "the job did not end by itself"
 
         result = self._run(until_the_end, *arguments)
         assert result.exit_code == 1, result.output
