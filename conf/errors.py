@@ -93,6 +93,12 @@ class JarsMissing(SetupError):
     code = "jars-missing"
 
 
+class MissingExtra(SetupError):
+    """The packages of an optional part are not installed."""
+
+    code = "extra-missing"
+
+
 class JavaMissing(SetupError):
     """No Java 17 or newer was found."""
 

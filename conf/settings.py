@@ -32,6 +32,7 @@ from conf.setting_types import (
     TopicName,
     TopicPattern,
     WebAddress,
+    WebToken,
     duration,
     one_of,
     read_list,
@@ -156,6 +157,13 @@ class MonitorSettings(Section):
     job: ListenAddress = ""
     release: ListenAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
+
+
+class WebSettings(Section):
+    """Where the page of `delayline web` is, and what it asks for before it shows messages or acts."""
+
+    address: ListenAddress = "127.0.0.1:9466"
+    token: WebToken = ""
 
 
 class JarSettings(Section):
@@ -314,6 +322,7 @@ class Settings(BaseSettings):
     release: ReleaseSettings = ReleaseSettings()
     lease: LeaseSettings = LeaseSettings()
     monitor: MonitorSettings = MonitorSettings()
+    web: WebSettings = WebSettings()
     headers: HeaderSettings = HeaderSettings()
     levels: LevelSettings = LevelSettings()
     policies: PolicySettings = PolicySettings()

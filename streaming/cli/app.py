@@ -28,6 +28,7 @@ from streaming.cli.submit_files import submit_files
 from streaming.cli.subscribe import subscribe
 from streaming.cli.top import top
 from streaming.cli.topics import topics_app
+from streaming.cli.web import web
 
 INTERRUPTED = 130
 
@@ -68,6 +69,7 @@ app.command()(resend)
 app.command()(status)
 app.command()(health)
 app.command()(top)
+app.command()(web)
 app.command()(peek)
 app.command()(release)
 app.command()(rescale)

@@ -11,7 +11,7 @@ import typer
 from streaming.cli.options import ConfigFile, Overrides, RecordFormat, instant_ms, settings_of, utf8
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row
 
 # Width of each column; the last one takes the rest of the line.
 _COLUMNS = {"due": 24, "place": 8, "id": 28, "output": 20, "key": 12, "value": 0}
@@ -51,57 +51,33 @@ def peek(
     """
     from conf.errors import UsageError
     from sources.canceller import place_of
-    from streaming.status.messages import waiting_messages
-    from streaming.status.storage_reader import reader_session, retry_while_files_vanish
-    from streaming.storage.paths import checkpoint_path
+    from streaming.status.look import Look, look, message_fields
+    from streaming.status.storage_reader import reader_session
 
     settings = settings_of(config, overrides)
     now_ms = time.time_ns() // 1_000_000
     from_ms, until_ms = instant_ms("--due-from", due_from, now_ms), instant_ms("--due-until", due_until, now_ms)
     if from_ms is not None and until_ms is not None and until_ms <= from_ms:
         raise UsageError(f"--due-until {due_until}: nothing is due before that and from --due-from {due_from} on")
-    chosen = {name: value for name, value in (("from_ms", from_ms), ("until_ms", until_ms)) if value is not None}
-    places = [place_of(utf8("ID", text), settings) for text in ids] if ids else None
-    whole_range = places is not None or key is not None or topic is not None or newest
+    wanted = Look(
+        from_ms,
+        until_ms,
+        tuple(place_of(utf8("ID", text), settings) for text in ids) if ids else None,
+        None if key is None else utf8("--key", key).encode(),
+        None if topic is None else utf8("--topic", topic),
+        newest,
+        limit,
+    )
     with reader_session(settings) as spark:
-
-        def read() -> list[Row]:
-            waiting = waiting_messages(spark, settings, **chosen, ids=places, at_least=None if whole_range else limit)
-            return _chosen(waiting, key, topic, newest).limit(limit).collect()
-
-        rows = retry_while_files_vanish(read, checkpoint_path(settings))
+        rows = look(spark, settings, wanted)
     if output_format == "table":
         typer.echo(_line({name: name for name in _COLUMNS}))
     for row in rows:
-        typer.echo(json.dumps(_json(row), ensure_ascii=False) if output_format == "json" else _line(_cells(row)))
+        fields = json.dumps(message_fields(row), ensure_ascii=False) if output_format == "json" else _line(_cells(row))
+        typer.echo(fields)
     if ids and len(rows) < len(set(ids)):
         typer.echo(f"{len(set(ids)) - len(rows)} of {len(set(ids))} do not wait", err=True)
         raise typer.Exit(1)
-
-
-def _chosen(waiting: DataFrame, key: str | None, topic: str | None, newest: bool) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    if key is not None:
-        waiting = waiting.where(F.col("key") == F.lit(utf8("--key", key).encode()))
-    if topic is not None:
-        waiting = waiting.where(F.col("output_topic") == utf8("--topic", topic))
-    by_id = ("topic", "partition", "offset")
-    return waiting.orderBy(F.desc("timestamp_ms"), *by_id) if newest else waiting.orderBy("deliver_at_ms", *by_id)
-
-
-def _json(row: Row) -> dict[str, object]:
-    from conf.instants import instant
-    from streaming.cli.record_formats import text_or_base64
-
-    names = ("id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code")
-    return {
-        **{name: row[name] for name in names},
-        "deliver_at": instant(row["deliver_at_ms"]),
-        "key": text_or_base64(row["key"]),
-        "value": text_or_base64(row["value"]),
-        "headers": [[header["key"], text_or_base64(header["value"])] for header in row["headers"] or ()],
-    }
 
 
 def _cells(row: Row) -> dict[str, str]:

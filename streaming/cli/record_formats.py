@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -12,6 +11,7 @@ import typer
 
 from conf.durations import format_duration
 from sources.subscriber import Received
+from streaming.status.json_values import text_or_base64
 
 Show = Callable[[Received], None]
 # Width of each column; the last one takes the rest of the line.
@@ -63,16 +63,6 @@ def json_fields(record: Received) -> dict[str, Any]:
         "received_ms": record.received_ms,
         "lateness_ms": record.lateness_ms,
     }
-
-
-def text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
-    """Return bytes as a JSON value: text, or {"base64": …} if they are not UTF-8."""
-    if value is None:
-        return None
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}
 
 
 def _cells(record: Received) -> dict[str, str]:

@@ -3,6 +3,7 @@
 - `/metrics`: the process's metrics, as Prometheus reads them
 - `/healthz`, `/readyz`: whether it makes progress, and whether it is on time; 503 if not
 - `/status`: what the job knows of itself (`job_status`); 503 as long as it does not know enough
+- `/problems`: the newest warnings and errors of its log, oldest first
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from conf.errors import SettingError
 from streaming.monitor.job_status import JobStatus
+from streaming.monitor.recent_problems import RecentProblems
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +62,23 @@ class MonitorServer:
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
+        self._problems = RecentProblems()
         try:
-            self._server = _Server(host, int(port), _handler(registry, health, status))
+            self._server = _Server(host, int(port), _handler(registry, health, status, self._problems))
         except OSError as problem:
             raise SettingError(
                 f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
             ) from problem
         bound = self._server.server_address[1]
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        logging.getLogger().addHandler(self._problems)
         self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
         self._thread.start()
         log.info("metrics and health are at http://%s", self.address)
 
     def close(self) -> None:
         """Answer no more."""
+        logging.getLogger().removeHandler(self._problems)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -113,7 +118,10 @@ class _Server(ThreadingHTTPServer):
 
 
 def _handler(
-    registry: CollectorRegistry, health: Callable[[], Health], status: Callable[[], JobStatus | None]
+    registry: CollectorRegistry,
+    health: Callable[[], Health],
+    status: Callable[[], JobStatus | None],
+    problems: RecentProblems,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
@@ -135,8 +143,11 @@ def _handler(
                 known = status()
                 code = HTTPStatus.SERVICE_UNAVAILABLE if known is None else HTTPStatus.OK
                 self._answer(code, "application/json", b"null\n" if known is None else known.to_json() + b"\n")
+            elif path == "/problems":
+                self._answer(HTTPStatus.OK, "application/json", json.dumps(problems.newest()).encode() + b"\n")
             else:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /healthz, /readyz and /status are here\n")
+                known_paths = b"/metrics, /healthz, /readyz, /status and /problems are here\n"
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", known_paths)
 
         do_HEAD = do_GET
 

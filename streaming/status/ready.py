@@ -30,11 +30,12 @@ class ReadyShard:
     """What is handed over and not released in one shard: the due times (epoch ms, ascending), and the last release.
 
     `member` and `at_ms` (epoch ms) say who released last and when, `lateness` how late the messages of the minute
-    before were. Without any release they are empty.
+    before were. `released` is how many messages were ever released. Without any release they are empty.
     """
 
     shard: int
     dues_ms: np.ndarray
+    released: int = 0
     member: str = ""
     at_ms: int | None = None
     lateness: Lateness = field(default_factory=Lateness)
@@ -72,7 +73,7 @@ def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, las
     dues_ms = np.sort(np.concatenate(parts))
     if position is None:
         return ReadyShard(shard, dues_ms)
-    return ReadyShard(shard, dues_ms, position.member, position.at_ms, position.lateness)
+    return ReadyShard(shard, dues_ms, position.released, position.member, position.at_ms, position.lateness)
 
 
 def ready_messages(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +82,21 @@ def test_an_address_that_is_taken_is_named(process: Process) -> None:
     address = process.server.address
     with pytest.raises(SettingError, match=f"monitor.release = '{address}': .*in use"):
         MonitorServer("monitor.release", address, CollectorRegistry(), Health)
+
+
+def test_the_newest_problems_of_the_log_are_told(process: Process) -> None:
+    log = logging.getLogger("sinks.release.shard")
+    log.info("nothing special")
+    log.warning("shard %d is late", 3)
+    log.error("x" * 5_000)
+    status, kind, body = process.ask("/problems")
+    assert (status, kind) == (200, "application/json")
+    first, second = json.loads(body)[-2:]
+    assert (first["level"], first["logger"], first["message"]) == ("WARNING", "sinks.release.shard", "shard 3 is late")
+    assert abs(first["at_ms"] - time.time() * 1000) < 60_000
+    assert (second["level"], len(second["message"])) == ("ERROR", 1_000)
+    for number in range(100):
+        log.warning("%d", number)
+    assert [problem["message"] for problem in json.loads(process.ask("/problems")[2])] == [
+        str(number) for number in range(50, 100)
+    ]

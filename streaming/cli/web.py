@@ -1,0 +1,57 @@
+"""`delayline web`: the page of an operator."""
+
+from __future__ import annotations
+
+import socket
+
+import typer
+
+from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+
+def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
+    """Serve a page: what is due when, lateness, rates, release processes, problems; messages, cancel and postpone.
+
+    Asks the running job at monitor.job, and listens at web.address. Everybody who reaches that address sees counts and
+    charts; messages and actions need the token of web.token. Ends with Ctrl-C or SIGTERM.
+    """
+    import logging
+
+    from conf.errors import MissingExtra, SettingError, UsageError
+    from conf.logs import configure_logging
+
+    settings = settings_of(config, overrides)
+    if not settings.monitor.job:
+        raise UsageError("monitor.job is not set: the page asks the job there. Set the address where the job listens")
+    if not settings.web.address:
+        raise UsageError("web.address is empty: set the address to listen at")
+    try:
+        import uvicorn
+
+        from streaming.web.server import web_app
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"{missing.name} is not installed: pip install 'delayline[web]'") from missing
+    from streaming.web.history import History
+    from streaming.web.selections import Messages
+
+    configure_logging("info", settings.monitor.log_format)
+    host, _, port = settings.web.address.rpartition(":")
+    with Messages(settings) as messages, History(settings) as history:
+        # Its own log lines go through ours.
+        server = uvicorn.Server(
+            uvicorn.Config(web_app(settings, history, messages), log_config=None, access_log=False, lifespan="off")
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        try:
+            listening = listen(host.strip("[]"), int(port))
+        except OSError as problem:
+            raise SettingError(
+                f"web.address = {settings.web.address!r}: {problem.strerror or problem}. Choose another address"
+            ) from problem
+        typer.echo(f"the page is at http://{host}:{listening.getsockname()[1]}/")
+        server.run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. Raises OSError."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,0 +1,31 @@
+"""The newest warnings and errors of a process's log, for the page."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+_KEPT = 50
+_MOST_CHARACTERS = 1_000
+
+
+class RecentProblems(logging.Handler):
+    """Keeps the newest lines from warnings up, each cut to `_MOST_CHARACTERS`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[dict[str, object]] = deque(maxlen=_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        text = record.getMessage()[:_MOST_CHARACTERS]
+        at_ms = int(record.created * 1000)
+        self._lines.append({"at_ms": at_ms, "level": record.levelname, "logger": record.name, "message": text})
+
+    def newest(self) -> list[dict[str, object]]:
+        """Return the lines, oldest first: time (epoch ms), level, logger and message of each."""
+        self.acquire()
+        try:
+            return list(self._lines)
+        finally:
+            self.release()

@@ -1,0 +1,134 @@
+"""Cancel and postpone: what a person does from the page, as the records that any publisher would send."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from pyspark.sql import Row
+
+from conf.errors import PublishFailed, UsageError
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sources.canceller import Canceller
+from state.cancel import REPLACES_HEADER
+from streaming.status.look import Look
+from streaming.web.selections import Messages, Selection
+
+log = logging.getLogger(__name__)
+
+# Comes back with the answer to a cancel, on the results topic: the lasting record of who asked for it.
+OPERATOR_HEADER = "operator"
+NO_ANSWER = "unanswered"
+_ANSWERS_MS = 60_000
+_PUBLISH_TIMEOUT_S = 60.0
+# So many messages are read, with their values, and published at a time.
+_PIECE = 200
+
+
+def cancel(settings: Settings, selection: Selection, operator: str) -> dict[str, int]:
+    """Ask for the cancel of each message, and return how many answers there are of each result.
+
+    Those without an answer within a minute count as `NO_ANSWER`: theirs will come. Raises what `Canceller` does.
+    """
+    ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
+    log.info("%r cancels %s", operator, _described(ids))
+    with Canceller(settings) as canceller:
+        canceller.ask(ids, [(OPERATOR_HEADER, operator.encode())])
+        results = Counter(answer.result for answer in canceller.answers(_ANSWERS_MS))
+        results[NO_ANSWER] = len(canceller.unanswered)
+    log.info("%r cancelled: %s", operator, dict(+results))
+    return dict(+results)
+
+
+def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms: int, operator: str) -> dict[str, int]:
+    """Replace each message by itself, due `by_ms` later, and return how many answers there are of each result.
+
+    A message that was released meanwhile stays released, and its replacement is not accepted. A dead letter on its way
+    is `too-late` as well. Key, value, partition,
+    output topic and all other headers stay; the id is a new one.
+
+    Raises UsageError, with nothing published, if the settings give an input topic a delay of its own; PublishFailed,
+    what `Messages.look` and `Canceller` do.
+    """
+    ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
+    for topic in sorted({topic for topic, _, _ in selection.places}):
+        if settings.policies.by_topic.get(topic, settings.policies.of_all).fixed_delay is not None:
+            raise UsageError(f"policies.fixed_delay gives each message of {topic} the same delay, whatever it asks for")
+    log.info("%r postpones by %d ms: %s", operator, by_ms, _described(ids))
+    with Canceller(settings) as canceller:
+        publishing = _Publishing(settings, canceller)
+        found = 0
+        for piece in _pieces(selection.places):
+            for row in messages.look(Look(ids=tuple(piece), limit=len(piece))):
+                if row["error_code"] is not None:
+                    continue
+                found += 1
+                publishing.replace(row, row["deliver_at_ms"] + by_ms)
+            publishing.flush()
+        results = Counter(answer.result for answer in canceller.answers(_ANSWERS_MS))
+        results[NO_ANSWER] = len(canceller.unanswered)
+    results["too-late"] += len(ids) - found
+    results["postponed"] = results.pop("cancelled", 0)
+    log.info("%r postponed: %s", operator, dict(+results))
+    return dict(+results)
+
+
+class _Publishing:
+    """Publishes replacements, and tells `canceller` which answers to expect."""
+
+    def __init__(self, settings: Settings, canceller: Canceller) -> None:
+        self._settings = settings
+        self._canceller = canceller
+        self._producer = Producer({**librdkafka_options(settings.kafka), "acks": "all", "enable.idempotence": True})
+        self._failure: KafkaError | None = None
+
+    def replace(self, row: Row, deliver_at_ms: int) -> None:
+        """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits."""
+        names = self._settings.headers
+        own = {names.deliver_at, names.deliver_after, names.delay_level, names.deliver_to, "delayline-if"}
+        kept = [(header["key"], header["value"]) for header in row["headers"] or () if header["key"] not in own]
+        headers: list[tuple[str, str | bytes | None]] = [
+            *((name, None if value is None else bytes(value)) for name, value in kept),
+            (names.deliver_at, str(deliver_at_ms)),
+            (names.deliver_to, row["output_topic"]),
+            (REPLACES_HEADER, row["id"]),
+        ]
+        try:
+            self._producer.produce(
+                row["topic"],
+                None if row["value"] is None else bytes(row["value"]),
+                None if row["key"] is None else bytes(row["key"]),
+                row["partition"],
+                headers=headers,
+                on_delivery=partial(self._published, row["id"]),
+            )
+        except (KafkaException, BufferError) as problem:
+            raise PublishFailed(f"{row['topic']}: {problem}") from problem
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        """Wait until all are published. Raises PublishFailed."""
+        if self._producer.flush(_PUBLISH_TIMEOUT_S):
+            raise PublishFailed(f"{self._settings.kafka.bootstrap_servers} did not confirm all messages")
+        if self._failure is not None:
+            raise PublishFailed(f"{self._settings.kafka.bootstrap_servers}: {self._failure.str()}")
+
+    def _published(self, asked: str, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failure = self._failure or error
+            return
+        self._canceller.expect(f"{message.topic()}/{message.partition()}/{message.offset()}", asked)
+
+
+def _pieces(places: Sequence[tuple[str, int, int]]) -> Iterator[Sequence[tuple[str, int, int]]]:
+    for start in range(0, len(places), _PIECE):
+        yield places[start : start + _PIECE]
+
+
+def _described(ids: Sequence[str]) -> str:
+    """Name all messages: this is the record of an action."""
+    return f"{len(ids)} messages: {' '.join(ids)}"

@@ -1,0 +1,96 @@
+"""Reading waiting messages for the page, and remembering a choice of them between its count and its action."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from pyspark.sql import Row, SparkSession
+
+from conf.errors import UsageError
+from conf.settings import Settings
+from sources.canceller import place_of
+from streaming.status.look import Look, look
+from streaming.status.storage_reader import reader_session
+
+# An action is for people: what is more than this is for a program, with `delayline cancel`.
+MOST_SELECTED = 10_000
+_PLACE = ("topic", "partition", "offset")
+_KEPT_S = 900.0
+_MOST_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The messages that a person has chosen and counted: an action is for these, and for no other.
+
+    `places` are topic, partition and offset of each.
+    """
+
+    token: str
+    places: list[tuple[str, int, int]]
+    taken_s: float
+
+
+class Messages:
+    """Reads waiting messages with a small Spark of its own, which starts with the first look. A context manager.
+
+    One look at a time: others wait.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._spark: SparkSession | None = None
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._selections: OrderedDict[str, Selection] = OrderedDict()
+
+    def look(self, wanted: Look, columns: Sequence[str] = ("*",)) -> list[Row]:
+        """Return what `streaming.status.look.look` returns. Raises what that and `reader_session` do."""
+        with self._lock:
+            if self._spark is None:
+                self._spark = self._stack.enter_context(reader_session(self._settings))
+            return look(self._spark, self._settings, wanted, columns)
+
+    def select(self, wanted: Look) -> Selection:
+        """Read all that `wanted` describes, whatever its limit, and remember it for a quarter of an hour.
+
+        Raises UsageError if these are more than `MOST_SELECTED`.
+        """
+        rows = self.look(replace(wanted, limit=MOST_SELECTED + 1), _PLACE)
+        if len(rows) > MOST_SELECTED:
+            raise UsageError(f"more than {MOST_SELECTED:,} messages are chosen: choose fewer")
+        places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
+        selection = Selection(secrets.token_urlsafe(16), places, time.monotonic())
+        with self._lock:
+            self._selections[selection.token] = selection
+            while len(self._selections) > _MOST_KEPT:
+                self._selections.popitem(last=False)
+        return selection
+
+    def take(self, token: str) -> Selection:
+        """Return a selection, which nobody else gets then. Raises UsageError if there is none, or no longer."""
+        with self._lock:
+            selection = self._selections.pop(token, None)
+        if selection is None or time.monotonic() - selection.taken_s > _KEPT_S:
+            raise UsageError("the selection is no longer there: count again")
+        return selection
+
+    def place(self, text: str) -> tuple[str, int, int]:
+        """Return topic, partition and offset of a message id. Raises UsageError."""
+        return place_of(text, self._settings)
+
+    def __enter__(self) -> Messages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._stack.close()

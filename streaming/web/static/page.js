@@ -1,0 +1,251 @@
+// The page asks `/api/now` every few seconds. Whatever comes from a message is set as text, never as HTML.
+"use strict";
+
+const EVERY_MS = 5000;
+const KEPT_MS = 3600 * 1000;
+const $ = (id) => document.getElementById(id);
+const charts = { displayModeBar: false, responsive: true };
+const layout = {
+  margin: { l: 55, r: 10, t: 6, b: 36 }, font: { size: 11 }, legend: { orientation: "h", y: 1.15 },
+  xaxis: { gridcolor: "#eef1f5" }, yaxis: { gridcolor: "#eef1f5", rangemode: "tozero" },
+};
+const counts = new Intl.NumberFormat("en");
+let samples = [];
+let selection = null;
+// For as long as the tab is open.
+let token = sessionStorage.getItem("token") || "";
+
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function count(number) {
+  return number === null || number === undefined ? "unknown" : counts.format(number);
+}
+
+function duration(ms) {
+  if (ms < 0) return `-${duration(-ms)}`;
+  for (const [unit, size] of [["d", 86400e3], ["h", 3600e3], ["min", 60e3], ["s", 1e3]]) {
+    if (ms >= 2 * size || (unit === "s" && ms >= size)) return `${+(ms / size).toFixed(1)} ${unit}`;
+  }
+  return `${Math.round(ms)} ms`;
+}
+
+function instant(ms) {
+  const at = new Date(ms);
+  return isNaN(at) ? `${ms} ms` : at.toISOString();
+}
+
+function away(ms, now) {
+  if (ms === null) return "nothing";
+  return ms >= now ? `in ${duration(ms - now)}` : `${duration(now - ms)} ago`;
+}
+
+function text(value) {
+  if (value === null) return "(null)";
+  return typeof value === "string" ? value : `base64: ${value.base64}`;
+}
+
+async function ask(path, body) {
+  const options = { headers: {} };
+  if (token) options.headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) {
+    options.method = "POST";
+    options.body = JSON.stringify(body);
+    options.headers["Content-Type"] = "application/json";
+  }
+  const answer = await fetch(path, options);
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error || answer.statusText);
+  return found;
+}
+
+function figures(status) {
+  const newest = samples[samples.length - 1];
+  const release = status.release;
+  const shown = [
+    [count(status.waiting.total), "messages wait"],
+    [away(status.next_due_ms, status.now_ms), "is the next due"],
+    [newest && newest.p99_ms !== null ? duration(newest.p99_ms) : "unknown", "late (p99, last minute)"],
+    [status.input_lag ? count(status.input_lag.total) : "unknown", "not read yet"],
+    [status.committed_batch ? duration(status.committed_batch.age_ms) : "none", "since the last batch began"],
+    [`${count(status.sealed.buckets)} / ${count(status.sealed.segments)}`, "buckets / segments"],
+    [release ? count(release.processes.length) : "unknown", "release processes"],
+    [status.holder ? `${status.holder.host} ${status.holder.pid}` : "nobody", "holds the lease"],
+  ];
+  $("figures").replaceChildren(...shown.map(([value, what]) => {
+    const box = element("div");
+    box.append(element("b", value), element("span", what));
+    return box;
+  }));
+}
+
+function row(cells) {
+  const made = element("tr");
+  for (const cell of cells) made.append(cell instanceof Node ? cell : element("td", cell));
+  return made;
+}
+
+function shards(status) {
+  const released = new Map((status.release ? status.release.shards : []).map((shard) => [shard.shard, shard]));
+  $("shards").tBodies[0].replaceChildren(...status.shards.map((shard) => {
+    const last = released.get(shard.shard);
+    const late = last && last.at_ms !== null ? last.lateness : null;
+    return row([
+      shard.shard, count(shard.ready), count(shard.mutable), count(shard.sealed), away(shard.next_due_ms, status.now_ms),
+      late ? last.member : "-", late ? `${duration(Math.max(0, status.now_ms - last.at_ms))} ago` : "-",
+      late ? count(late.messages) : "-",
+      ...(late ? [late.p50_ms, late.p99_ms, late.max_ms].map(duration) : ["-", "-", "-"]),
+    ]);
+  }));
+}
+
+function problems(found) {
+  $("problems").tBodies[0].replaceChildren(...(found.length
+    ? found.map((one) => row([instant(one.at_ms), one.process, one.level, element("td", one.message, "long")]))
+    : [row(["none", "", "", ""])]));
+}
+
+function lines(id, drawn) {
+  const x = drawn.at_ms || samples.map((sample) => new Date(sample.at_ms));
+  const traces = Object.entries(drawn.lines).map(([name, y]) => ({ x, y, name, mode: "lines", connectgaps: false }));
+  Plotly.react(id, traces, { ...layout, yaxis: { ...layout.yaxis, ...drawn.yaxis } }, charts);
+}
+
+// Events a second between each two samples; none across a restart of what is counted.
+function rate(name) {
+  return samples.slice(1).map((sample, n) => {
+    const before = samples[n];
+    if (sample[name] === null || before[name] === null || sample[name] < before[name]) return null;
+    return (sample[name] - before[name]) / ((sample.at_ms - before.at_ms) / 1000);
+  });
+}
+
+function draw(status) {
+  const spans = Object.keys(status.due);
+  Plotly.react("due", [{ x: spans, y: Object.values(status.due), type: "bar", marker: { color: "#3b6fb6" } }], {
+    ...layout, xaxis: { type: "category", title: { text: "due within" } },
+    yaxis: { ...layout.yaxis, title: { text: status.due_is_estimated ? "messages (estimated)" : "messages" } },
+  }, charts);
+  const of = (name) => samples.map((sample) => sample[name]);
+  lines("lateness", { lines: { p99: of("p99_ms"), largest: of("max_ms") }, yaxis: { title: { text: "ms" } } });
+  lines("rates", {
+    at_ms: samples.slice(1).map((sample) => new Date(sample.at_ms)),
+    lines: { read: rate("read"), released: rate("released") },
+  });
+  lines("waiting", { lines: { waiting: of("waiting"), "handed over": of("ready"), "not read": of("lag") } });
+  lines("buckets", { lines: { buckets: of("buckets"), segments: of("segments") } });
+}
+
+async function refresh() {
+  const job = $("job");
+  try {
+    const since = samples.length ? samples[samples.length - 1].at_ms : 0;
+    const now = await ask(`/api/now?since=${since}`);
+    samples = samples.concat(now.samples).filter((sample) => sample.at_ms > now.now_ms - KEPT_MS);
+    $("application").textContent = now.application_id;
+    $("login").hidden = !now.actions || Boolean(token);
+    $("count").hidden = !now.actions || !token;
+    job.className = now.status ? "good" : "bad";
+    job.textContent = now.status
+      ? `the job answers at ${now.job}, ${instant(now.status.now_ms)}`
+      : `the job at ${now.job} does not answer, or does not know yet what waits`;
+    problems(now.problems);
+    if (now.status) {
+      figures(now.status);
+      shards(now.status);
+      draw(now.status);
+    }
+  } catch (problem) {
+    job.className = "bad";
+    job.textContent = `the page's server does not answer: ${problem.message}`;
+  }
+  setTimeout(refresh, EVERY_MS);
+}
+
+function wanted() {
+  const form = new FormData($("look"));
+  const fields = { newest: form.has("newest"), limit: Number(form.get("limit")) };
+  for (const name of ["due_from", "due_until", "key", "topic"]) if (form.get(name)) fields[name] = form.get(name);
+  if (fields.due_from === "now") fields.due_from = "0s";
+  const ids = form.get("ids").split(/[\s,]+/).filter(Boolean);
+  if (ids.length) fields.ids = ids;
+  return fields;
+}
+
+function say(said, bad) {
+  $("said").textContent = said;
+  $("said").className = bad ? "bad" : "";
+}
+
+function long(value) {
+  const cell = element("td", undefined, "long");
+  cell.append(element("div", value));
+  return cell;
+}
+
+async function busy(what, work) {
+  say(`${what} …`);
+  const buttons = [...document.querySelectorAll("button")];
+  for (const button of buttons) button.disabled = true;
+  try {
+    say(await work());
+  } catch (problem) {
+    say(problem.message, true);
+  }
+  for (const button of buttons) button.disabled = false;
+}
+
+async function look() {
+  const { messages } = await ask("/api/messages", wanted());
+  $("messages").hidden = false;
+  $("messages").tBodies[0].replaceChildren(...messages.map((message) => {
+    const value = text(message.value);
+    const more = message.value_bytes > 2000 ? `\n… ${count(message.value_bytes)} bytes` : "";
+    return row([
+      message.deliver_at, message.place, message.id, message.output_topic, long(text(message.key)), long(value + more),
+      long(message.headers.map(([name, held]) => `${name}: ${text(held)}`).join("\n")),
+    ]);
+  }));
+  return messages.length ? `${count(messages.length)} shown` : "nothing waits that fits";
+}
+
+async function countAll() {
+  selection = await ask("/api/selections", wanted());
+  $("chosen").textContent = `${count(selection.count)} messages`;
+  $("act").hidden = selection.count === 0;
+  return selection.count ? "Cancel or postpone these, within a quarter of an hour." : "nothing waits that fits";
+}
+
+async function act(action) {
+  const form = new FormData($("act"));
+  const fields = { operator: form.get("operator") };
+  if (action === "postpone") fields.by = form.get("by");
+  $("act").hidden = true;
+  const { results } = await ask(`/api/selections/${selection.selection}/${action}`, fields);
+  return Object.entries(results).map(([result, number]) => `${count(number)} ${result}`).join(", ");
+}
+
+$("look").addEventListener("submit", (event) => {
+  event.preventDefault();
+  busy("looking; the first look starts Spark", look);
+});
+$("count").addEventListener("click", () => busy("counting", countAll));
+$("leave").addEventListener("click", () => { $("act").hidden = true; say(""); });
+$("act").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const action = event.submitter.name;
+  busy(action === "cancel" ? "cancelling" : "postponing", () => act(action));
+});
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = $("token").value.trim();
+  sessionStorage.setItem("token", token);
+  $("token").value = "";
+  $("login").hidden = true;
+  $("count").hidden = false;
+});
+refresh();

@@ -1,0 +1,190 @@
+"""The page's doors: who gets what, and what is refused in words. No job runs behind it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from conf.load import load_settings
+from streaming.cli.web import listen
+from streaming.web.history import History
+from streaming.web.selections import Messages
+from streaming.web.server import web_app
+from tests.eventually import assert_eventually
+
+_TOKEN = "a-token-of-24-characters"
+_ACTIONS = ("/api/selections", "/api/selections/x/cancel", "/api/selections/x/postpone")
+
+
+class Site:
+    """The page's server, and a browser of it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ask(
+        self, method: str, path: str, body: bytes | dict[str, Any] | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection.request(method, path, content, {name.replace("_", "-"): text for name, text in headers.items()})
+        answer = connection.getresponse()
+        found = answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read()
+        connection.close()
+        return found
+
+    def refusal(self, path: str, body: bytes | dict[str, Any] | None = None, **headers: str) -> tuple[int, str]:
+        """Return the status and the error of a POST."""
+        status, _, answer = self.ask("POST", path, {} if body is None else body, **headers)
+        return status, json.loads(answer)["error"]
+
+
+@contextmanager
+def site(*overrides: str) -> Iterator[Site]:
+    """Serve the page of a job that nobody runs."""
+    settings = load_settings(
+        None,
+        ["monitor.job=127.0.0.1:1", "kafka.bootstrap_servers=127.0.0.1:1", "topics.input=in", *overrides],
+        environ={},
+    )
+    listening = listen("127.0.0.1", 0)
+    with Messages(settings) as messages:
+        app = web_app(settings, History(settings), messages)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert_eventually(lambda: server.started)
+            yield Site(listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def open_site() -> Iterator[Site]:
+    with site() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def guarded_site() -> Iterator[Site]:
+    with site(f"web.token={_TOKEN}") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "part"),
+    [
+        ("/", "text/html", b"What is due when"),
+        ("/static/page.js", "text/javascript", b"use strict"),
+        ("/static/page.css", "text/css", b".chart"),
+        ("/charts.js", "text/javascript", b"plotly.js v"),
+    ],
+)
+def test_the_page_comes_with_all_it_needs_and_forbids_all_else(
+    open_site: Site, path: str, kind: str, part: bytes
+) -> None:
+    status, headers, body = open_site.ask("GET", path)
+    assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
+    assert part in body
+    policy = headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "script-src" not in policy, "scripts follow the default: our own alone"
+    assert b"http://" not in body.replace(b"http://www.w3.org", b"") or path == "/charts.js"
+
+
+def test_without_a_job_the_page_says_so(open_site: Site) -> None:
+    status, _, body = open_site.ask("GET", "/api/now")
+    known = json.loads(body)
+    assert status == 200
+    assert (known["status"], known["samples"], known["actions"]) == (None, [], False)
+    assert known["job"] == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("path", _ACTIONS)
+def test_without_a_token_in_the_settings_there_are_no_actions(open_site: Site, path: str) -> None:
+    status, error = open_site.refusal(path, authorization="Bearer ")
+    assert (status, error) == (403, "there are no actions without web.token: set one")
+
+
+@pytest.mark.parametrize("path", [*_ACTIONS, "/api/messages"])
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer wrong", f"Basic {_TOKEN}", f"Bearer {_TOKEN}x"])
+def test_messages_and_actions_need_the_token(guarded_site: Site, path: str, given: str) -> None:
+    headers = {"authorization": given} if given else {}
+    assert guarded_site.refusal(path, None, **headers) == (401, "this needs the token of web.token")
+
+
+@pytest.mark.parametrize("host", ["delayline.example:9466", "127.0.0.1.example", "192.168.1.7:9466", ""])
+def test_without_a_token_messages_are_for_a_browser_on_this_host(open_site: Site, host: str) -> None:
+    status, error = open_site.refusal("/api/messages", host=host)
+    assert (status, "on this host alone" in error) == (403, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"{", "bad-usage: the body is no JSON"),
+        (b"[]", "bad-usage: the body: an object with due_from, due_until"),
+        (b"\xff", "bad-usage: the body is no JSON"),
+        ({"limits": 3}, "bad-usage: the body: an object with due_from, due_until"),
+        ({"limit": 0}, "bad-usage: limit: 1 to 500"),
+        ({"limit": 501}, "bad-usage: limit: 1 to 500"),
+        ({"limit": True}, "bad-usage: limit: 1 to 500"),
+        ({"limit": "5"}, "bad-usage: limit: 1 to 500"),
+        ({"ids": "in/0/1"}, "bad-usage: ids: a list of message ids"),
+        ({"ids": [1]}, "bad-usage: ids: a list of message ids"),
+        ({"ids": ["in/0"]}, "bad-usage: 'in/0': "),
+        ({"ids": ["other/0/1"]}, "bad-usage: 'other/0/1': other is not in topics.input (in)"),
+        ({"key": 3}, "bad-usage: key: a text"),
+        ({"key": "\ud800"}, "bad-usage: key: a text in Unicode"),
+        ({"due_from": "tomorrow"}, "bad-usage: due_from: "),
+        ({"due_from": "2h", "due_until": "1h"}, "bad-usage: due_until: nothing is due before that"),
+    ],
+)
+def test_a_wrong_question_is_refused_in_words(open_site: Site, body: bytes | dict[str, Any], error: str) -> None:
+    status, said = open_site.refusal("/api/messages", body)
+    assert status == 400
+    assert said.startswith(error), said
+
+
+def test_a_huge_question_is_refused(open_site: Site) -> None:
+    assert open_site.refusal("/api/messages", b" " * 200_000) == (413, "at most 100,000 bytes")
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "error"),
+    [
+        ("cancel", {}, "bad-usage: operator: who does this"),
+        ("cancel", {"operator": "a" * 201}, "bad-usage: operator: who does this"),
+        ("cancel", {"operator": "a\nb"}, "bad-usage: operator: who does this"),
+        ("cancel", {"operator": "Ada"}, "bad-usage: the selection is no longer there: count again"),
+        ("postpone", {"operator": "Ada"}, "bad-usage: by: "),
+        ("postpone", {"operator": "Ada", "by": "-1h"}, "bad-usage: by: "),
+        ("postpone", {"operator": "Ada", "by": "0s"}, "bad-usage: by: longer than 0"),
+        ("postpone", {"operator": "Ada", "by": "1h"}, "bad-usage: the selection is no longer there: count again"),
+    ],
+)
+def test_a_wrong_action_is_refused_in_words(guarded_site: Site, action: str, body: dict[str, Any], error: str) -> None:
+    path = f"/api/selections/none/{action}"
+    status, said = guarded_site.refusal(path, body, authorization=f"Bearer {_TOKEN}")
+    assert status == 400
+    assert said.startswith(error), said
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/api/selections"), ("PUT", "/"), ("POST", "/api/now")])
+def test_another_method_is_not_allowed(guarded_site: Site, method: str, path: str) -> None:
+    assert guarded_site.ask(method, path)[0] == 405
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/static/../server.py", "/static/%2e%2e/server.py"])
+def test_nothing_else_is_served(open_site: Site, path: str) -> None:
+    assert open_site.ask("GET", path)[0] == 404
