@@ -173,6 +173,7 @@ def test_a_merge_becomes_visible_in_one_commit_and_an_older_version_stays_readab
     assert dues(store.chunks(0, 100, old_parts | new_parts, buckets=[1])) == []
 
 
+@pytest.mark.thorough
 def test_a_merged_bucket_is_replaced_whole_by_the_next_merge(spark: SparkSession, store: BucketTable) -> None:
     for number in (1, 2, 3):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
@@ -184,6 +185,7 @@ def test_a_merged_bucket_is_replaced_whole_by_the_next_merge(spark: SparkSession
     assert dues(store.chunks(0, 100, parts(store))) == [10, 20, 30]
 
 
+@pytest.mark.thorough
 def test_nothing_of_an_abandoned_merge_is_read(spark: SparkSession, store: BucketTable) -> None:
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
@@ -221,6 +223,7 @@ def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge
     assert dues(store.chunks(0, 100, parts(store))) == [10, 20]
 
 
+@pytest.mark.thorough
 def test_merges_go_on_after_the_lease_topic_was_made_anew(spark: SparkSession, store: BucketTable) -> None:
     assert store.merge_token(3) == 3
     store.fence_merges(3)
@@ -234,6 +237,7 @@ def test_merges_go_on_after_the_lease_topic_was_made_anew(spark: SparkSession, s
     assert parts(store) == {name.part(0)}
 
 
+@pytest.mark.thorough
 def test_buckets_sealed_while_others_are_replaced_are_kept_and_nobody_waits(
     spark: SparkSession, store: BucketTable, tmp_path: Path
 ) -> None:
@@ -274,6 +278,7 @@ def test_a_bucket_that_two_processes_seal_at_the_same_time_is_stored_once(
     assert commits(store) == 2
 
 
+@pytest.mark.thorough
 def test_time_slots_are_those_of_the_segments_that_an_instant_falls_inside(
     spark: SparkSession, store: BucketTable
 ) -> None:

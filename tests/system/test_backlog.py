@@ -19,6 +19,7 @@ from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_a_large_backlog_is_delivered_completely(

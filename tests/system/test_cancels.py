@@ -70,6 +70,7 @@ def replace_command(service: Service, *options: str) -> tuple[int, bool]:
     return run.returncode, run.stderr.startswith("accepted; ")
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     application: Application, make_service: MakeService

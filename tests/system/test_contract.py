@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import pytest
+
 from tests.conftest import Configure
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Got, Header, Ledger
@@ -66,6 +68,7 @@ def test_bytes_are_delivered_unchanged_and_bad_headers_go_to_the_dead_letter_top
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 def test_a_message_that_its_output_topic_refuses_is_a_dead_letter_and_all_others_are_delivered(
     application: Application, make_service: MakeService, configure: Configure
 ) -> None:

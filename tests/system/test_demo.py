@@ -62,6 +62,7 @@ def test_the_demo_keeps_the_contract_across_a_crash_and_leaves_nothing_behind(de
     _assert_nothing_left(keep)
 
 
+@pytest.mark.thorough
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(demo: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(demo, env=environment, stdout=subprocess.PIPE, text=True) as running:

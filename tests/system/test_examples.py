@@ -49,6 +49,7 @@ def test_consumers_in_python_and_java_receive_the_messages_of_producers_in_both(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 def test_what_waits_can_be_asked_in_sql_and_exported(
     application: Application, make_service: MakeService, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_the_job_waits_for_a_broker_that_dies_and_no_message_is_lost_duplicated_or_early(
     broker: EmbeddedBroker, application: Application, make_service: MakeService

@@ -83,6 +83,7 @@ def _left(application: Application) -> int:
     return sum(left_to_release(settings).values())
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(70)
 def test_release_processes_share_the_shards_and_take_over_from_one_that_dies_or_sleeps(
     application: Application, make_service: MakeService, start_release: StartRelease

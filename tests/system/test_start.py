@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import psutil
+import pytest
 
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
@@ -28,6 +29,7 @@ def test_a_wrong_setting_is_named_with_its_value(application: Application) -> No
     assert "none" in service.log
 
 
+@pytest.mark.thorough
 def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_delivered_twice(
     application: Application, make_service: MakeService
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 def test_a_job_whose_java_ends_says_so_in_one_sentence(application: Application, make_service: MakeService) -> None:
     service, _ = make_service()
     # Its own process: a warm one is of no use without Java.

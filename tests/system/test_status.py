@@ -82,6 +82,7 @@ def test_before_the_first_batch_status_counts_the_unread_input(
     assert not (application.folder / "storage").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_status_counts_waiting_messages_while_the_job_runs_and_exactly_after_ctrl_c(
     application: Application, make_service: MakeService

@@ -22,6 +22,7 @@ from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.ready_log.conftest import Marker, Ready
+from tests.thorough import some_thorough
 
 _QUICK = {
     # A broker that was killed comes back in two seconds instead of nine.
@@ -155,7 +156,9 @@ def _killed_at(name: str, frail: EmbeddedBroker, job: Job, phase: Callable[[str]
 
 
 @pytest.mark.takes(15)
-@pytest.mark.parametrize("point", ["marker-read", "transaction-open", "transaction-committed"])
+@pytest.mark.parametrize(
+    "point", some_thorough(["marker-read", "transaction-open", "transaction-committed"], ["transaction-committed"])
+)
 def test_a_hand_over_waits_for_a_broker_that_dies_and_loses_and_duplicates_nothing(
     frail: EmbeddedBroker,
     job: Job,
@@ -175,6 +178,7 @@ def test_a_hand_over_waits_for_a_broker_that_dies_and_loses_and_duplicates_nothi
     job.check(ready, marker)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(15)
 def test_after_an_outage_that_is_too_long_the_next_attempt_hands_over_the_rest(
     frail: EmbeddedBroker, job: Job, phase: Callable[[str], Phase], ready: Ready, marker: Marker

@@ -77,6 +77,7 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
         recover(spark, settings, False, lease)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_whose_remaining_messages_were_sealed_is_refused(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_checkpoint_that_a_rebuild_has_fenced_is_refused_with_the_command_that
         recover(spark, settings, False, lease)
 
 
+@pytest.mark.thorough
 def test_after_a_fresh_start_nothing_of_the_checkpoint_before_is_sealed(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:

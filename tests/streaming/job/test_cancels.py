@@ -154,6 +154,7 @@ def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batc
     assert all(each.from_ms <= dues[each.id[2]] <= each.until_ms for each in cancelled)
 
 
+@pytest.mark.thorough
 def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time(store: BucketTable) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     results, cancelled = decide(store, 1, 1, 2)
@@ -173,6 +174,7 @@ def test_a_replay_decides_the_same_although_its_decision_is_stored(store: Bucket
     assert decide(store, 1, 2, found=[2]) == first
 
 
+@pytest.mark.thorough
 def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(store: BucketTable) -> None:
     seal(store, 1, _1=5_000, _2=6_000)
     seal(store, 2, _3=5_500, _4=6_500)
@@ -207,6 +209,7 @@ def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketT
     assert cancelled == [CancelledId((TOPIC, 0, 8), 80_000, 80_000)]
 
 
+@pytest.mark.thorough
 def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(store: BucketTable) -> None:
     seal(store, 6, _1=500, _2=3_000)
     seal(store, 7, _3=600, _4=4_000)
@@ -216,6 +219,7 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
     assert {each.id[2] for each in cancelled} == {2, 3, 4}
 
 
+@pytest.mark.thorough
 def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     store: BucketTable, bounds: dict[tuple[str, int], tuple[int, int]]
 ) -> None:

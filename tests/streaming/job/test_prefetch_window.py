@@ -98,6 +98,7 @@ def test_a_segment_larger_than_the_window_gives_each_message_once(store: BucketT
     assert len(set(taken_messages)) == len(dues)
 
 
+@pytest.mark.thorough
 def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: BucketTable) -> None:
     dues: Dues = {1: [100, 500, 900], 2: [150, 500, 950], 3: [120, 520, 980]}
     seal(store, dues, 1)
@@ -144,6 +145,7 @@ def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, mo
     assert len(loads) <= 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "first", [pytest.param([], marks=pytest.mark.thorough), [1, 30, 700]], ids=["nothing waits", "few wait"]
 )
@@ -178,6 +180,7 @@ def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at
     assert sorted(due for due, _ in taken_messages) == expected
 
 
+@pytest.mark.thorough
 def test_all_that_is_loaded_at_a_time_is_bounded_by_bytes_whatever_the_sizes(
     store: BucketTable,
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_log_keeps_an_hour_of_commits_and_the_entries_since_its_last_checkpo
     assert len(table.store.metadata()) == 55
 
 
+@pytest.mark.thorough
 def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(table: Table) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
@@ -185,6 +186,7 @@ def test_buckets_sealed_since_the_last_committed_batch_are_not_merged_yet(table:
     assert len(catalog.buckets) == 1
 
 
+@pytest.mark.thorough
 def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
     assert [len(catalog.buckets), sum(segment.count for segment in catalog.overlapping(0, 2**62))] == [1, 3 * FAN_IN]
 
 
+@pytest.mark.thorough
 def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 20)
     large, small = [
@@ -230,6 +233,7 @@ def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monk
     merging.close()
 
 
+@pytest.mark.thorough
 def test_what_a_merge_reads_is_not_deleted_before_it_is_finished(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 2)
     catalog = SegmentCatalog()
@@ -275,6 +279,7 @@ def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monk
     maintenance.close()
 
 
+@pytest.mark.thorough
 def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)

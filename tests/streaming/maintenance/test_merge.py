@@ -88,6 +88,7 @@ def test_a_large_merge_is_done_in_slices_of_due_time_that_each_have_a_part(store
     assert waiting(store) == list(range(1, 40))
 
 
+@pytest.mark.thorough
 def test_whoever_reads_while_a_merge_goes_on_finds_each_message_once_in_every_version(store: BucketTable) -> None:
     buckets = {number: seal(store, number, *range(number, 20, 2)) for number in (1, 2)}
     catalog = SegmentCatalog(segment for segments in buckets.values() for segment in segments)
@@ -116,6 +117,7 @@ def test_a_bucket_sealed_during_a_merge_is_not_affected(store: BucketTable) -> N
     assert described(store) == {*merge.merged, *late}
 
 
+@pytest.mark.thorough
 def test_a_merged_bucket_can_be_merged_again(store: BucketTable) -> None:
     first = merged(store, {number: seal(store, number, 10 + number, _YEAR + number) for number in (1, 2)})
     second = merged(store, {2: first, 3: seal(store, 3, 5)})

@@ -70,6 +70,7 @@ def maintained(store: BucketTable, catalog: SegmentCatalog, last_bucket: int, cu
     maintenance.close()
 
 
+@pytest.mark.thorough
 def test_a_window_loads_from_an_old_table(old: BucketTable) -> None:
     window = PrefetchWindow(old, SegmentCatalog(described(old)), 0, [], 2 * HOUR, 100, shards=2)
     chunks = [decode_chunk(bytes(row["chunk"])) for piece in window.take(0, 2 * HOUR) for row in piece.collect()]
@@ -90,6 +91,7 @@ def test_all_old_buckets_become_one_new_bucket_and_later_ones_are_kept(old: Buck
     assert partitions.isdisjoint(map(chunks_of, map(old_part, ALL)))
 
 
+@pytest.mark.thorough
 def test_old_parts_that_are_delivered_whole_are_deleted_with_the_metadata_of_all(old: BucketTable) -> None:
     catalog = SegmentCatalog(described(old))
     catalog.forget_before(31 * HOUR)

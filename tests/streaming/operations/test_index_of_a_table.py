@@ -35,6 +35,7 @@ def rows(first: int, count: int) -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.thorough
 def test_the_index_has_every_sealed_id_of_every_source_and_its_time_slot(store: BucketTable) -> None:
     batch_settings = some_batch_settings(segment_max_messages=40, index_precision_bits=12)
     for number in (1, 2):
@@ -51,6 +52,7 @@ def test_the_index_has_every_sealed_id_of_every_source_and_its_time_slot(store: 
     assert index.slot_of("in-a", 1, 1000) == TimeSlot(start_ms, start_ms + 4096)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precisions", [(15, 10, 0), (0, 10, 15)])
 def test_after_a_change_of_the_precision_the_index_has_the_coarsest(
     store: BucketTable, precisions: tuple[int, ...]
@@ -63,6 +65,7 @@ def test_after_a_change_of_the_precision_the_index_has_the_coarsest(
     assert index.slot_of(*_SOURCES[1], 1000) == TimeSlot(983_040, 983_040 + 32_768)
 
 
+@pytest.mark.thorough
 def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: BucketTable) -> None:
     old = some_batch_settings(index_precision_bits=15)
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}

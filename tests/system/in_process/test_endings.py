@@ -35,6 +35,7 @@ pytestmark = pytest.mark.system
 _HOUR_MS = 3_600_000
 
 
+@pytest.mark.thorough
 def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_the_cause_is_fixed(
     application: Application, make_job: MakeJob, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def _lost_by(output: str) -> int:
     return lost
 
 
+@pytest.mark.thorough
 def test_run_fresh_delivers_the_input_again_and_run_alone_does_not(
     application: Application, make_job: MakeJob, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def released(settings: Settings) -> Iterator[None]:
     assert failures == []
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(20)
 def test_the_documented_rights_are_enough_for_the_whole_service_and_the_job_needs_read_on_its_input(
     strict: EmbeddedBroker,
