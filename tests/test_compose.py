@@ -45,6 +45,14 @@ def test_the_environment_of_the_job_is_valid_settings(services: dict[str, Any]) 
     assert settings != Settings()
 
 
+def test_the_page_asks_the_job_where_it_listens(services: dict[str, Any]) -> None:
+    environment = services["web"]["environment"] | {"DELAYLINE_WEB__TOKEN": ""}
+    settings = load_settings(None, environ=environment)
+    name, _, port = settings.monitor.job.rpartition(":")
+    assert services[name]["environment"]["DELAYLINE_MONITOR__JOB"].rpartition(":")[2] == port
+    assert f"127.0.0.1:9466:{settings.web.address.rpartition(':')[2]}" in services["web"]["ports"]
+
+
 def test_driver_and_workers_see_the_same_storage(services: dict[str, Any]) -> None:
     path = services["job"]["environment"]["DELAYLINE_STORAGE__PATH"]
     mount = f"storage:{path}"
