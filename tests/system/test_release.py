@@ -105,7 +105,8 @@ def test_release_processes_share_the_shards_and_take_over_from_one_that_dies_or_
     second.process.kill()
     assert_eventually(lambda: first.shards() > opened, 40, "the takeover of the dead one's shard")
     publish_mixed(ledger, application, 100, seed=3, longest_ms=5_000)
-    ledger.verify_after_outage(60)
+    # Two thirds of the messages are due while one of the two is away.
+    ledger.verify_after_outage(60, least_checked=0.25)
     assert service.stop() == 0, service.log[-3000:]
     first.process.terminate()
     assert first.process.wait(20) == 0

@@ -144,7 +144,8 @@ def test_a_wake_ends_the_wait_and_all_later_ones(make_settings: MakeSettings, to
     with _watching(settings) as watch:
         timer = threading.Timer(0.3, watch.wake)
         timer.start()
-        assert _waited_s(watch, {topic: {"0": 0}}) >= 0.3
+        # The timer has started a moment before.
+        assert _waited_s(watch, {topic: {"0": 0}}) > 0.2
         watch.wait(time.monotonic(), {topic: {"0": 0}})
         watch.wait(time.monotonic(), {})
         timer.join()

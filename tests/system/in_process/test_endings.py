@@ -66,10 +66,10 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
 
     # Enough for the markers of transactions, but not for a progress record.
     configure(f"{application.id}-progress", **{"max.message.bytes": "150"})
-    # The first run may have handed over all of batch 2 before its defect. These are left to the batch after it.
+    # The first run may have handed over all of batch 2 before its defect. These are left to a batch after it.
     publish_mixed(ledger, application, 50, seed=2, longest_ms=5_000)
     error_line = job.failure()
-    refused = r"error: delivery-failed: shard \d, batch [23]: .*-progress/\d: .*Message size too large"
+    refused = r"error: delivery-failed: shard \d, batch \d: .*-progress/\d: .*Message size too large"
     assert re.match(refused, error_line), error_line
     configure(f"{application.id}-progress", **{"max.message.bytes": "1048588"})
 
