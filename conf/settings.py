@@ -156,6 +156,7 @@ class MonitorSettings(Section):
 
     job: ListenAddress = ""
     release: ListenAddress = ""
+    otlp: WebAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
 
 

@@ -18,7 +18,8 @@ from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds, WaitingEstimate
 from streaming.monitor.job_status import JobStatus
-from streaming.monitor.server import Health, monitored
+from streaming.monitor.monitored import monitored
+from streaming.monitor.server import Health
 
 # Spans from now on, by their ends in seconds: what is due within one is due within the longer ones too.
 WITHIN_S = {
@@ -237,7 +238,7 @@ def monitored_job(counts: JobCounts, settings: Settings, checkpoint: str) -> Abs
     """
     health = partial(job_health, counts, settings.clock.horizon, settings.kafka.outage_limit)
     status = partial(counts.status, settings.application_id, checkpoint, settings.bucket.shards)
-    return monitored("monitor.job", settings.monitor.job, counts, health, status)
+    return monitored("job", settings, counts, health, status)
 
 
 def job_health(

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
-from streaming.monitor.server import Health, monitored
+from streaming.monitor.monitored import monitored
+from streaming.monitor.server import Health
 
 # The process asks its group several times a second. A broker that does not answer delays that by some seconds.
 _STUCK_S = 60.0
@@ -87,7 +88,7 @@ class ReleaseMetrics(Collector):
 def monitored_release(process: ReleaseProcess, settings: Settings) -> AbstractContextManager[object]:
     """Return a context in which `process` answers at `monitor.release`, if that is set. Raises SettingError."""
     health = partial(release_health, process)
-    return monitored("monitor.release", settings.monitor.release, ReleaseMetrics(process), health)
+    return monitored("release", settings, ReleaseMetrics(process), health)
 
 
 def release_health(process: ReleaseProcess) -> Health:

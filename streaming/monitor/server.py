@@ -13,7 +13,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,20 +87,6 @@ class MonitorServer:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
-
-
-def monitored(
-    key: str,
-    address: str,
-    collector: Collector,
-    health: Callable[[], Health],
-    status: Callable[[], JobStatus | None] = lambda: None,
-) -> AbstractContextManager[object]:
-    """Return a context in which the process answers at `address`, the setting `key`, with the metrics of `collector`.
-
-    Without an address it answers nowhere. Raises SettingError if nobody can listen there.
-    """
-    return MonitorServer(key, address, registry_of(collector), health, status) if address else nullcontext()
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

@@ -1,0 +1,48 @@
+"""What monitors a process: its server, and the export of its metrics, each if the settings ask for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+from prometheus_client.registry import Collector
+
+from conf.errors import MissingExtra
+from conf.settings import Settings
+from streaming.monitor.job_status import JobStatus
+from streaming.monitor.server import Health, MonitorServer, registry_of
+
+
+@contextmanager
+def monitored(
+    role: Literal["job", "release"],
+    settings: Settings,
+    collector: Collector,
+    health: Callable[[], Health],
+    status: Callable[[], JobStatus | None] = lambda: None,
+) -> Iterator[None]:
+    """In this context the process answers at its address in `[monitor]`, and sends its metrics to `monitor.otlp`.
+
+    Raises SettingError if nobody can listen at the address; MissingExtra.
+    """
+    address, endpoint = getattr(settings.monitor, role), settings.monitor.otlp
+    with ExitStack() as stack:
+        if address:
+            server = MonitorServer(f"monitor.{role}", address, registry_of(collector), health, status)
+            stack.enter_context(server)
+        if endpoint:
+            # Imported here: it is an extra, and takes a while.
+            try:
+                from streaming.monitor.otlp import MetricsExport
+            except ModuleNotFoundError as missing:
+                raise MissingExtra(f"{missing.name} is not installed: pip install 'delayline[otlp]'") from missing
+            attributes = {
+                "service.namespace": settings.application_id,
+                "service.name": f"delayline-{role}",
+                "service.instance.id": f"{socket.gethostname()}/{os.getpid()}",
+            }
+            stack.enter_context(MetricsExport(endpoint, collector, attributes))
+        yield
