@@ -11,7 +11,6 @@ from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.load import publish_mixed
-from tests.thorough import some_thorough
 
 # These points are passed once for each transaction: the second passing is in the middle of a batch.
 _PASSING = {
@@ -89,9 +88,8 @@ def test_after_killing_the_driver_while_it_cleans_up_no_message_is_lost_or_dupli
     assert service.stop() == 0, service.log[-3000:]
 
 
-@pytest.mark.parametrize(
-    "failpoint", some_thorough(["transaction-open@2", "transaction-committed@1"], always=["transaction-committed@1"])
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("failpoint", ["transaction-open@2", "transaction-committed@1"])
 def test_a_task_that_fails_inside_or_after_a_transaction_and_is_retried_delivers_once(
     application: Application, make_service: MakeService, failpoint: str
 ) -> None:

@@ -26,6 +26,7 @@ def run(command: list[str], *arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(30)
 def test_consumers_in_python_and_java_receive_the_messages_of_producers_in_both(
     application: Application, make_service: MakeService

@@ -64,6 +64,7 @@ def _released(bench: ReleaseBench) -> list[int]:
     return ids(bench.read(bench.settings.topics.output))
 
 
+@pytest.mark.thorough
 def test_a_release_waits_for_a_broker_that_dies_in_any_phase_and_loses_and_duplicates_nothing(
     frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
 _USE = (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
 
 
+@pytest.mark.thorough
 def test_a_topic_that_may_not_be_described_is_named_with_the_permission_and_not_reported_as_missing(
     guest: Settings, allow: Allow
 ) -> None:

@@ -36,6 +36,7 @@ def first_values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes |
         consumer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("java")
 def test_acknowledged_records_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
     # After a kill, the controller (in the same process) considers the node alive until this time has passed.

@@ -133,6 +133,7 @@ def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFra
     )
 
 
+@pytest.mark.thorough
 def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
     application: Application, make_job: MakeJob, configure: Configure
 ) -> None:

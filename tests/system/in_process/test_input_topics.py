@@ -21,6 +21,7 @@ from tests.system.ledger import Got, Header
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.thorough
 def test_messages_of_two_input_topics_are_delivered_in_order_of_due_time_topic_partition_offset(
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:

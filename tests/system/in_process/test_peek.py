@@ -22,6 +22,7 @@ pytestmark = pytest.mark.system
 HOUR_MS = 3_600_000
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(40)
 def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     application: Application, make_job: MakeJob, spark: SparkSession
