@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import typer
 
 from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+# How long the end waits for open requests.
+_LEAVE_S = 5
 
 
 def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
@@ -37,9 +41,15 @@ def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
     configure_logging("info", settings.monitor.log_format)
     host, _, port = settings.web.address.rpartition(":")
     with Messages(settings) as messages, History(settings) as history:
-        # Its own log lines go through ours.
+        # Its log lines go through ours.
         server = uvicorn.Server(
-            uvicorn.Config(web_app(settings, history, messages), log_config=None, access_log=False, lifespan="off")
+            uvicorn.Config(
+                web_app(settings, history, messages),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_LEAVE_S,
+            )
         )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         try:
@@ -49,6 +59,9 @@ def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
                 f"web.address = {settings.web.address!r}: {problem.strerror or problem}. Choose another address"
             ) from problem
         typer.echo(f"the page is at http://{host}:{listening.getsockname()[1]}/")
+        # The server ends by these signals, and then sends them again: to a handler that lets Spark be ended first.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         server.run(sockets=[listening])
 
 

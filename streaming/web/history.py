@@ -20,6 +20,8 @@ from streaming.status.status import Status
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
+# Of one core. What is handed over and not released is read each time, which may be much.
+_MOST_CPU = 0.02
 _KEPT = 720
 
 
@@ -78,12 +80,20 @@ class History:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            begun_s = time.monotonic()
-            self._take()
-            self._closed.wait(max(0.0, _EVERY_S - (time.monotonic() - begun_s)))
+            begun_s, begun_cpu_s = time.monotonic(), time.process_time()
+            try:
+                self._take()
+            except Exception:
+                # The page says that nothing is known, and the next sample may succeed.
+                log.exception("no sample was taken")
+                self._keep(None, [])
+            pause_s = max(_EVERY_S, (time.process_time() - begun_cpu_s) / _MOST_CPU)
+            self._closed.wait(max(0.0, pause_s - (time.monotonic() - begun_s)))
 
     def _take(self) -> None:
-        status, problems = status_of_job(self._settings), _problems(self._settings)
+        self._keep(status_of_job(self._settings), _problems(self._settings))
+
+    def _keep(self, status: Status | None, problems: list[dict[str, Any]]) -> None:
         with self._lock:
             self._problems = problems
             self._status = None if status is None else as_json(status)
