@@ -32,6 +32,7 @@ from benchmarks import (
     spread,
     sustained,
     topics,
+    watched,
     window,
 )
 from benchmarks.outcome import Outcome
@@ -73,6 +74,7 @@ BENCHMARKS = {
     "burst": Benchmark(on_a_stand(burst.measure), burst.draw),
     "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
+    "watched": Benchmark(on_a_stand(watched.measure), watched.draw),
     "index": Benchmark(index.measure, index.draw),
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
@@ -98,6 +100,7 @@ class Which(StrEnum):
     burst = "burst"
     overload = "overload"
     idle = "idle"
+    watched = "watched"
     index = "index"  # type: ignore[assignment]
     commits = "commits"
     window = "window"

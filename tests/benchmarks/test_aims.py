@@ -27,6 +27,7 @@ from benchmarks import (
     spread,
     sustained,
     topics,
+    watched,
     window,
 )
 from benchmarks.aims import FAULTS, Figures
@@ -244,6 +245,11 @@ CASES = {
             "cores of all processes, default settings": (idle.DEFAULT, "cpu_job", 0.151),
             "p50 from one batch's commit to the next, as often as it can": (idle.OFTEN, "p50_s", 0.451),
         },
+    ),
+    "watched": Case(
+        watched.aims_of,
+        {watched.CASE: {"share": 0.02}},
+        {"CPU of page and metrics, of the job's": (watched.CASE, "share", 0.0201)},
     ),
     "overload": Case(
         overload.aims_of,
