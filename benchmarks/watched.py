@@ -102,7 +102,7 @@ def _serving(job: Job) -> list[psutil.Process]:
 
 
 def _cpu_of_asks(process: psutil.Process, address: str) -> float:
-    """Return the CPU seconds of a scrape: what a process takes while it is asked, less what it takes as long unasked."""
+    """Return the CPU seconds of a scrape: of a process that is asked, less what it takes as long without."""
     begun_s, before_s = time.monotonic(), _cpu_s(process)
     for _ in range(_ASKS):
         answer = ask(address, "/metrics")

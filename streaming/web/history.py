@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 # Of one core. What is handed over and not released is read each time, which may be much.
-_MOST_CPU = 0.02
+_MOST_CPU = 0.01
 _KEPT = 720
 
 
