@@ -63,6 +63,9 @@ def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         server.run(sockets=[listening])
+        # A second signal ends this process at once, as when a look takes long.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -72,8 +72,16 @@ class MetricsExport:
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
+            self._try_to_send()
+        # The end of the process does not wait for a collector that is away.
+        if not self._fails:
+            self._try_to_send()
+
+    def _try_to_send(self) -> None:
+        try:
             self._send()
-        self._send()
+        except Exception:
+            log.exception("the metrics were not sent")
 
     def _send(self) -> None:
         families = self._collector.collect()

@@ -18,7 +18,11 @@ class RecentProblems(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        text = record.getMessage()[:_MOST_CHARACTERS]
+        try:
+            text = record.getMessage()[:_MOST_CHARACTERS]
+        except Exception:  # noqa: BLE001, whoever logs a wrong line must not fail for it
+            self.handleError(record)
+            return
         at_ms = int(record.created * 1000)
         self._lines.append({"at_ms": at_ms, "level": record.levelname, "logger": record.name, "message": text})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pyspark.sql import Row
 
+from conf.durations import format_duration
 from conf.errors import PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -25,6 +27,8 @@ OPERATOR_HEADER = "operator"
 NO_ANSWER = "unanswered"
 _ANSWERS_MS = 60_000
 _PUBLISH_TIMEOUT_S = 60.0
+# From the check of a delay until a batch has accepted the message: its delay is then shorter.
+_MARGIN_MS = 60_000
 # So many messages are read, with their values, and published at a time.
 _PIECE = 200
 
@@ -51,13 +55,21 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
     is `too-late` as well. Key, value, partition,
     output topic and all other headers stay; the id is a new one.
 
-    Raises UsageError, with nothing published, if the settings give an input topic a delay of its own; PublishFailed,
-    what `Messages.look` and `Canceller` do.
+    Raises UsageError, with nothing published, if the settings give an input topic a delay of its own, or if a message
+    would then wait for longer than they allow, or expire; PublishFailed, what `Messages.look` and `Canceller` do.
     """
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
     for topic in sorted({topic for topic, _, _ in selection.places}):
-        if settings.policies.by_topic.get(topic, settings.policies.of_all).fixed_delay is not None:
+        policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
+        if policy.fixed_delay is not None:
             raise UsageError(f"policies.fixed_delay gives each message of {topic} the same delay, whatever it asks for")
+        if policy.expire_after is not None or policy.expiry_header is not None:
+            raise UsageError(f"messages of {topic} expire, by its policies: they cannot be postponed here")
+        most_ms = min(settings.limits.max_delay, policy.max_delay or settings.limits.max_delay)
+        if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > most_ms - _MARGIN_MS:
+            raise UsageError(
+                f"the last of these would wait for longer than {format_duration(most_ms)}, which is allowed"
+            )
     log.info("%r postpones by %d ms: %s", operator, by_ms, _described(ids))
     with Canceller(settings) as canceller:
         publishing = _Publishing(settings, canceller)
@@ -83,7 +95,8 @@ class _Publishing:
     def __init__(self, settings: Settings, canceller: Canceller) -> None:
         self._settings = settings
         self._canceller = canceller
-        self._producer = Producer({**librdkafka_options(settings.kafka), "acks": "all", "enable.idempotence": True})
+        own = {"acks": "all", "enable.idempotence": True, "message.max.bytes": "1000000000"}
+        self._producer = Producer({**librdkafka_options(settings.kafka), **own})
         self._failure: KafkaError | None = None
 
     def replace(self, row: Row, deliver_at_ms: int) -> None:
@@ -97,17 +110,23 @@ class _Publishing:
             (names.deliver_to, row["output_topic"]),
             (REPLACES_HEADER, row["id"]),
         ]
-        try:
-            self._producer.produce(
-                row["topic"],
-                None if row["value"] is None else bytes(row["value"]),
-                None if row["key"] is None else bytes(row["key"]),
-                row["partition"],
-                headers=headers,
-                on_delivery=partial(self._published, row["id"]),
-            )
-        except (KafkaException, BufferError) as problem:
-            raise PublishFailed(f"{row['topic']}: {problem}") from problem
+        while True:
+            try:
+                self._producer.produce(
+                    row["topic"],
+                    None if row["value"] is None else bytes(row["value"]),
+                    None if row["key"] is None else bytes(row["key"]),
+                    row["partition"],
+                    headers=headers,
+                    on_delivery=partial(self._published, row["id"]),
+                )
+            except BufferError:
+                # The queue is full of bytes.
+                self._producer.poll(0.1)
+            except KafkaException as problem:
+                raise PublishFailed(f"{row['topic']}: {problem}") from problem
+            else:
+                break
         self._producer.poll(0)
 
     def flush(self) -> None:

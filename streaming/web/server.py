@@ -49,9 +49,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _THIS_HOST = ("127.0.0.1", "localhost", "[::1]")
 _MOST_BODY_BYTES = 100_000
 _MOST_SHOWN = 500
+_MOST_DIGITS = 18
 # What of a value and of each header is shown.
 _SHOWN_BYTES = 2_000
 _SHOWN = (
@@ -79,7 +81,7 @@ def web_app(settings: Settings, history: History, messages: Messages) -> Starlet
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
         middleware=[Middleware(_SafeHeaders)],
-        exception_handlers={DelaylineError: _refused, HTTPException: _http_error},
+        exception_handlers={DelaylineError: _refused, HTTPException: _http_error, Exception: _unknown},
     )
 
 
@@ -118,7 +120,7 @@ class _Page:
 
     async def now(self, request: Request) -> Response:
         since = request.query_params.get("since", "0")
-        if not since.isdecimal():
+        if not since.isdecimal() or len(since) > _MOST_DIGITS:
             raise UsageError(f"since {since!r}: epoch ms")
         known = self._history.now(int(since))
         return JSONResponse(
@@ -165,6 +167,9 @@ class _Page:
         if self._settings.web.token:
             self._may_act(request)
             return
+        # Whoever comes through a proxy may be anywhere.
+        if any(name in request.headers for name in _OF_PROXIES):
+            raise HTTPException(403, "without web.token, no messages are shown through a proxy: set one")
         # A page of another site can make its own name stand for this host, but the browser then sends that name.
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         client = request.client.host if request.client else ""
@@ -198,6 +203,9 @@ class _Page:
 
 async def _fields(request: Request, allowed: set[str]) -> dict[str, Any]:
     """Return the JSON object of the request's body. Raises UsageError."""
+    # A form of another site cannot send this type unasked.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise HTTPException(415, "the body must be application/json")
     body = b""
     async for part in request.stream():
         body += part
@@ -252,6 +260,11 @@ async def _refused(_: Request, problem: Exception) -> Response:
     if not wrong:
         log.warning("%s", problem)
     return JSONResponse({"error": str(problem)}, 400 if wrong else 503)
+
+
+async def _unknown(_: Request, problem: Exception) -> Response:
+    # Starlette raises it again, and uvicorn logs it.
+    return JSONResponse({"error": f"a defect: {type(problem).__name__}. The log says more"}, 500, _HEADERS)
 
 
 async def _http_error(_: Request, problem: Exception) -> Response:

@@ -58,7 +58,7 @@ async function ask(path, body) {
     options.headers["Content-Type"] = "application/json";
   }
   const answer = await fetch(path, options);
-  const found = await answer.json();
+  const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || answer.statusText);
   return found;
 }

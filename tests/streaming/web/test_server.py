@@ -34,6 +34,7 @@ class Site:
     ) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         content = json.dumps(body).encode() if isinstance(body, dict) else body
+        headers = {"content_type": "application/json"} | headers
         connection.request(method, path, content, {name.replace("_", "-"): text for name, text in headers.items()})
         answer = connection.getresponse()
         found = answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read()
@@ -154,6 +155,22 @@ def test_a_wrong_question_is_refused_in_words(open_site: Site, body: bytes | dic
     status, said = open_site.refusal("/api/messages", body)
     assert status == 400
     assert said.startswith(error), said
+
+
+def test_a_form_of_another_site_asks_nothing(open_site: Site) -> None:
+    status, error = open_site.refusal("/api/messages", content_type="text/plain")
+    assert (status, error) == (415, "the body must be application/json")
+
+
+@pytest.mark.parametrize("name", ["forwarded", "via", "x_forwarded_for", "x_forwarded_host", "x_real_ip"])
+def test_without_a_token_a_proxy_gets_no_messages(open_site: Site, name: str) -> None:
+    status, error = open_site.refusal("/api/messages", None, **{name: "10.0.0.1"})
+    assert (status, "through a proxy" in error) == (403, True)
+
+
+@pytest.mark.parametrize("since", ["-1", "x", "9" * 5_000, "1.5"])
+def test_a_wrong_instant_is_refused(open_site: Site, since: str) -> None:
+    assert open_site.ask("GET", f"/api/now?since={since}")[0] == 400
 
 
 def test_a_huge_question_is_refused(open_site: Site) -> None:
