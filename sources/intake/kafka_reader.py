@@ -21,9 +21,9 @@ CHUNK_SCHEMA = pa.schema(
 )
 _COLUMNS = (
     *COLUMNS, "topic", "partition", "offset",
+    # Nothing that differs from batch to batch, such as the clock: Spark would write other code for each batch, and Java
+    # would compile it for a few seconds of use.
     "unix_millis(timestamp) AS timestamp_ms",
-    # The batch's clock, which the offset log records: a replayed batch reads the same value.
-    "unix_millis(current_timestamp()) AS clock_ms",
 )  # fmt: skip
 # Spark copies a row several times, and sorts the rows of a batch in memory that it shares out in pages. A chunk of one
 # message may be larger.
@@ -42,7 +42,7 @@ def read_records(
     outage_limit_ms: int,
     skip_expired: bool,
 ) -> DataFrame:
-    """Return the stream of input records, with the columns that `accept` needs and `clock_ms`.
+    """Return the stream of input records, with the columns that `accept` needs.
 
     Args:
         spark: the session of the query
@@ -107,7 +107,7 @@ def accepting(
         for read in batches:
             if read.num_rows:
                 records = pa.Table.from_batches([read])
-                messages = accept(records, batch.settings, records.column("clock_ms")[0].as_py())
+                messages = accept(records, batch.settings, batch.clock_ms)
                 for key, own, filling in grouping.divide(messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
                     yield _rows(key, [*chunks, *[None] * filling])

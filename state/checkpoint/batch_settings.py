@@ -164,12 +164,14 @@ class RunningBatch:
     - `settings`: its settings
     - `read_partitions`: the number of input partitions that it reads records of
     - `transfer_rows`: how many rows Spark passes to the state function at once, and takes from it
+    - `clock_ms`: its clock, epoch ms, by the offset log: a replayed batch has the same
     """
 
     batch_id: int
     settings: BatchSettings
     read_partitions: int
     transfer_rows: int
+    clock_ms: int
 
 
 def is_listed(topic: str, allowed_outputs: Sequence[str], internal_suffixes: tuple[str, ...]) -> bool:

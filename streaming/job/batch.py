@@ -120,7 +120,7 @@ class BatchRunner:
         #    their bucket's number, which a merge may change.
         if batch_id:
             self._maintenance.before_batch(self._bucket(batch_id - 1), span.previous_ms)
-        tell_tasks(self._store.spark, span)
+        tell_tasks(self._store.spark, span, planned.clock_ms)
         shard_output = shard_output.persist()
         try:
             # 4. Run the state stage. The chunks stay in Spark's cache.

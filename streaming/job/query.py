@@ -29,13 +29,14 @@ from state.checkpoint.batch_settings import RunningBatch, SettingsHistory
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 
-# The local property of Spark that tells tasks in how many input partitions their batch reads records.
-_READ_PARTITIONS = "delayline.readPartitions"
+# The local properties of Spark that tell tasks in how many input partitions their batch reads records, and its clock.
+_READ_PARTITIONS, _CLOCK = "delayline.readPartitions", "delayline.clock"
 
 
-def tell_tasks(spark: SparkSession, span: BatchSpan) -> None:
-    """Tell the tasks that this thread will start what they need to know of their batch."""
+def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int) -> None:
+    """Tell the tasks that this thread will start what they need to know of their batch, whose clock is `clock_ms`."""
     spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
+    spark.sparkContext.setLocalProperty(_CLOCK, str(clock_ms))
 
 
 def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
@@ -43,11 +44,12 @@ def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
 
     def running_batch() -> RunningBatch:
         context = TaskContext.get()
-        names = ("streaming.sql.batchId", _READ_PARTITIONS, "spark.sql.execution.arrow.maxRecordsPerBatch")
+        names = ("streaming.sql.batchId", _READ_PARTITIONS, _CLOCK, "spark.sql.execution.arrow.maxRecordsPerBatch")
         properties = [context.getLocalProperty(name) for name in names] if context else []
         match properties:
-            case [str(batch_id), str(read_partitions), str(transfer_rows)]:
-                return RunningBatch(int(batch_id), history.at(int(batch_id)), int(read_partitions), int(transfer_rows))
+            case [str(batch_id), str(read_partitions), str(clock_ms), str(transfer_rows)]:
+                settings = history.at(int(batch_id))
+                return RunningBatch(int(batch_id), settings, int(read_partitions), int(transfer_rows), int(clock_ms))
         raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
 
     return running_batch

@@ -28,7 +28,7 @@ def divided(
     tables: list[pa.Table], group_bytes: int, read_partitions: int = 1
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Return the offsets of the messages of each group, by its key, and its fillers."""
-    grouping = Grouping(RunningBatch(0, settings(group_bytes), read_partitions, _ROWS))
+    grouping = Grouping(RunningBatch(0, settings(group_bytes), read_partitions, _ROWS, 0))
     offsets: dict[int, list[int]] = defaultdict(list)
     filling: dict[int, int] = defaultdict(int)
     for table in tables:

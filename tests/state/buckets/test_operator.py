@@ -53,7 +53,7 @@ def due_at(*instants_ms: int) -> pa.Table:
 
 def frames_of(state: GroupState, *chunks: pa.Table, key: int) -> list[pd.DataFrame]:
     arrivals = [pd.DataFrame({"chunk": [encode_chunk(chunk), None]}) for chunk in chunks]
-    batch = RunningBatch(12, BATCH_SETTINGS, read_partitions=1, transfer_rows=100)
+    batch = RunningBatch(12, BATCH_SETTINGS, read_partitions=1, transfer_rows=100, clock_ms=0)
     frames = list(update_shard(lambda: batch)((key,), iter(arrivals), state))
     assert all(list(frame.columns) == SHARD_OUTPUT_SCHEMA.names for frame in frames)
     return frames
