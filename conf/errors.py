@@ -314,7 +314,7 @@ class BadDeliverTo(Rejected):
 
 
 class BadCancel(Rejected):
-    """The delayline-cancel header is repeated, or is no message id."""
+    """The delayline-cancel header is repeated, or is no message id; or delayline-cancel-name is no name."""
 
     code = "bad-cancel"
 
@@ -323,6 +323,12 @@ class BadReplaces(Rejected):
     """The delayline-replaces header is repeated, or is no message id; or delayline-if is no condition."""
 
     code = "bad-replaces"
+
+
+class BadName(Rejected):
+    """The delayline-name header is repeated, empty, beside delayline-replaces, or has no meaning on its topic."""
+
+    code = "bad-name"
 
 
 class BadExpiry(Rejected):

@@ -209,6 +209,7 @@ class Policy(Section):
     over_max_delay: Annotated[str, one_of("reject", "clamp")] = "reject"
     expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None
     expiry_header: HeaderName | None = None
+    names: Annotated[str, one_of("off", "header", "key")] = "off"
 
     @model_validator(mode="before")
     @classmethod
@@ -256,7 +257,7 @@ class PolicySettings(OptionTable, Policy):
 
 
 # The schedulers whose publishers' headers are understood (`sources.intake.presets`).
-PRESETS = ("activemq", "nats", "rabbitmq", "rocketmq", "spring-retry")
+PRESETS = ("activemq", "etf1", "karafka", "nats", "rabbitmq", "rocketmq", "spring-retry")
 
 
 class PresetSettings(OptionTable):

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -20,12 +20,10 @@ from conf.errors import ApplicationHeld, BucketUnreadable
 from conf.failpoints import failpoint
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.parts import (
-    IS_CANCELLED,
     IS_MARKER,
     IS_METADATA,
+    IdRows,
     MergeName,
-    cancelled_partition,
-    cancelled_until,
     chunks_of,
     is_live,
     marker_of,
@@ -33,6 +31,7 @@ from state.buckets.parts import (
 )
 from state.index.locate import LOCATED_SCHEMA, locating
 from state.message_ids import ID, Ids, ids_in, table_of
+from state.names import NAMED_SCHEMA
 from state.order import ORDER
 
 _PROPERTIES = {
@@ -56,6 +55,8 @@ _COMPRESSION = "none"
 # The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
 _MERGES = "merges"
 _NO_PARTITION = "none"
+# In which order names are given.
+_BY_AGE = ("bucket", "partition", "offset")
 # Above the number of every bucket.
 ALL_BUCKETS = 2**62
 # Merges that one process may finish.
@@ -95,7 +96,7 @@ class BucketTable:
     def create(self, schema: StructType) -> None:
         """Create the table if it does not exist. `schema` must have the column `part`.
 
-        A table that an earlier version has made gets the properties of this one.
+        A table that an earlier version has made gets the properties and the columns of this one.
         """
         self._before_append()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
@@ -108,6 +109,10 @@ class BucketTable:
         if changed:
             properties = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
             self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ({properties})")
+        known = set(self._all().columns)
+        if added := [field for field in schema if field.name not in known]:
+            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in added)
+            self.spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({columns})")
 
     def version(self) -> int:
         """Return the version of the table that this process saw last, including its own commits."""
@@ -287,24 +292,49 @@ class BucketTable:
         rows = self._cancelled(until_bucket).where(F.col("offset").between(least, most))
         return ids_in(rows.select(*ID).join(wanted, [*ID], "left_semi").toArrow())
 
-    def cancelled_partitions(self) -> dict[int, int]:
-        """Return the bytes of each Delta partition of cancelled ids, by the bucket in its name."""
-        if not _delta_partitions(self._all().where(IS_CANCELLED)):
+    def named_among(self, names: Iterable[bytes], before_bucket: int, from_ms: int) -> pa.Table:
+        """Return the messages that got one of `names` (`state.names.named`) in a batch before that of `before_bucket`.
+
+        The columns are those of `NAMED_SCHEMA`, and the rows in the order in which the messages got their names: the
+        last one of a name counts. Rows that are of no use since `from_ms` (epoch ms) are left out.
+        """
+        rows = self._all().where(IdRows.NAMED.condition)
+        # Most tables have none, and to know that takes no Spark job.
+        if not _delta_partitions(rows):
+            return NAMED_SCHEMA.empty_table()
+        wanted = self.spark.createDataFrame(pa.table({"name": pa.array(sorted(set(names)), pa.binary())}))
+        rows = rows.where(f"bucket < {before_bucket} AND max_deliver_at_ms >= {from_ms}")
+        found = rows.join(wanted.hint("broadcast"), ["name"], "left_semi")
+        found = found.select("name", *ID, "deliver_at_ms", F.col("max_deliver_at_ms").alias("until_ms"), "bucket")
+        in_order = found.toArrow().sort_by([(name, "ascending") for name in _BY_AGE])
+        return in_order.select(NAMED_SCHEMA.names).cast(NAMED_SCHEMA)
+
+    def id_partitions(self, kind: IdRows) -> dict[int, int]:
+        """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""
+        if not _delta_partitions(self._all().where(kind.condition)):
             return {}
         files = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
-        sizes = files.selectExpr("partitionValues['part'] AS part", "size").where(IS_CANCELLED)
+        sizes = files.selectExpr("partitionValues['part'] AS part", "size").where(kind.condition)
         rows = sizes.groupBy("part").sum("size").collect()
-        return {cancelled_until(row["part"]) or 0: row["sum(size)"] for row in rows}
+        return {kind.bucket_of(row["part"]) or 0: row["sum(size)"] for row in rows}
 
-    def join_cancelled(self, buckets: Iterable[int], forget: str) -> None:
-        """Join the cancelled ids of several Delta partitions in that of the last one, without the rows that `forget`.
+    def join_ids(self, kind: IdRows, buckets: Iterable[int], forget: str) -> None:
+        """Join several Delta partitions with rows of a `kind` in that of the last one, without the rows that `forget`.
 
-        `forget` is a SQL condition.
+        `forget` is a SQL condition. Of each name, only the newest row stays.
         """
         numbers = sorted(buckets)
-        partitions = [cancelled_partition(number) for number in numbers]
-        rows = self._all().where(F.col("part").isin(partitions)).where(f"NOT ({forget})")
-        joined = rows.withColumn("part", F.lit(partitions[-1])).coalesce(1).sortWithinPartitions(*ID)
+        partitions = [kind.partition(number) for number in numbers]
+        rows = self._all().where(F.col("part").isin(partitions))
+        if kind is IdRows.NAMED:
+            # Before anything is forgotten: otherwise the row that a newer one has replaced would count again.
+            rows = _newest(rows)
+        joined = (
+            rows.where(f"NOT ({forget})")
+            .withColumn("part", F.lit(partitions[-1]))
+            .coalesce(1)
+            .sortWithinPartitions(*ID)
+        )
         self._overwrite(partitions, joined)
 
     def slots(self, instants_ms: Iterable[int], version: int | None = None) -> DataFrame:
@@ -365,7 +395,9 @@ class BucketTable:
     def rows(self) -> DataFrame:
         """Return all rows of the table, with the name of the row's file in the additional column `file`."""
         live = self._all().where(f"NOT {IS_MARKER}").where(is_live(self._markers()))
-        return live.select("*", F.col("_metadata.file_name").alias("file"))
+        rows = live.select("*", F.col("_metadata.file_name").alias("file"))
+        # A table of an earlier version, which only a start of the job changes.
+        return rows if "name" in rows.columns else rows.withColumn("name", F.lit(None).cast("binary"))
 
     def replace_partitions(self, partitions: Iterable[str], rows: DataFrame) -> None:
         """Replace all rows of Delta partitions by `rows`, in one commit and without reading the old rows.
@@ -411,7 +443,7 @@ class BucketTable:
                 raise
 
     def _cancelled(self, until_bucket: int, version: int | None = None) -> DataFrame:
-        return self._all(version).where(IS_CANCELLED).where(f"bucket <= {until_bucket}")
+        return self._all(version).where(IdRows.CANCELLED.condition).where(f"bucket <= {until_bucket}")
 
     def _metadata(self, version: int | None) -> DataFrame:
         return self._all(version).where(IS_METADATA).where(is_live(self._markers(version)))
@@ -423,6 +455,12 @@ class BucketTable:
     def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+
+def _newest(names: DataFrame) -> DataFrame:
+    """Return the newest row of each name."""
+    by_age = Window.partitionBy("name").orderBy(*(F.col(name).desc() for name in _BY_AGE))
+    return names.withColumn("age", F.row_number().over(by_age)).where("age = 1").drop("age")
 
 
 def _delta_partitions(rows: DataFrame) -> set[str]:

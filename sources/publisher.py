@@ -17,6 +17,7 @@ from kafka.errors import (
     KafkaError,
     for_code,
 )
+from kafka.partitioner.default import murmur2
 
 from conf.errors import BrokerUnreachable, PublishFailed, SettingError, TopicMissing, UsageError
 from conf.kafka.contact import check_contact
@@ -45,14 +46,18 @@ Headers = Sequence[tuple[str, bytes]]
 class Publisher:
     """An idempotent producer for one topic, or one partition of it. Close it, or use it as a context manager."""
 
-    def __init__(self, settings: Settings, topic: str, partition: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, topic: str, partition: int | None = None, partition_key: bytes | None = None
+    ) -> None:
         """Connect, and check that the topic and partition exist.
+
+        Without a `partition`, messages go to that of the `partition_key`, and without that to those of their keys.
 
         Raises BrokerUnreachable, TopicMissing, RightMissing, UsageError (no such partition), SettingError, and what
         `check_contact` raises.
         """
         self.topic = topic
-        self._partition = partition
+        self._partition, self._partition_key = partition, partition_key
         self._servers = settings.kafka.bootstrap_servers
         common = {
             "client_id": f"{settings.application_id}-publish",
@@ -114,6 +119,8 @@ class Publisher:
             )
         if self._partition is not None and self._partition >= partitions:
             raise UsageError(f"{self.topic} has no partition {self._partition}, only 0 to {partitions - 1}")
+        if self._partition is None and self._partition_key is not None:
+            self._partition = (murmur2(self._partition_key) & 0x7FFFFFFF) % partitions
 
     def _feed(
         self, in_flight: _InFlight, values: Iterable[bytes | None], key: bytes | None, headers: list[Any]

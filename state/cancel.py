@@ -7,6 +7,9 @@ once. Its value, the *answer*, is filled in when its batch has decided (`streami
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
 without these headers, and an ask for the message that it replaces. Until the ask is answered, its value has the
 condition of the replacement and its due time.
+
+A record that has a *name* (`state.names`) is a replacement too, of whatever waits under the name. Which message that is
+the batch finds out (`streaming.job.names`), so until then its ask asks for `NOTHING`.
 """
 
 from __future__ import annotations
@@ -30,18 +33,22 @@ WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
 
 Result = Literal["cancelled", "too-late", "unknown"]
 MessageId = tuple[str, int, int]
+# The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
+NOTHING: MessageId = ("", -1, -1)
 
 
 class Ask(NamedTuple):
     """An ask: its own id, and the id that it asks for.
 
     Of a replacement also its condition, one of `CONDITIONS`, and when it is due, epoch ms. It has the id of its ask.
+    Of an ask by a name also the name (`state.names.named`).
     """
 
     id: MessageId
     asked: MessageId
     condition: str | None = None
     deliver_at_ms: int | None = None
+    name: bytes | None = None
 
 
 # Asks without what the publisher sent along.
@@ -55,11 +62,15 @@ ASK_SCHEMA = pa.schema(
         ("ask_offset", pa.int64()),
         ("condition", pa.string()),
         ("deliver_at_ms", pa.int64()),
+        ("name", pa.binary()),
     ]
 )
-# Answers, by the id of the ask.
-ANSWER_SCHEMA = ID_SCHEMA.append(pa.field("value", pa.large_binary()))
+# Answers, by the id of the ask: the value, or null if nobody waits for an answer, and the key, or null if the ask has
+# it already.
+ANSWER_SCHEMA = ID_SCHEMA.append(pa.field("value", pa.large_binary())).append(pa.field("key", pa.binary()))
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
+# How the value of an ask by a name begins, until it is answered.
+_BY_NAME = b"name "
 
 
 def is_ask(messages: pa.Table, results: str) -> pa.Array:
@@ -95,9 +106,23 @@ def asks_in(messages: pa.Table, results: str) -> pa.Table:
     if not results or not pc.any(named).as_py():
         return ASK_SCHEMA.empty_table()
     own = messages.filter(named)
-    terms = [_parse_terms(value) for value in own.column("value").to_pylist()]
-    columns = [*asked_by(own).columns, *map(pa.array, _columns(terms, 2))]
-    return pa.table(columns, names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+    values = own.column("value").to_pylist()
+    terms = pa.table(
+        [*map(pa.array, _columns([_parse_terms(value) for value in values], 3))], names=ASK_SCHEMA.names[-3:]
+    )
+    by_name = pa.array([value is not None and value.startswith(_BY_NAME) for value in values], pa.bool_())
+    by_id = own.filter(pc.invert(by_name))
+    asks = pa.table([*asked_by(by_id).columns, *terms.filter(pc.invert(by_name)).columns], names=ASK_SCHEMA.names)
+    if by_id.num_rows == own.num_rows:
+        return asks.cast(ASK_SCHEMA)
+    named_asks = own.filter(by_name)
+    nothing = [
+        pa.repeat(pa.scalar(part, field.type), named_asks.num_rows)
+        for part, field in zip(NOTHING, ID_SCHEMA, strict=True)
+    ]
+    own_ids = [named_asks.column(name) for name in ID]
+    asks_by_name = pa.table([*nothing, *own_ids, *terms.filter(by_name).columns], names=ASK_SCHEMA.names)
+    return pa.concat_tables([asks.cast(ASK_SCHEMA), asks_by_name.cast(ASK_SCHEMA)])
 
 
 def asked_by(asks: pa.Table) -> pa.Table:
@@ -111,7 +136,7 @@ def asked_by(asks: pa.Table) -> pa.Table:
 def asks_of(table: pa.Table) -> list[Ask]:
     """Return the asks of a table that has the columns of `ASK_SCHEMA`."""
     asked, own = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ID, _ASK_ID))
-    terms = (table.column(name).to_pylist() for name in ("condition", "deliver_at_ms"))
+    terms = (table.column(name).to_pylist() for name in ("condition", "deliver_at_ms", "name"))
     return list(map(Ask, own, asked, *terms))
 
 
@@ -129,6 +154,15 @@ def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:
 def terms_of(condition: str, deliver_at_ms: int) -> bytes:
     """Return what the value of a replacement's ask has until it is answered."""
     return f"{condition} {deliver_at_ms}".encode()
+
+
+def terms_by_name(name: bytes, deliver_at_ms: int | None) -> bytes:
+    """Return what the value of an ask by a `name` has until it is answered.
+
+    `deliver_at_ms` is when the message is due that has the name now, epoch ms; None for a cancel.
+    """
+    terms = _BY_NAME + name.hex().encode()
+    return terms if deliver_at_ms is None else terms + b" %d" % deliver_at_ms
 
 
 def accepted_replacements(asks: Iterable[Ask], cancelled: Collection[MessageId]) -> set[MessageId]:
@@ -167,7 +201,7 @@ def accepted_replacements(asks: Iterable[Ask], cancelled: Collection[MessageId])
 
 def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | None = None) -> bytes:
     """Return the value of an answer, a JSON object. `accepted` says what became of a replacement."""
-    fields: dict[str, str | bool] = {"id": _text(ask.asked), "result": result}
+    fields: dict[str, str | bool | None] = {"id": _text(ask.asked), "result": result}
     if accepted is not None:
         fields |= {"replacement": _text(ask.id), "accepted": accepted}
     return json.dumps(fields if why is None else fields | {"why": why}, ensure_ascii=False).encode()
@@ -207,13 +241,12 @@ def answers_to(asks: pa.Table, result: Result, why: str | None = None) -> pa.Tab
     rest = json.dumps({"result": result} if why is None else {"result": result, "why": why}, ensure_ascii=False)
     # The name of such a topic needs no escape.
     texts = pc.binary_join_element_wise('{"id": "', id_texts(asks), '", ' + rest.removeprefix("{"), "")
-    columns = [asks.column(name) for name in _ASK_ID]
-    return pa.table([*columns, texts.cast(pa.large_binary())], names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
+    return _answer_table(asks, texts.cast(pa.large_binary()))
 
 
-def answers_of(answers: Mapping[MessageId, bytes]) -> pa.Table:
-    """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`."""
-    columns = [*_columns(list(answers), 3), tuple(answers.values())]
+def answers_of(answers: Mapping[MessageId, bytes | None]) -> pa.Table:
+    """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`. The keys of the asks stay."""
+    columns = [*_columns(list(answers), 3), tuple(answers.values()), (None,) * len(answers)]
     return pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, ANSWER_SCHEMA, strict=True)],
         schema=ANSWER_SCHEMA,
@@ -222,14 +255,13 @@ def answers_of(answers: Mapping[MessageId, bytes]) -> pa.Table:
 
 def undecided_asks(asks: pa.Table, undecided: Undecided) -> pa.Table:
     """Return `undecided` in place of an answer to each of `asks`, as a table of `ANSWER_SCHEMA`."""
-    values = pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows)
-    return pa.table([*(asks.column(name) for name in _ASK_ID), values], names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
+    return _answer_table(asks, pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows))
 
 
 def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
-    """Return `messages` with the answer of each ask as its value. `answers` has the columns of `ANSWER_SCHEMA`.
+    """Return `messages` with the answer of each ask as its value, and without the asks that nobody wants answered.
 
-    Raises InvariantViolated if one is missing.
+    `answers` has the columns of `ANSWER_SCHEMA`. Raises InvariantViolated if one is missing.
     """
     mask = np.asarray(is_ask(messages, results))
     if not mask.any():
@@ -239,21 +271,38 @@ def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
     if (places < 0).any():
         missing = id_texts(asks)[int(np.argmin(places))]
         raise InvariantViolated(f"the ask {missing} is handed over without an answer")
-    values = answers.column("value").take(pa.array(places)).combine_chunks()
-    column = messages.column("value").combine_chunks()
-    filled = pc.replace_with_mask(column, pa.array(mask), values)
-    return messages.set_column(messages.schema.get_field_index("value"), messages.schema.field("value"), filled)
+    own = answers.take(pa.array(places))
+    keys = pc.coalesce(own.column("key"), asks.column("key"))
+    for name, new in (("value", own.column("value")), ("key", keys)):
+        field = messages.schema.get_field_index(name)
+        filled = pc.replace_with_mask(messages.column(name).combine_chunks(), pa.array(mask), new.combine_chunks())
+        messages = messages.set_column(field, messages.schema.field(field), filled)
+    if not own.column("value").null_count:
+        return messages
+    unwanted = np.zeros(len(mask), dtype=bool)
+    unwanted[mask] = np.asarray(pc.is_null(own.column("value")))
+    return messages.filter(pa.array(~unwanted))
 
 
-def _text(identity: MessageId) -> str:
-    return "/".join(map(str, identity))
+def _answer_table(asks: pa.Table, values: pa.Array) -> pa.Table:
+    """Return `values` as the answers to `asks`, with the ids that these ask for as keys."""
+    columns = [*(asks.column(name) for name in _ASK_ID), values, id_texts(asks).cast(pa.binary())]
+    return pa.table(columns, names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
 
 
-def _parse_terms(value: bytes | None) -> tuple[str, int] | tuple[None, None]:
+def _text(identity: MessageId) -> str | None:
+    return None if identity == NOTHING else "/".join(map(str, identity))
+
+
+def _parse_terms(value: bytes | None) -> tuple[str | None, int | None, bytes | None]:
     if value is None:
-        return None, None
-    condition, deliver_at = value.decode().split()
-    return condition, int(deliver_at)
+        return None, None, None
+    first, *rest = value.decode().split()
+    if not value.startswith(_BY_NAME):
+        return first, int(rest[0]), None
+    # What has a name is accepted, whatever becomes of the message before.
+    name = bytes.fromhex(rest[0])
+    return (ALWAYS, int(rest[1]), name) if len(rest) > 1 else (None, None, name)
 
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:

@@ -5,16 +5,20 @@ Works on whole columns, and parses each distinct header value once. Pure: the ba
 
 from __future__ import annotations
 
+from enum import Enum
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
+from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
+from sources.intake.envelopes import Envelope, cancels_by_key
 from sources.intake.expiry import check_expiry
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
+from sources.intake.names import ask_keys, asks_by_name, cancel_terms, names_given, names_to_cancel
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
 from sources.intake.replacements import check_replacements, with_asks
@@ -23,70 +27,125 @@ from sources.intake.stubs import header_counts, sizes, with_stubs
 from state.cancel import CANCEL_HEADER
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS, MESSAGE_SCHEMA
+from state.names import CANCEL_NAME_HEADER, OFF
 
+# The column of names, beside those of messages.
+_NAME = "name"
+_ACCEPTED = MESSAGE_SCHEMA.append(pa.field(_NAME, pa.binary()))
 # A subscriber with librdkafka sees none of a record's headers if there are more than 100,000.
 _MOST_HEADERS = 50_000
 
 
 def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order; then the asks of those that replace.
+    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order, and then the asks that come with them.
 
     `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms. A record that
     cannot be scheduled is addressed to the dead-letter topic, with its error; as a stub if it is larger than both a
     message and a dead letter may be.
     """
-    groups = _groups(records, batch_settings)
-    if len(groups) < 2:
-        messages = _accepted(records, bool(groups and groups[0][1]), batch_settings, clock_ms)
-    else:
-        tables = [_accepted(records.take(pa.array(rows)), asks, batch_settings, clock_ms) for rows, asks in groups]
-        rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
-        messages = pa.concat_tables(tables).take(pa.array(rows))
-    return with_asks(messages, batch_settings, clock_ms) if batch_settings.results else messages
-
-
-def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, bool]]:
-    """Return the rows that are accepted together, and whether they are asks for a cancel.
-
-    The records of each topic are accepted for themselves where topics have presets and policies of their own.
-    """
-    is_ask = has_header(records, CANCEL_HEADER) if batch_settings.results else np.zeros(records.num_rows, dtype=bool)
-    groups = [(np.flatnonzero(is_ask), True)]
-    if batch_settings.presets or batch_settings.policies:
-        topics = records.column("topic")
-        of_topic = (np.asarray(pc.equal(topics, topic)) for topic in topics.unique())
-        groups += [(np.flatnonzero(own & ~is_ask), False) for own in of_topic]
-    else:
-        groups.append((np.flatnonzero(~is_ask), False))
-    return [group for group in groups if len(group[0])]
-
-
-def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Accept `records` of one topic, or of topics that have no presets and policies; or `asks` for a cancel."""
     records = records.set_column(
         records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
     )
+    groups = _groups(records, batch_settings)
+    if len(groups) < 2:
+        accepted = _accepted(records, groups[0][1] if groups else _Kind.MESSAGES, batch_settings, clock_ms)
+    else:
+        tables = [_accepted(records.take(pa.array(rows)), kind, batch_settings, clock_ms) for rows, kind in groups]
+        rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
+        accepted = pa.concat_tables(tables).take(pa.array(rows))
+    messages = accepted.select(MESSAGE_SCHEMA.names)
+    if not batch_settings.results:
+        return messages
+    replaced = with_asks(messages, batch_settings, clock_ms)
+    names = one_array(accepted.column(_NAME))
+    if names.null_count == len(names):
+        return replaced
+    # A message either replaces what it names by an id, or what has its name: so there is one ask for each.
+    return pa.concat_tables([replaced, asks_by_name(messages, names, batch_settings, clock_ms)])
+
+
+class _Kind(Enum):
+    """What records are: messages, asks for a cancel by id, or asks for a cancel by name."""
+
+    MESSAGES = 0
+    ASKS = 1
+    ASKS_BY_NAME = 2
+
+
+def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, _Kind]]:
+    """Return the rows that are accepted together, and what they are.
+
+    The records of each topic are accepted for themselves where topics have presets and policies of their own.
+    """
+    kinds = np.zeros(records.num_rows, dtype=np.int8)
+    topics = records.column("topic")
+    # Settings that were recorded before names existed give their headers no meaning.
+    if batch_settings.results and batch_settings.policy.names:
+        for topic, names in batch_settings.presets.items():
+            own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
+            if len(own):
+                of_topic = records.take(pa.array(own))
+                by_key = cancels_by_key(of_topic, presets_named(names))
+                # A record with one of Delayline's own headers is a message, whatever a preset makes of it.
+                for header in (batch_settings.headers.deliver_at, batch_settings.headers.deliver_after,
+                               batch_settings.headers.delay_level):  # fmt: skip
+                    by_key &= ~has_header(of_topic, header)
+                kinds[own[by_key]] = _Kind.ASKS_BY_NAME.value
+        kinds[has_header(records, CANCEL_NAME_HEADER)] = _Kind.ASKS_BY_NAME.value
+    if batch_settings.results:
+        kinds[has_header(records, CANCEL_HEADER)] = _Kind.ASKS.value
+    groups = [(np.flatnonzero(kinds == _Kind.ASKS.value), _Kind.ASKS)]
+    apart = batch_settings.presets or batch_settings.policies
+    for kind in (_Kind.MESSAGES, _Kind.ASKS_BY_NAME):
+        rows = np.flatnonzero(kinds == kind.value)
+        # A name is one of its topic.
+        if len(rows) and (apart or kind is _Kind.ASKS_BY_NAME):
+            own_topics = topics.take(pa.array(rows))
+            groups += [(rows[np.asarray(pc.equal(own_topics, topic))], kind) for topic in own_topics.unique()]
+        else:
+            groups.append((rows, kind))
+    return [group for group in groups if len(group[0])]
+
+
+def _accepted(records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Accept `records` of one topic, or of topics that have no presets and policies; or asks for a cancel.
+
+    The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one.
+    """
     headers = flatten(one_array(records.column("headers")))
     # A record without a timestamp (-1) counts as written when its batch began.
     published = records.column("timestamp_ms").to_numpy().astype(np.int64)
     timestamps = np.where(published < 0, clock_ms, published)
     rejections = Rejections()
     at_once = np.minimum(timestamps, clock_ms)
-    if asks:
+    topic = records.column("topic")[0].as_py() if len(timestamps) else ""
+    presets = presets_named(batch_settings.presets.get(topic, ()))
+    policy = batch_settings.policies.get(topic, batch_settings.policy)
+    record_keys = one_array(records.column("key"))
+    given, terms = pa.nulls(len(timestamps), pa.binary()), pa.nulls(len(timestamps), pa.large_binary())
+    envelope = Envelope(presets, headers, len(timestamps))
+    if kind is not _Kind.MESSAGES:
         # Whatever else its headers ask for: it is answered at once.
-        deliver_at, asked = at_once.copy(), asked_keys(headers, len(timestamps), rejections)
+        deliver_at = at_once.copy()
         names, which = [batch_settings.results], np.zeros(len(timestamps), dtype=np.int64)
+        if kind is _Kind.ASKS:
+            asked = asked_keys(headers, len(timestamps), rejections)
+        else:
+            by_key = cancels_by_key(records, presets) & ~has_header(records, CANCEL_NAME_HEADER)
+            has_names = policy.names != OFF or any(preset.named for preset in presets)
+            asked = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
+            terms, asked = cancel_terms(topic, asked), ask_keys(records.column("topic"), asked)
     else:
-        topic = records.column("topic")[0].as_py() if len(timestamps) else ""
-        presets = presets_named(batch_settings.presets.get(topic, ()))
-        policy = batch_settings.policies.get(topic, batch_settings.policy)
         deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
         if policy.expiry_header:
             check_expiry(headers, policy.expiry_header, deliver_at, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
         if batch_settings.results:
             check_replacements(headers, len(timestamps), rejections)
-    carried = _check_sizes(records, batch_settings, rejections)
+            given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
+        counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
+        envelope.check_partitions(counts, rejections)
+    carried = _check_sizes(records, envelope.growth(records), batch_settings, rejections)
     keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
@@ -94,12 +153,18 @@ def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, cloc
         codes[row], texts[row] = error.code, str(error)
         which[row] = len(names)
         deliver_at[row] = at_once[row]
-    if asks:
-        is_rejected = pc.is_valid(pa.array(codes, pa.string()))
-        keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, None)
+    is_rejected = pa.array([code is not None for code in codes], pa.bool_())
+    all_headers = one_array(carried.column("headers"))
+    if kind is not _Kind.MESSAGES:
+        keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, terms)
+    elif envelope.rows_left(is_rejected):
+        keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
     names = [*names, batch_settings.dead_letter]
     counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
+    partitions = partitions_for(keys, input_partitions, counts)
+    if kind is _Kind.MESSAGES:
+        partitions = envelope.partitions(partitions, counts, is_rejected)
     columns = {
         "deliver_at_ms": deliver_at,
         "topic": records.column("topic"),
@@ -107,14 +172,15 @@ def _accepted(records: pa.Table, asks: bool, batch_settings: BatchSettings, cloc
         "offset": records.column("offset"),
         "timestamp_ms": timestamps,
         "output_topic": pa.array(names, pa.string()).take(pa.array(which)),
-        "output_partition": pa.array(partitions_for(keys, input_partitions, counts), pa.int32()),
+        "output_partition": pa.array(partitions, pa.int32()),
         "error_code": pa.array(codes, pa.string()),
         "error_text": pa.array(texts, pa.string()),
         "key": keys,
         "value": values,
-        "headers": carried.column("headers"),
+        "headers": all_headers,
+        _NAME: given,
     }
-    return pa.table(columns).cast(MESSAGE_SCHEMA)
+    return pa.table(columns).cast(_ACCEPTED)
 
 
 def _route(
@@ -148,12 +214,17 @@ def _route(
     return topics, which
 
 
-def _check_sizes(records: pa.Table, batch_settings: BatchSettings, rejections: Rejections) -> pa.Table:
-    """Reject rows that are too large; return key, value and headers of all rows, with stubs for the largest."""
+def _check_sizes(
+    records: pa.Table, growth: Ints | int, batch_settings: BatchSettings, rejections: Rejections
+) -> pa.Table:
+    """Reject rows that are too large; return key, value and headers of all rows, with stubs for the largest.
+
+    A message is larger than its record by `growth` bytes.
+    """
     counts = header_counts(records)
     nbytes = sizes(records, counts)
     most = min(batch_settings.max_message_bytes, MOST_MESSAGE_BYTES)
-    for row in np.flatnonzero(nbytes > most).tolist():
+    for row in np.flatnonzero(nbytes + growth > most).tolist():
         rejections.reject(
             np.array([row]),
             MessageTooLarge(

@@ -9,9 +9,13 @@ import pyarrow.compute as pc
 
 from conf.errors import BadCancel, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
+from sources.intake.partitioner import partitions_for
 from state.cancel import CANCEL_HEADER, REPLACES_HEADER
+from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
+from state.message import MESSAGE_SCHEMA
 from state.message_ids import parse_id
+from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 
 # Short enough to be numbers that Kafka can have.
 _PLAIN_ID = r"^[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})$"
@@ -29,10 +33,35 @@ def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
     return has_it
 
 
+def ask_rows(
+    messages: pa.Table, keys: pa.Array, terms: pa.Array, batch_settings: BatchSettings, clock_ms: int
+) -> pa.Table:
+    """Return the asks that come with accepted `messages`, as messages with the same ids.
+
+    `keys` and `terms` are their keys and their values until they are answered, as binary.
+    """
+    dues = messages.column("deliver_at_ms").to_numpy()
+    at_once = np.minimum(messages.column("timestamp_ms").to_numpy(), clock_ms)
+    # Both have the same id, and no two messages may have the same order key.
+    at_once = at_once + (at_once == dues)
+    count = messages.num_rows
+    partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
+    input_partitions = messages.column("partition").to_numpy().astype(np.int64)
+    columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
+        "deliver_at_ms": at_once,
+        "output_topic": pa.array([batch_settings.results] * count, pa.string()),
+        "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
+        "key": keys,
+        "value": terms.cast(pa.large_binary()),
+    }
+    return pa.table(columns).cast(MESSAGE_SCHEMA)
+
+
 def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array:
     """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none."""
-    both, _ = headers.named(REPLACES_HEADER)
-    rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is no message: it has no {REPLACES_HEADER}"))
+    for name in (REPLACES_HEADER, NAME_HEADER, CANCEL_NAME_HEADER):
+        both, _ = headers.named(name)
+        rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is no message: it has no {name}"))
     return ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections)
 
 

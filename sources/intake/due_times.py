@@ -102,6 +102,14 @@ def _of_presets(
             yield header, *only((has_it & (counts == 1))[all_rows], all_rows, all_values)
             by_this |= has_it
         by_another |= by_this
+        if preset.version is not None:
+            name, prefix = preset.version
+            rows, values = headers.named(name)
+            other = ~np.asarray(pc.equal(pc.binary_slice(values, 0, len(prefix)), prefix).fill_null(False))
+            other &= by_this[rows]
+            rejections.reject(
+                rows[other], BadSchedule(f"{name} begins with {prefix.decode()} in all that is understood")
+            )
         for name in preset.refused:
             rows, values = headers.named(name)
             asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]

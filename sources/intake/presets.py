@@ -36,6 +36,17 @@ class ScheduleHeader:
     parse: Callable[[bytes | None], int]
 
 
+class Origin(Enum):
+    """What a header says about the record that was published; but for `SECONDS`, the name of its column."""
+
+    KEY = "key"
+    TOPIC = "topic"
+    PARTITION = "partition"
+    OFFSET = "offset"
+    # The record's timestamp in epoch seconds.
+    SECONDS = "seconds"
+
+
 @dataclass(frozen=True)
 class Preset:
     """The headers of one scheduler's publishers.
@@ -44,12 +55,29 @@ class Preset:
     - `target`: the one that names the output topic
     - `refused`: those that ask for what Delayline does not do: more than one delivery, or that of another message.
       Empty, or "0", they ask for nothing
+    - `version`: a header, and how its value begins in all versions that are understood
+
+    Of schedulers whose messages come in an envelope (`sources.intake.envelopes`), which are `named` by their keys:
+
+    - `key`, `partition`, `partition_key`: the headers with the key and the partition of what is delivered, or with the
+      key that chooses the partition
+    - `origin`: the headers that are added to what is delivered, and what they say
+    - `cancels_by_null_value`: whether a record with a null value cancels what has its key
+    - `cancel_header`: a header, and the values of it by which a record does so
     """
 
     name: str
     schedule: tuple[ScheduleHeader, ...]
     target: str | None = None
     refused: tuple[str, ...] = ()
+    version: tuple[str, bytes] | None = None
+    named: bool = False
+    key: str = ""
+    partition: str = ""
+    partition_key: str = ""
+    origin: tuple[tuple[str, Origin], ...] = ()
+    cancels_by_null_value: bool = False
+    cancel_header: tuple[str, tuple[bytes, ...]] | None = None
 
 
 def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
@@ -116,6 +144,40 @@ _BY_NAME = {
                 ScheduleHeader("AMQ_SCHEDULED_PERIOD", Meaning.DELAY, _number("AMQ_SCHEDULED_PERIOD")),
             ),
             refused=("AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
+        ),
+        Preset(
+            "etf1",
+            (ScheduleHeader("scheduler-epoch", Meaning.INSTANT, _number("scheduler-epoch", unit_ms=1_000)),),
+            target="scheduler-target-topic",
+            named=True,
+            key="scheduler-target-key",
+            origin=(
+                ("scheduler-timestamp", Origin.SECONDS),
+                ("scheduler-key", Origin.KEY),
+                ("scheduler-topic", Origin.TOPIC),
+            ),
+            cancels_by_null_value=True,
+        ),
+        Preset(
+            "karafka",
+            (
+                ScheduleHeader(
+                    "schedule_target_epoch", Meaning.INSTANT, _number("schedule_target_epoch", unit_ms=1_000)
+                ),
+            ),
+            target="schedule_target_topic",
+            version=("schedule_schema_version", b"1."),
+            named=True,
+            key="schedule_target_key",
+            partition="schedule_target_partition",
+            partition_key="schedule_target_partition_key",
+            origin=(
+                ("schedule_source_topic", Origin.TOPIC),
+                ("schedule_source_partition", Origin.PARTITION),
+                ("schedule_source_offset", Origin.OFFSET),
+                ("schedule_source_key", Origin.KEY),
+            ),
+            cancel_header=("schedule_source_type", (b"cancel", b"tombstone")),
         ),
         Preset(
             "nats",

@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadReplaces, quoted
-from sources.intake.cancels import has_header, ids_named
+from sources.intake.cancels import ask_rows, has_header, ids_named
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
-from sources.intake.partitioner import partitions_for
 from state.cancel import CONDITION_HEADER, CONDITIONS, REPLACES_HEADER, WAITING, terms_of
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
-from state.message import HEADERS, MESSAGE_SCHEMA
+from state.message import HEADERS
 
 
 def check_replacements(headers: Headers, count: int, rejections: Rejections) -> None:
@@ -51,21 +50,8 @@ def _asks(replacements: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
     headers = flatten(one_array(replacements.column("headers").cast(HEADERS)))
     count, none = replacements.num_rows, Rejections()
     keys = ids_named(headers, REPLACES_HEADER, BadReplaces, count, none)
-    dues = replacements.column("deliver_at_ms").to_numpy()
-    at_once = np.minimum(replacements.column("timestamp_ms").to_numpy(), clock_ms)
-    # Both have the same id, and no two messages may have the same order key.
-    at_once = at_once + (at_once == dues)
-    terms = map(terms_of, _conditions(headers, count, none), dues.tolist())
-    partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
-    input_partitions = replacements.column("partition").to_numpy().astype(np.int64)
-    columns = {name: replacements.column(name) for name in MESSAGE_SCHEMA.names} | {
-        "deliver_at_ms": at_once,
-        "output_topic": pa.array([batch_settings.results] * count),
-        "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
-        "key": keys,
-        "value": pa.array(list(terms), pa.large_binary()),
-    }
-    return pa.table(columns).cast(MESSAGE_SCHEMA)
+    terms = map(terms_of, _conditions(headers, count, none), replacements.column("deliver_at_ms").to_pylist())
+    return ask_rows(replacements, keys, pa.array(list(terms), pa.binary()), batch_settings, clock_ms)
 
 
 def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:

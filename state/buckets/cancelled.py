@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from state.buckets.parts import cancelled_partition
+from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
 from state.message_ids import ID, ID_SCHEMA, Ids, table_of
 
@@ -32,7 +32,7 @@ def cancelled_rows(cancelled: pa.Table, bucket: int) -> pa.Table:
     by_id = cancelled.sort_by([(name, "ascending") for name in ID])
     count = by_id.num_rows
     columns = {name: by_id.column(name) for name in ID} | {
-        "part": pa.array([cancelled_partition(bucket)] * count, pa.string()),
+        "part": pa.array([IdRows.CANCELLED.partition(bucket)] * count, pa.string()),
         "bucket": pa.array([bucket] * count, pa.int64()),
         "deliver_at_ms": by_id.column("from_ms"),
         "max_deliver_at_ms": by_id.column("until_ms"),

@@ -5,17 +5,19 @@ one by one; it is live once its marker is committed, together with the removal o
 
 In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
 are separate Delta partitions, and so is the marker of a merged bucket. Tables written before merges worked in slices
-have other names: all metadata is in one Delta partition, and chunks lie by range of due time. The ids of cancelled
-messages are in Delta partitions of their own, one for each batch that cancelled any, until these are joined.
+have other names: all metadata is in one Delta partition, and chunks lie by range of due time. The ids of messages that
+were cancelled, or have a name, are in Delta partitions of their own (`IdRows`), one for each batch until these are
+joined.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import NamedTuple
 
-_CHUNKS, _METADATA, _LIVE, _CANCELLED = "chunks-", "metadata-", "live-", "cancelled-"
+_CHUNKS, _METADATA, _LIVE = "chunks-", "metadata-", "live-"
 # Of tables written before merges worked in slices.
 OLD_METADATA = "metadata"
 # The name of a merged bucket, and the number of its part.
@@ -26,7 +28,37 @@ _OLD_CHUNKS = re.compile(r"\d{15,}-(\d{15,})", re.ASCII)
 # SQL conditions that Delta decides by partition alone: whether a row of the table is metadata, or a marker.
 IS_METADATA = f"(part = '{OLD_METADATA}' OR part LIKE '{_METADATA}%')"
 IS_MARKER = f"part LIKE '{_LIVE}%'"
-IS_CANCELLED = f"part LIKE '{_CANCELLED}%'"
+
+
+class IdRows(Enum):
+    """A kind of rows that are not part of any bucket, and have the id of one message each.
+
+    The value is how the Delta partitions begin that have them.
+    """
+
+    # Messages that were cancelled (`state.buckets.cancelled`).
+    CANCELLED = "cancelled-"
+    # Messages that have a name (`state.names`).
+    NAMED = "named-"
+
+    @property
+    def condition(self) -> str:
+        """The SQL condition that a row of the table is of this kind. Delta decides it by partition alone."""
+        return f"part LIKE '{self.value}%'"
+
+    def partition(self, bucket: int) -> str:
+        """Return the Delta partition of the rows of the batch that seals `bucket`, or of all until then, joined."""
+        return f"{self.value}{bucket:012d}"
+
+    def bucket_of(self, delta_partition: str) -> int | None:
+        """Return the bucket of a Delta partition that `partition` named; None for any other."""
+        number = delta_partition.removeprefix(self.value)
+        return int(number) if number != delta_partition else None
+
+
+def has_ids(delta_partition: str) -> bool:
+    """Return whether the rows of a Delta partition are of one of the kinds `IdRows`."""
+    return any(rows.bucket_of(delta_partition) is not None for rows in IdRows)
 
 
 class MergeName(NamedTuple):
@@ -56,17 +88,6 @@ class MergeName(NamedTuple):
 def sealed_part(bucket: int) -> str:
     """Return the name of the only part of a bucket that a batch sealed."""
     return f"{bucket:012d}"
-
-
-def cancelled_partition(bucket: int) -> str:
-    """Return the Delta partition of what the batch that seals `bucket` cancels, or of all until then, joined."""
-    return f"{_CANCELLED}{bucket:012d}"
-
-
-def cancelled_until(delta_partition: str) -> int | None:
-    """Return the bucket of a Delta partition that `cancelled_partition` named; None for any other."""
-    number = delta_partition.removeprefix(_CANCELLED)
-    return int(number) if number != delta_partition else None
 
 
 def chunks_of(part: str) -> str:

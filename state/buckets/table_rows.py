@@ -68,6 +68,8 @@ STORED_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("chunk", pa.binary()),
+        # Names only (`state.names`). Tables of earlier versions gain it at a start.
+        pa.field("name", pa.binary()),
     ]
 )
 

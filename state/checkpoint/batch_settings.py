@@ -31,6 +31,8 @@ class DelayPolicy:
     - `most_ms`: the longest delay; None: `max_delay_ms` of the batch
     - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
     - `expiry_header`: the header that says until when a message is of use; none: ""
+    - `names`: where the names of messages come from, as the policy `names` says (`state.names`); "" in settings that
+      were recorded before names existed, when their headers had no meaning
     """
 
     default_ms: int = 0
@@ -38,6 +40,7 @@ class DelayPolicy:
     most_ms: int | None = None
     clamps: bool = False
     expiry_header: str = ""
+    names: str = ""
 
 
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
@@ -153,6 +156,7 @@ def _policy_from(policy: Policy) -> DelayPolicy:
         policy.max_delay,
         clamps=policy.over_max_delay == "clamp",
         expiry_header=policy.expiry_header or "",
+        names=policy.names,
     )
 
 

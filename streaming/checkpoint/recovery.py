@@ -21,7 +21,7 @@ from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topics import partition_counts
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.parts import abandoned, cancelled_partition
+from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
@@ -48,7 +48,7 @@ class Recovered:
     - `planned`: the newest batch in the offset log, or None before the first.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
     - `abandoned`: the Delta partitions of merges that were not finished.
-    - `cancelled`: the bytes of each Delta partition of cancelled ids, by the bucket in its name.
+    - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
     - `merge_token`: for the merges of this process.
     - `delivered_before_ms`: the last committed cutoff, epoch ms.
     - `overdue`: the segments with messages below that cutoff that the checkpoint's first batch must deliver.
@@ -61,7 +61,7 @@ class Recovered:
     catalog: SegmentCatalog
     parts: dict[str, int]
     abandoned: set[str]
-    cancelled: dict[int, int]
+    id_rows: dict[IdRows, dict[int, int]]
     merge_token: int
     delivered_before_ms: int
     overdue: list[Segment]
@@ -124,10 +124,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     for segment in segments:
         parts[segment.part] = max(parts.get(segment.part, 0), segment.max_deliver_at_ms)
     newest = None if planned is None else checkpoint.planned(planned)
-    left, cancelled = abandoned(store.delta_partitions()), store.cancelled_partitions()
-    return Recovered(
-        checkpoint, newest, history, store, catalog, parts, left, cancelled, merge_token, cutoff_ms, overdue
-    )
+    left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
+    return Recovered(checkpoint, newest, history, store, catalog, parts, left, id_rows, merge_token, cutoff_ms, overdue)
 
 
 def _begin(
@@ -152,8 +150,8 @@ def _begin(
             _fence_earlier(store, markers)
         _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh and store.exists():
-            # The new checkpoint reads the asks for them again, as all other records.
-            store.delete({cancelled_partition(bucket) for bucket in store.cancelled_partitions()})
+            # The new checkpoint reads the asks for them again, and those that have names, as all other records.
+            store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})
         origin = CheckpointOrigin(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
     else:
         origin = checkpoint.origin

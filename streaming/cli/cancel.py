@@ -35,6 +35,13 @@ def cancel(
             help="Message ids, topic/partition/offset. Without any, each line of standard input is one.",
         ),
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Cancel what waits under this name of --topic. Repeatable."),
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="The input topic of the names.", show_default="the first of topics.input")
+    ] = None,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the answers.")] = "1m",
     headers: Annotated[
         list[str] | None,
@@ -47,7 +54,8 @@ def cancel(
     """Cancel messages, and wait for the job's answer to each: cancelled, too-late or unknown.
 
     The id of a message is what its producer got back when it published, and what `delayline publish` prints. A message
-    is answered as soon as the job's next batch has looked for it.
+    is answered as soon as the job's next batch has looked for it. A --name is asked for in the partition to which it
+    would go as a key.
 
     Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time.
     """
@@ -56,20 +64,24 @@ def cancel(
     wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
     extra = [header("--header", text) for text in headers or ()]
-    asked = [utf8("ID", text) for text in ids] if ids else _lines()
-    if not asked:
+    if topic is not None and not names:
+        raise UsageError("--topic says where a --name is given: an id has its topic")
+    by_name = [utf8("--name", text) for text in names or ()]
+    asked = [utf8("ID", text) for text in ids] if ids else [] if by_name else _lines()
+    if not asked and not by_name:
         raise UsageError("name at least one message id: topic/partition/offset")
     code = 0
     with Canceller(settings) as canceller:
         canceller.ask(asked, extra)
+        canceller.ask_by_name(by_name, utf8("--topic", topic) if topic else settings.topics.input[0], extra)
         for answer in canceller.answers(wait_ms):
             typer.echo(_json(answer) if output_format == "json" else answer_row(answer))
             code = max(code, _EXIT_CODES.get(answer.result, 4))
         unanswered = canceller.unanswered
     if unanswered:
         typer.echo(
-            f"no answer to {len(unanswered)} of {len(asked)} within {timeout}, such as {unanswered[0]}: is the job "
-            "running? Its answer will come, and cancelling again does no harm",
+            f"no answer to {len(unanswered)} of {len(asked) + len(by_name)} within {timeout}, such as {unanswered[0]}: "
+            "is the job running? Its answer will come, and cancelling again does no harm",
             err=True,
         )
         raise typer.Exit(1)
@@ -84,4 +96,7 @@ def _lines() -> list[str]:
 
 
 def _json(answer: Answer) -> str:
-    return json.dumps({"id": answer.id, "result": answer.result, "why": answer.why}, ensure_ascii=False)
+    fields = {"id": answer.id, "result": answer.result, "why": answer.why}
+    if answer.name is not None:
+        fields["name"] = answer.name
+    return json.dumps(fields, ensure_ascii=False)

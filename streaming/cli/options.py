@@ -101,4 +101,5 @@ def header(option: str, text: str) -> tuple[str, bytes]:
 
 def answer_row(answer: Answer) -> str:
     """Return an answer of the job to a cancel, or to a replacement, for people."""
-    return f"{answer.id}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")
+    which = answer.id if answer.name is None else f"{answer.name}  {answer.id or '-'}"
+    return f"{which}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")

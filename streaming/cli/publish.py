@@ -38,6 +38,10 @@ def publish(
         str | None, typer.Option(metavar="TOPIC", help="Deliver to this topic; the job must allow it.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The message's name: it replaces what waits under it. The policy names must allow names."),
+    ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="An additional header. Repeatable.")
     ] = None,
@@ -84,6 +88,7 @@ def publish(
     from sources.intake.schedule_headers import schedule_headers
     from sources.publisher import Publisher
     from state.cancel import WAITING, replacing
+    from state.names import NAME_HEADER
 
     wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
@@ -91,8 +96,12 @@ def publish(
         raise UsageError("--if says when to accept a message that replaces another: give --replaces as well")
     if replaces and value is None:
         raise UsageError("--replaces goes with one message: give it as an argument")
+    if name is not None and replaces:
+        raise UsageError("a message with a --name replaces what has it: leave out --replaces")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
     user_headers = [header("--header", text) for text in headers or ()]
+    if name is not None:
+        user_headers.append((NAME_HEADER, os.fsencode(name)))
     record_key = None if key is None else os.fsencode(key)
     input_topic = utf8("--topic", topic) if topic else None
     if replaces and value is not None:
@@ -108,7 +117,9 @@ def publish(
             _show(next(canceller.answers(wait_ms), None), timeout)
         return
     values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
-    with Publisher(settings, input_topic or settings.topics.input[0], partition) as publisher:
+    # Without a key, all records of the name go where `delayline cancel --name` asks.
+    by_name = os.fsencode(name) if name is not None and key is None else None
+    with Publisher(settings, input_topic or settings.topics.input[0], partition, by_name) as publisher:
         for message_id in publisher.publish(values, record_key, schedule + user_headers):
             typer.echo(message_id)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
-import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
@@ -24,11 +23,13 @@ from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import DUE, KEPT, SEALED
+from state.buckets.parts import IdRows
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
+from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.arrivals import ArrivalWatch
@@ -76,7 +77,7 @@ class BatchRunner:
             settings.bucket.fan_in,
             # A merge is one task at a time, and leaves most cores to the batches.
             threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
-            cancelled=state.cancelled,
+            id_rows=state.id_rows,
             forgettable=self._cancels.forgettable,
         )
         self._settings = settings
@@ -134,25 +135,25 @@ class BatchRunner:
             sealed = [row for row in rows if row["kind"] == SEALED]
             # 6. Decide cancels. One commit stores what they cancel, and what is sealed.
             with self._counts.timed("cancels"):
-                decision = self._cancels.decide(shard_output, rows, span)
+                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
             if decision.cancelled.num_rows:
-                self._seal(shard_output, batch_id, decision.cancelled)
+                self._seal(shard_output, batch_id, decision)
                 failpoint("cancelled")
             # 7. Hand over and seal.
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))
-            if sealed and not decision.cancelled.num_rows:
-                running.append(self._start(self._seal, shard_output, batch_id))
+            if (sealed or decision.names.num_rows) and not decision.cancelled.num_rows:
+                running.append(self._start(self._seal, shard_output, batch_id, decision))
             for step in running:
                 step.result()
             # 8. Pass on what was sealed.
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
-            if decision.cancelled.num_rows:
-                self._maintenance.cancelled(self._bucket(batch_id), decision.cancelled.num_rows)
+            self._maintenance.stored(IdRows.CANCELLED, self._bucket(batch_id), decision.cancelled.num_rows)
+            self._maintenance.stored(IdRows.NAMED, self._bucket(batch_id), decision.names.num_rows)
         finally:
             shard_output.unpersist()
         # 9. Move the window on.
@@ -273,11 +274,13 @@ class BatchRunner:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _seal(self, shard_output: DataFrame, batch_id: int, cancelled: pa.Table | None = None) -> None:
+    def _seal(self, shard_output: DataFrame, batch_id: int, decision: Decision) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
-        if cancelled is not None:
-            rows = rows.union(self._store.spark.createDataFrame(cancelled_rows(cancelled, self._bucket(batch_id))))
+        bucket = self._bucket(batch_id)
+        for added in (cancelled_rows(decision.cancelled, bucket), name_rows(decision.names, bucket)):
+            if added.num_rows:
+                rows = rows.union(self._store.spark.createDataFrame(added))
         with self._counts.timed("seal"):
             self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")

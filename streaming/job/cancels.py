@@ -9,6 +9,9 @@
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic; or does not wait, and its record is deleted | `unknown` |
 
+An ask by a name asks for the message that has the name (`streaming.job.names`). Nobody waits for an answer if that
+came with a message; then it is passed on only if the message before is handed over, and dropped otherwise.
+
 A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
 its batch has sealed it, each window and merge leaves it out.
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,10 +42,11 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.topics.topics import input_bounds
 from state.buckets.cancelled import CANCELLED_SCHEMA, in_no_bucket
-from state.buckets.operator import ASKED, DUE, FILLER, SEALED
+from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from state.buckets.parts import part_of
 from state.cancel import (
     ANSWER_SCHEMA,
+    ASK_SCHEMA,
     MessageId,
     Result,
     Undecided,
@@ -57,6 +62,8 @@ from state.cancel import (
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_in, table_of, united
+from state.names import NAMED_SCHEMA
+from streaming.job.names import look_up
 from streaming.job.recalled import RecalledMessages
 
 log = logging.getLogger(__name__)
@@ -72,6 +79,7 @@ _MEANINGS: dict[int, tuple[Result, str | None]] = {
     UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
     NO_INPUT: ("unknown", "the job reads no input topic of this name"),
 }
+_NO_SUCH_NAME = "nothing waits under this name: there was no such message, or it is delivered"
 _NOTHING_TO_REPLACE = "another ask has cancelled it, or refused it before: there is nothing to replace"
 Mask = npt.NDArray[np.bool_]
 
@@ -81,13 +89,15 @@ class Decision:
     """What a batch decides: its answers, the messages that it cancels, and what it does not hand over.
 
     `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `left_out` are messages that
-    came with the batch and are due now: replacements that it refuses, and others that are cancelled. They are among the
-    cancelled messages.
+    came with the batch, and are not handed over if they are due now: replacements that it refuses, and others that are
+    cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
+    (`state.names.NAMED_SCHEMA`).
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
     cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
     left_out: Ids = field(default_factory=dict)
+    names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
 
 
 class CancelDesk:
@@ -120,20 +130,26 @@ class CancelDesk:
         ]
         return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})" if gone else "false"
 
-    def decide(self, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan) -> Decision:
+    def decide(self, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan, clock_ms: int) -> Decision:
         """Return the decision about the asks of a batch.
 
-        `rows` are those of `shard_output` without chunks.
+        `rows` are those of `shard_output` without chunks. `clock_ms` is the batch's clock, epoch ms.
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
-        asks, found = _asks(shard_output)
+        every_ask, found = _asks(shard_output)
         asked_ms = time.time_ns() // 1_000_000
+        has_name = pc.is_valid(every_ask.column("name"))
+        named = look_up(every_ask.filter(has_name), self._store, span, clock_ms)
+        every_ask = pa.concat_tables([every_ask.filter(pc.invert(has_name)), named.asks])
+        # What nothing has the name of needs no decision.
+        is_for_something = pc.greater_equal(every_ask.column("offset"), 0)
+        asks, for_nothing = every_ask.filter(is_for_something), every_ask.filter(pc.invert(is_for_something))
         # Each message that is asked for, once, and what became of it.
         asked = table_of(ids_in(asks))
         outcomes = _unread(asked, span)
-        outcomes[among(asked, found)] = CANCELLED
-        cancelled = [in_no_bucket(found)]
+        outcomes[among(asked, united([found, ids_in(named.superseded)]))] = CANCELLED
+        cancelled = [in_no_bucket(found), named.superseded]
         before = due_now = CANCELLED_SCHEMA.empty_table()
         results = self._settings.results_topic
         if not_found := _open(asked, outcomes):
@@ -146,14 +162,18 @@ class CancelDesk:
             due_now = _passed_by(_open(asked, outcomes), DUE, shard_output, rows, results)
             outcomes[among(asked, ids_in(due_now))] = CANCELLED
             cancelled += [sealed_now, due_now]
-            if (outcomes == OPEN).any():
-                # What release processes have answered since is stored with what this batch cancels.
-                before = in_no_bucket(self._recalled.read())
-                outcomes[among(asked, ids_in(before))] = CANCELLED
-                stored = self._store.newest_of(span.origin.checkpoint)
-                if stored is not None and stored >= span.batch_id:
-                    # A replay stores nothing more: the next batch reads it again.
-                    self._recalled.begin_again()
+        # What has a name is never in a mutable bucket. So what is not handed over and not sealed was cancelled, and of
+        # that nothing is kept any more.
+        outcomes[(outcomes == OPEN) & among(asked, named.held)] = CANCELLED
+        not_waiting = outcomes == OPEN
+        if not_waiting.any():
+            # What release processes have answered since is stored with what this batch cancels.
+            before = in_no_bucket(self._recalled.read())
+            outcomes[among(asked, ids_in(before))] = CANCELLED
+            stored = self._store.newest_of(span.origin.checkpoint)
+            if stored is not None and stored >= span.batch_id:
+                # A replay stores nothing more: the next batch reads it again.
+                self._recalled.begin_again()
         accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))
         cancelled.append(refused)
         outcomes[among(asked, ids_in(refused))] = CANCELLED
@@ -165,9 +185,19 @@ class CancelDesk:
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
             span.batch_id, asks.num_rows, everything.num_rows - refused.num_rows, refused.num_rows,
         )  # fmt: skip
-        answers = _answers(asks, outcomes[places_in(asked, asks)], accepted, _undecided(span, asked_ms))
+        places, undecided = places_in(asked, asks), _undecided(span, asked_ms)
+        # Of a replay, too, as many go on: so it does not matter what the release processes have answered since.
+        goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
+        answers = pa.concat_tables(
+            [
+                _answers(asks.filter(pa.array(~goes_on)), outcomes[places][~goes_on], accepted, undecided),
+                _passed_on(asks.filter(pa.array(goes_on)), not_waiting[places][goes_on], undecided),
+                _answers_for_nothing(for_nothing),
+            ]
+        )
         refused_ids = ids_of(each for each in _each(replacement_ids(asks)) if each not in accepted)
-        return Decision(answers, everything, united([refused_ids, ids_in(due_now)]))
+        left_out = united([refused_ids, ids_in(due_now), ids_in(named.superseded)])
+        return Decision(answers, everything, left_out, named.names)
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""
@@ -218,7 +248,7 @@ def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
     tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows]
     asks = pa.concat_tables([table for shard, table in tables if shard == 0])
     found = pa.concat_tables([table for _, table in tables]).filter(pc.field("found"))
-    return asks, ids_in(found)
+    return asks.select(ASK_SCHEMA.names), ids_in(found)
 
 
 def _open(asked: pa.Table, outcomes: npt.NDArray[np.int8]) -> Ids:
@@ -284,13 +314,28 @@ def _answers(
     return pa.concat_tables([*several, answers_of(single)])
 
 
+def _passed_on(asks: pa.Table, not_waiting: Mask, undecided: Undecided) -> pa.Table:
+    """Return no answer to `asks` of messages that have a name, or `undecided` if the message before is handed over."""
+    waited = asks.filter(pa.array(~not_waiting))
+    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(waited)), None))
+    return pa.concat_tables([undecided_asks(asks.filter(pa.array(not_waiting)), undecided), no_answers])
+
+
+def _answers_for_nothing(asks: pa.Table) -> pa.Table:
+    """Return the answers to `asks` by a name that no message has: one to a cancel, none to a message."""
+    return answers_of(
+        {ask.id: answer(ask, "unknown", _NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
+    )
+
+
 def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:
     """Return those of `ids` that this batch seals, or hands over, from overflow groups.
 
-    These have no state, and take nothing out. They alone have fillers. `kind` is `SEALED` or `DUE`.
+    These have no state, and take nothing out. `kind` is `SEALED` or `DUE`.
     """
-    kinds = {row["kind"] for row in rows}
-    if not ids or not {FILLER, kind} <= kinds:
+    # Each group says what it keeps, and overflow groups come beside the group of their shard.
+    groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
+    if not ids or max(groups.values(), default=0) < 2 or all(row["kind"] != kind for row in rows):
         return CANCELLED_SCHEMA.empty_table()
     return _dues(shard_output.where(f"kind = '{kind}'"), ids, results)
 

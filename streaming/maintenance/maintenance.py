@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import groupby
 
 from conf.failpoints import failpoint
+from conf.setting_types import HOUR
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import choose
-from state.buckets.parts import OLD_METADATA, MergeName, chunks_of, is_old, marker_of, metadata_of
+from state.buckets.parts import OLD_METADATA, IdRows, MergeName, chunks_of, is_old, marker_of, metadata_of
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merge
@@ -28,8 +30,11 @@ _KEPT_S = 3660.0
 _FIRST_VACUUM_S = 300.0
 # The scheduler pool in Spark.
 _POOL = "maintenance"
-# About what a cancelled id takes in the table.
-_BYTES_OF_ID = 16
+# About what a row takes in the table.
+_ROW_BYTES = {IdRows.CANCELLED: 16, IdRows.NAMED: 40}
+# Rows of messages that were due this long ago, in ms, are not needed any more. Longer than `clock.horizon` may be: a
+# batch asks for what has a name until it is due, and its replay must find the same.
+_IDS_KEPT_MS = 2 * HOUR
 # What the query's thread does once a step has ended.
 _Outcome = Callable[[], None]
 
@@ -51,7 +56,7 @@ class Maintenance:
         token: int,
         fan_in: int,
         threads: int = 1,
-        cancelled: Mapping[int, int] | None = None,
+        id_rows: Mapping[IdRows, Mapping[int, int]] | None = None,
         forgettable: Callable[[int], str] = lambda _: "false",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +71,7 @@ class Maintenance:
             token: for the merges of this process; Delta refuses those of an earlier one.
             fan_in: how many buckets a merge has.
             threads: how many slices of merges may run at the same time.
-            cancelled: the bytes of each Delta partition of cancelled ids, by the bucket in its name.
+            id_rows: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
             forgettable: returns the SQL condition for rows of cancelled ids that are of no use any more, given the
                 cutoff (epoch ms) below which everything is delivered.
             now: a clock that returns seconds.
@@ -75,7 +80,7 @@ class Maintenance:
         self._catalog = catalog
         self._parts = parts
         self._abandoned = set(abandoned)
-        self._cancelled = dict(cancelled or {})
+        self._id_rows = {kind: dict((id_rows or {}).get(kind, {})) for kind in IdRows}
         self._forgettable = forgettable
         self._batch_settings = batch_settings
         self._token = token
@@ -97,9 +102,10 @@ class Maintenance:
         self._add_parts(segments)
         self._unplanned = True
 
-    def cancelled(self, bucket: int, count: int) -> None:
-        """Add the ids that the batch of `bucket` has cancelled, `count` of them."""
-        self._cancelled[bucket] = count * _BYTES_OF_ID
+    def stored(self, kind: IdRows, bucket: int, count: int) -> None:
+        """Add the rows of a `kind` that the batch of `bucket` has stored, `count` of them."""
+        if count:
+            self._id_rows[kind][bucket] = count * _ROW_BYTES[kind]
 
     def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
         """Take over the results of steps that have ended, and start the next steps that are due.
@@ -170,9 +176,11 @@ class Maintenance:
         if now >= self._next_log:
             self._next_log = now + _CLEAN_LOG_EVERY_S
             return self._clean_log
-        committed = {number: size for number, size in self._cancelled.items() if number <= last_bucket}
-        if joined := choose(committed, self._fan_in):
-            return lambda: self._join_cancelled(joined, delivered_before_ms)
+        # The kind with the most partitions first: joins of the other may not keep it waiting.
+        for kind, sizes in sorted(self._id_rows.items(), key=lambda each: -len(each[1])):
+            committed = {number: size for number, size in sizes.items() if number <= last_bucket}
+            if joined := choose(committed, self._fan_in):
+                return partial(self._join, kind, joined, delivered_before_ms - _IDS_KEPT_MS)
         return None
 
     def _vacuum(self) -> _Outcome:
@@ -207,14 +215,16 @@ class Maintenance:
         # At the end of the step: until then the files were in use.
         return lambda: self._leftovers.left(self._now())
 
-    def _join_cancelled(self, buckets: list[int], delivered_before_ms: int) -> _Outcome:
-        log.info("joining the cancelled ids of %d batches", len(buckets))
-        self._store.join_cancelled(buckets, self._forgettable(delivered_before_ms))
-        sizes = self._store.cancelled_partitions()
+    def _join(self, kind: IdRows, buckets: list[int], forget_before_ms: int) -> _Outcome:
+        log.info("joining the %s ids of %d batches", kind.name.lower(), len(buckets))
+        of_no_use = f"max_deliver_at_ms < {forget_before_ms}"
+        forget = self._forgettable(forget_before_ms) if kind is IdRows.CANCELLED else of_no_use
+        self._store.join_ids(kind, buckets, forget)
+        sizes = self._store.id_partitions(kind)
 
         def adopt() -> None:
-            newer = {number: size for number, size in self._cancelled.items() if number > buckets[-1]}
-            self._cancelled = sizes | newer
+            newer = {number: size for number, size in self._id_rows[kind].items() if number > buckets[-1]}
+            self._id_rows[kind] = sizes | newer
             self._leftovers.left(self._now())
 
         return adopt

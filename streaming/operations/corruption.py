@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
-from state.buckets.parts import IS_METADATA, cancelled_until, chunks_of, is_metadata, metadata_of, part_of
+from state.buckets.parts import IS_METADATA, chunks_of, has_ids, is_metadata, metadata_of, part_of
 from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
@@ -84,7 +84,7 @@ def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
         identity = row["bucket"], row["shard"], row["segment"]
         if is_metadata(row["part"]):
             known.add(identity)
-        elif cancelled_until(row["part"]) is None:
+        elif not has_ids(row["part"]):
             before = left.get(identity, ("", 0))[1]
             # A Delta partition of chunks has them of one part, or of old parts, which have its name.
             left[identity] = part_of(row["part"]) or row["part"], before + row["sum(messages)"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -29,6 +30,8 @@ from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import read_range
+from sources.intake.names import gives_names
+from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
@@ -37,7 +40,8 @@ from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex, bitmap_of
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, ids_of
+from state.message_ids import ID, Ids, among, ids_in, ids_of
+from state.names import NAMED_SCHEMA, name_rows
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
@@ -120,7 +124,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     in_table = {source: index.offsets_of(*source) | _bitmap(cancelled, source) for source in bounds}
     starts, ends = _range(bounds, delivered, in_table)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
-    numbers = [*(row["bucket"] for row in store.metadata()), *store.cancelled_partitions()]
+    numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, delivered.origin.checkpoint)
     next_bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
@@ -144,14 +148,21 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        rest = records.mapInArrow(
-            _accept_rest(delivered, in_table, cancelled, batch_settings, now_ms), from_arrow_schema(LEFT_SCHEMA)
-        )
+        accepted = _Rest(delivered, in_table, cancelled, batch_settings, now_ms)
+        names = None
+        if gives_names(batch_settings):
+            names = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(STORED_SCHEMA))
+        rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA))
         rest = rest.union(_overdue(store, delivered, cancelled, origin, settings.results_topic))
-        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings)
+        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings, names)
     # 6. Switch over.
     switch_over(settings, origin, successor, current, None, lease)
     return Rebuilt(resealed, ends, kept_at)
+
+
+def _buckets_of_ids(store: BucketTable) -> Iterator[int]:
+    for kind in IdRows:
+        yield from store.id_partitions(kind)
 
 
 def _bitmap(ids: Ids, source: tuple[str, int]) -> BitMap64:
@@ -184,29 +195,58 @@ def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Off
     return starts, ends
 
 
-def _accept_rest(
-    delivered: Delivered, in_table: Sources, cancelled: Ids, batch_settings: BatchSettings, now_ms: int
-) -> ArrowFunction:
-    """Return the function for `mapInArrow` that accepts the records that are neither delivered nor in the table.
+@dataclass(frozen=True)
+class _Rest:
+    """Accepts the records that are neither delivered nor in the table, in tasks of Spark.
 
     Asks for a cancel that have no answer yet get it here: nothing is cancelled that the lost job did not cancel.
     """
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    delivered: Delivered
+    in_table: Sources
+    cancelled: Ids
+    batch_settings: BatchSettings
+    now_ms: int
+
+    def messages(self) -> ArrowFunction:
+        """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for rest, asks, refused in self._accepted(batches):
+                answers = _answers(asks, self.cancelled, refused)
+                answered_rest = answered(rest, self.batch_settings.results, answers)
+                yield from left_rows(answered_rest, self.batch_settings.shards)
+
+        return run
+
+    def names(self, bucket: int) -> ArrowFunction:
+        """Return the function that gives the rows of `STORED_SCHEMA` for their names, in `bucket`."""
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for rest, asks, _ in self._accepted(batches):
+                is_message = pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition")))
+                own = asks.filter(is_message)
+                ids = own.select([f"ask_{name}" for name in ID]).rename_columns(ID)
+                left = ids_in(rest.filter(pc.invert(is_ask(rest, self.batch_settings.results))))
+                due = own.column("deliver_at_ms")
+                table = pa.table([own.column("name"), *ids.columns, due, due], names=NAMED_SCHEMA.names)
+                kept = table.filter(pa.array(among(ids, left))).cast(NAMED_SCHEMA)
+                yield from name_rows(kept, bucket).to_batches()
+
+        return run
+
+    def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
+        """Yield messages that are left, with the asks among them, and which replacements are refused."""
         for batch in batches:
             if batch.num_rows:
-                messages = accept(pa.Table.from_batches([batch]), batch_settings, now_ms)
-                results = batch_settings.results
+                messages = accept(pa.Table.from_batches([batch]), self.batch_settings, self.now_ms)
+                results = self.batch_settings.results
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
-                stored = _is_in(messages, in_table) & ~np.asarray(is_ask(messages, results))
-                rest = messages.filter(pa.array(~(delivered.of_input(messages, results) | stored)))
+                stored = _is_in(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
+                rest = messages.filter(pa.array(~(self.delivered.of_input(messages, results) | stored)))
                 asks = asks_in(rest, results)
-                refused = _refused(asks, cancelled)
-                rest = without_cancelled(rest, ids_of(refused), results)
-                rest = answered(rest, results, _answers(asks, cancelled, refused))
-                yield from left_rows(rest, batch_settings.shards)
-
-    return run
+                refused = _refused(asks, self.cancelled)
+                yield without_cancelled(rest, ids_of(refused), results), asks, refused
 
 
 def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
@@ -226,8 +266,12 @@ def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
 def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
     """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
     why = "the job's checkpoint was lost before this was decided: ask again"
-    answers: dict[MessageId, bytes] = {}
+    answers: dict[MessageId, bytes | None] = {}
     for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
+        if ask.name is not None and ask.condition is not None:
+            # Nobody waits for an answer to a name that is given.
+            answers[ask.id] = None
+            continue
         accepted = None if ask.condition is None else ask.id not in refused
         if is_cancelled:
             answers[ask.id] = answer(ask, "cancelled", accepted=accepted)

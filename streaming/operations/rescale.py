@@ -19,6 +19,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import ensure_shards
 from state.buckets.reseal import LEFT_SCHEMA, left_in_state
+from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -83,6 +84,9 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
     # 2. Create partitions of the progress topic.
     ensure_shards(settings, shards)
+    store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+    # A table of an earlier version does not take the rows of this one.
+    store.create(from_arrow_schema(STORED_SCHEMA))
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
@@ -92,7 +96,6 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     fence_writers(settings, max(before.shards, shards))
     drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.
-    store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     return _hand_over(store, settings, shards, current, successor, lease)
 
 

@@ -63,6 +63,8 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
         policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
         if policy.fixed_delay is not None:
             raise UsageError(f"policies.fixed_delay gives each message of {topic} the same delay, whatever it asks for")
+        if policy.names != "off" or {"etf1", "karafka"} & set(settings.presets.by_topic.get(topic, ())):
+            raise UsageError(f"messages of {topic} have names: publish them again under these, with another delay")
         if policy.expire_after is not None or policy.expiry_header is not None:
             raise UsageError(f"messages of {topic} expire, by its policies: they cannot be postponed here")
         most_ms = min(settings.limits.max_delay, policy.max_delay or settings.limits.max_delay)

@@ -251,7 +251,7 @@ def test_looped_topics_are_refused() -> None:
         ),
         ("[kafka]\nbootstrap_server = 'a:1'", "the nearest is kafka.bootstrap_servers"),
         ("[spark]\nmaster = 'local'", "[spark]: allowed is keys that begin with 'spark.'"),
-        ("[presets]\n'delayline-in' = 'rabbit'", "[presets]: allowed is one or more of activemq, nats, rabbitmq"),
+        ("[presets]\n'delayline-in' = 'rabbit'", "[presets]: allowed is one or more of activemq, etf1, karafka"),
         ("[presets]\n'delayline-in' = ''", "[presets]: allowed is one or more of"),
         ("[presets]\n'delayline-in' = 'nats,nats'", "[presets]: allowed is one or more of"),
         ("[presets]\n'delayline-in' = '[[\"nats\"]]'", "[presets]: allowed is one or more of"),

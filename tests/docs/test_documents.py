@@ -165,7 +165,10 @@ def known_words() -> set[str]:
         todo += error.__subclasses__()
     headers = {*HeaderSettings().model_dump().values()}
     topics = {*TopicSettings().input, TopicSettings().output, TopicSettings().dead_letter}
-    presets = {header.name for preset in presets_named(PRESETS) for header in preset.schedule} | set(PRESETS)
+    presets = set(PRESETS)
+    for preset in presets_named(PRESETS):
+        presets |= {header.name for header in preset.schedule} | {name for name, _ in preset.origin}
+        presets |= {preset.target or "", preset.key}
     return codes | headers | topics | presets | set(ALL_POINTS) | {"submit-files", *get_args(Result), *_OTHERS_WORDS}
 
 

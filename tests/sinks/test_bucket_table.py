@@ -338,3 +338,16 @@ def _bytes_read(spark: SparkSession, rows: DataFrame) -> int:
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = {stage for job in jobs if job is not None for stage in job.stageIds}
     return sum(context.statusStore().lastStageAttempt(stage).inputBytes() for stage in stages)
+
+
+def test_a_table_of_an_earlier_version_gains_the_columns_of_this_one(spark: SparkSession, tmp_path: Path) -> None:
+    store = BucketTable(spark, str(tmp_path / "buckets"))
+    earlier = pa.schema([field for field in STORED_SCHEMA if field.name != "name"])
+    store.create(from_arrow_schema(earlier))
+    store.append(bucket(spark, 1, 100, 200).drop("name"), "checkpoint", 1)
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    store.append(bucket(spark, 2, 300), "checkpoint", 2)
+    assert dues(store.chunks(0, 1_000, parts(store))) == [100, 200, 300]
+    version = store.newest_version()
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    assert store.newest_version() == version, "once"

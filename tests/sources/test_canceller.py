@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.partitioner.default import murmur2
 from typer.testing import CliRunner
 
 from conf.errors import TopicMissing, UsageError
 from conf.settings import Settings
 from sources.canceller import Answer, Canceller
-from state.cancel import CANCEL_HEADER, Ask, Result, answer
+from state.cancel import CANCEL_HEADER, NOTHING, Ask, Result, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
+from state.names import CANCEL_NAME_HEADER
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
@@ -46,7 +48,7 @@ def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, An
 def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, result: Result) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     why = None if result == "cancelled" else "so it is"
-    value = answer(Ask(parse_id(ask), parse_id(asked)), result, why)
+    value = answer(Ask(parse_id(ask), NOTHING if asked == "/-1/-1" else parse_id(asked)), result, why)
     producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
     producer.flush()
 
@@ -98,6 +100,29 @@ def test_ids_that_name_no_input_record_are_refused_and_nothing_is_published(
     assert list(asks(broker, topic)) == []
 
 
+def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id(
+    settings: Settings, broker: EmbeddedBroker
+) -> None:
+    (topic,) = settings.topics.input
+    with Canceller(settings) as canceller:
+        with pytest.raises(UsageError, match=r"not in topics\.input"):
+            canceller.ask_by_name(["call"], "other")
+        canceller.ask_by_name(["call", "nobody"], topic, [("trace", b"7")])
+        found = {headers[CANCEL_NAME_HEADER]: (ask, headers["trace"]) for ask, headers in asks(broker, topic)}
+        assert {name: trace for name, (_, trace) in found.items()} == {b"call": b"7", b"nobody": b"7"}
+        # As Kafka's own default partitioner chooses.
+        places = [int(found[name][0].split("/")[1]) for name in (b"call", b"nobody")]
+        assert places == [(murmur2(name) & 0x7FFFFFFF) % 3 for name in (b"call", b"nobody")]
+        write_answer(broker, settings, found[b"call"][0], f"{topic}/0/5", "cancelled")
+        write_answer(broker, settings, found[b"nobody"][0], "/-1/-1", "unknown")
+        came = sorted(canceller.answers(PATIENCE_MS), key=str)
+        assert canceller.unanswered == []
+    assert came == [
+        Answer(f"{topic}/0/5", "cancelled", None, name="call"),
+        Answer(None, "unknown", "so it is", name="nobody"),
+    ]
+
+
 def test_without_a_results_topic_nothing_is_asked(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     with pytest.raises(TopicMissing, match="topics create"):
         Canceller(make_settings(f"topics.input={make_topic()}", "topics.results=no-such-topic"))
@@ -113,3 +138,4 @@ def test_the_command_ends_with_1_if_no_answer_comes(settings: Settings, output_f
     assert run.exit_code == 1
     assert "no answer to 1 of 1 within 200ms" in run.output
     assert CliRunner().invoke(app, ["cancel", *sets], input="\n").exit_code == 2
+    assert CliRunner().invoke(app, ["cancel", "--topic", topic, f"{topic}/0/5", *sets]).exit_code == 2

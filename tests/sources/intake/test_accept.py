@@ -109,12 +109,13 @@ def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
 
 def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
     marks = test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code.pytestmark  # type: ignore[attr-defined]
-    # Whether an output topic refuses a record is known only when it is due. Presets, policies, cancels and
-    # replacements have tests of their own.
+    # Whether an output topic refuses a record is known only when it is due. Presets, policies, names, cancels
+    # and replacements have tests of their own.
     elsewhere = {
         errors.RecordRefused,
         errors.BadSchedule,
         errors.BadCancel,
+        errors.BadName,
         errors.BadReplaces,
         errors.BadExpiry,
         errors.Expired,

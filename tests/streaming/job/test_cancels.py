@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
-from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, FILLER, SEALED, SHARD_OUTPUT_SCHEMA
-from state.buckets.parts import MergeName
+from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
+from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId
 from state.checkpoint.origin import CheckpointOrigin
@@ -35,6 +35,10 @@ TOPIC = "delayline-in"
 BOUNDS = {(TOPIC, 0): (0, 100)}
 # Of the batch that decides: what it reads, its number, and the cutoff of the batch before.
 READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
+# What a shard's own group and an overflow group of it say that they keep.
+OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
+# The batch's clock, which is before its cutoff.
+CLOCK_MS = 400
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +89,13 @@ def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
     store.append(rows, "checkpoint", number)
 
 
-def span(batch_id: int = BATCH, previous_ms: int = PREVIOUS_MS, **origin: Any) -> BatchSpan:
-    ends = {TOPIC: {"0": READ}}
-    return BatchSpan(CheckpointOrigin("c", 1, 2, **origin), batch_id, previous_ms, previous_ms + 500, ends, ends)
+def span(
+    batch_id: int = BATCH, previous_ms: int = PREVIOUS_MS, ends: dict[str, dict[str, int]] | None = None, **origin: Any
+) -> BatchSpan:
+    starts = {TOPIC: {"0": READ}}
+    return BatchSpan(
+        CheckpointOrigin("c", 1, 2, **origin), batch_id, previous_ms, previous_ms + 500, starts, ends or starts
+    )
 
 
 def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
@@ -103,12 +111,12 @@ def decide(
     """Return the result for each offset, or whole id, and what is cancelled."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
     asks = [
-        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, each[2] in found), strict=True))
+        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, None, each[2] in found), strict=True))
         for at, each in enumerate(ids)
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span())
+    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
     answers = [by_ask["asks", 1, at] for at in range(len(asks))]
@@ -121,12 +129,11 @@ def replace(
     store: BucketTable, *asked: tuple[int, int, str], found: Iterable[int] = (), rows: Iterable[dict[str, Any]] = ()
 ) -> tuple[list[tuple[str, bool]], Decision]:
     """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
-    asks = [
-        dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, old in found), strict=True))
-        for own, old, condition in asked
-    ]
+    terms = [(TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, None, old in found) for own, old, condition in asked]
+    asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
-    decision = CancelDesk(store, Settings()).decide(*output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows]), span())
+    frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
+    decision = CancelDesk(store, Settings()).decide(frame, output, span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
@@ -134,7 +141,7 @@ def replace(
 
 def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
     frame, rows = output_of(store, [{"kind": SEALED}])
-    assert CancelDesk(store, Settings()).decide(frame, rows, span()) == Decision()
+    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
 
 
 def test_what_the_state_stage_took_out_is_cancelled(store: BucketTable) -> None:
@@ -204,7 +211,7 @@ def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: 
 def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketTable) -> None:
     chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}, {"offset": 8, "deliver_at_ms": 80_000}]))
     sealed = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
-    results, cancelled = decide(store, 8, 9, rows=[sealed, {"kind": FILLER}])
+    results, cancelled = decide(store, 8, 9, rows=[sealed, *OVERFLOW])
     assert results == {8: "cancelled", 9: "undecided"}
     assert cancelled == [CancelledId((TOPIC, 0, 8), 80_000, 80_000)]
 
@@ -213,7 +220,7 @@ def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketT
 def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(store: BucketTable) -> None:
     seal(store, 6, _1=500, _2=3_000)
     seal(store, 7, _3=600, _4=4_000)
-    origin = {"first_bucket": 8, "cutoff_ms": 2_000}
+    origin: dict[str, Any] = {"first_bucket": 8, "cutoff_ms": 2_000}
     results, cancelled = decide(store, 1, 2, 3, 4, of=span(0, 0, **origin))
     assert results == {1: "undecided", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
     assert {each.id[2] for each in cancelled} == {2, 3, 4}
@@ -226,10 +233,10 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, NEVER_MS), far)
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
-    assert store.cancelled_partitions().keys() == {2, 3}
+    assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     bounds[TOPIC, 0] = (5, 100)
-    store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
-    assert store.cancelled_partitions().keys() == {3}
+    store.join_ids(IdRows.CANCELLED, [2, 3], CancelDesk(store, Settings()).forgettable(1_000))
+    assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     left = store.cancelled_ids()
     assert left[TOPIC, 0].tolist() == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
@@ -273,7 +280,7 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
 def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:
     chunk = encode_chunk(messages([{"offset": 50, "deliver_at_ms": 70_000}]))
     overflow = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
-    cases: list[tuple[list[dict[str, Any]], list[int]]] = [([overflow, {"kind": FILLER}], []), ([], [50]), ([], [])]
+    cases: list[tuple[list[dict[str, Any]], list[int]]] = [([overflow, *OVERFLOW], []), ([], [50]), ([], [])]
     for rows, found in cases:
         answers, decision = replace(store, (50, 8, "waiting"), (51, 50, "waiting"), found=found, rows=rows)
         assert answers == [("unknown", False), ("cancelled", False)]
@@ -286,7 +293,7 @@ def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_
         {"offset": 8, "deliver_at_ms": 900, "error_code": "bad", "output_topic": "delayline-dead-letter"},
     ]
     due = {"kind": DUE, "chunk": encode_chunk(messages(rows))}
-    results, cancelled = decide(store, 7, 8, rows=[due, {"kind": FILLER}])
+    results, cancelled = decide(store, 7, 8, rows=[due, *OVERFLOW])
     assert results == {7: "cancelled", 8: "undecided"}
     assert cancelled == [CancelledId((TOPIC, 0, 7), 900, 900)]
     results, cancelled = decide(store, 7, rows=[due])

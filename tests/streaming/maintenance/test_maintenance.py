@@ -20,9 +20,10 @@ import streaming.maintenance.merging
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.parts import MergeName, abandoned
+from state.buckets.parts import IdRows, MergeName, abandoned
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
+from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
 from streaming.maintenance.merge import Merge, merge_slice
 from streaming.maintenance.merging import Merging
@@ -309,6 +310,28 @@ def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Tab
     maintenance.close()
     assert abandoned(table.store.delta_partitions()) == set()
     assert len(table.store.metadata()) == 2
+
+
+def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table: Table) -> None:
+    delivered_ms = table.now_ms
+    long_ago, waits = delivered_ms - 3 * _HOUR_MS, delivered_ms + _HOUR_MS
+    maintenance = maintenance_of(table, SegmentCatalog())
+    for number in range(FAN_IN):
+        given = [(b"shared", waits), (b"own %d" % number, long_ago)]
+        rows = [(name, "in", 0, 10 * number + at, due, due) for at, (name, due) in enumerate(given)]
+        columns = zip(zip(*rows, strict=True), NAMED_SCHEMA, strict=True)
+        names = pa.table([pa.array(column, field.type) for column, field in columns], schema=NAMED_SCHEMA)
+        named = name_rows(names, number)
+        table.store.append(table.store.spark.createDataFrame(named), "checkpoint", number)
+        maintenance.stored(IdRows.NAMED, number, 2)
+    # The last one is not committed: a replay of its batch must find what it finds now.
+    run_until_idle(maintenance, FAN_IN - 2, delivered_ms)
+    assert table.store.id_partitions(IdRows.NAMED).keys() == set(range(FAN_IN))
+    run_until_idle(maintenance, FAN_IN - 1, delivered_ms)
+    maintenance.close()
+    assert table.store.id_partitions(IdRows.NAMED).keys() == {FAN_IN - 1}
+    (left,) = table.store.rows().select("name", "offset").collect()
+    assert (bytes(left["name"]), left["offset"]) == (b"shared", 10 * (FAN_IN - 1))
 
 
 class Recorded:

@@ -1,0 +1,114 @@
+"""Accepting names: which message has which name, and asks for a cancel by one (`state.names`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import BadName, Rejected
+from sources.intake.cancels import ask_rows
+from sources.intake.header_columns import Headers, Rejections, only
+from sources.intake.presets import presets_named
+from state.cancel import REPLACES_HEADER, terms_by_name
+from state.checkpoint.batch_settings import BatchSettings
+from state.names import CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
+
+Mask = npt.NDArray[np.bool_]
+
+
+def gives_names(batch_settings: BatchSettings) -> bool:
+    """Return whether messages of any input topic may have names."""
+    policies = (batch_settings.policy, *batch_settings.policies.values())
+    if any(policy.names not in ("", OFF) for policy in policies):
+        return True
+    return any(preset.named for names in batch_settings.presets.values() for preset in presets_named(names))
+
+
+def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rejections: Rejections) -> pa.Array:
+    """Return the name of each record, as binary: null for one without a name, or with a wrong one, which is rejected.
+
+    `source` is what the policy `names` says. The records `by_key`, which a preset reads, have their keys as names
+    whatever it says.
+    """
+    if not source and not by_key.any():
+        return pa.nulls(len(keys), pa.binary())
+    takes_keys = np.full(len(keys), source == FROM_KEY) | by_key
+    # An empty key is what some clients write in place of none.
+    has_key = np.asarray(pc.greater(pc.binary_length(keys), 0).fill_null(False))
+    names = _in_header(headers, NAME_HEADER, BadName, len(keys), rejections)
+    if source == OFF:
+        rows, _ = headers.named(NAME_HEADER)
+        off = BadName(f"{NAME_HEADER} has no meaning on this topic: the policy names is off")
+        rejections.reject(rows[~by_key[rows]], off)
+    names = pc.if_else(pa.array(takes_keys & has_key), pc.coalesce(names, keys), names)
+    rows, _ = headers.named(REPLACES_HEADER)
+    both = rows[np.asarray(pc.is_valid(names))[rows]]
+    rejections.reject(both, BadName(f"a message that has a name replaces what has it: it has no {REPLACES_HEADER}"))
+    return names
+
+
+def names_to_cancel(
+    headers: Headers, keys: pa.Array, has_names: bool, by_key: Mask, error: type[Rejected], rejections: Rejections
+) -> pa.Array:
+    """Return the name that each ask for a cancel has, as binary; null and a rejection with `error` for one without.
+
+    `has_names` says whether messages of the topic have names at all. The asks `by_key`, which a preset reads, have the
+    name as their key.
+    """
+    names = _in_header(headers, CANCEL_NAME_HEADER, error, len(keys), rejections)
+    if not has_names:
+        off = error(f"{CANCEL_NAME_HEADER} has no meaning on this topic: the policy names is off")
+        rejections.reject(np.arange(len(keys)), off)
+    for name in (REPLACES_HEADER, NAME_HEADER):
+        both, _ = headers.named(name)
+        rejections.reject(both, error(f"a record with {CANCEL_NAME_HEADER} is no message: it has no {name}"))
+    names = pc.if_else(pa.array(by_key), pc.coalesce(names, keys), names)
+    unnamed = np.flatnonzero(np.asarray(pc.is_null(names)))
+    rejections.reject(unnamed, error("a record that cancels a message by its key has a key"))
+    return names
+
+
+def asks_by_name(messages: pa.Table, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Return an ask for each of the accepted `messages` that has one of `names`: for what has it already."""
+    rows = np.flatnonzero(np.asarray(pc.and_(pc.is_valid(names), pc.is_null(messages.column("error_code")))))
+    own, keys = messages.take(pa.array(rows)), names.take(pa.array(rows))
+    triples = zip(
+        *(column.to_pylist() for column in (own.column("topic"), keys, own.column("deliver_at_ms"))), strict=True
+    )
+    terms = [terms_by_name(named(topic, name), due) for topic, name, due in triples]
+    return ask_rows(own, ask_keys(own.column("topic"), keys), pa.array(terms, pa.binary()), batch_settings, clock_ms)
+
+
+def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
+    """Return the keys of asks by `names` on input `topics`: the name, or its hash if it is a long key.
+
+    An ask has all headers of its record, and may not be much larger than that.
+    """
+    is_long = np.asarray(pc.greater(pc.binary_length(names), MOST_NAME_BYTES).fill_null(False))
+    if not is_long.any():
+        return names
+    rows = np.flatnonzero(is_long)
+    pairs = zip(topics.take(pa.array(rows)).to_pylist(), names.take(pa.array(rows)).to_pylist(), strict=True)
+    short = pa.array([named(topic, name).hex().encode() for topic, name in pairs], names.type)
+    return pc.replace_with_mask(names, pa.array(is_long), short)
+
+
+def cancel_terms(topic: str, names: pa.Array) -> pa.Array:
+    """Return the values of asks by `names` on an input topic, until they are answered."""
+    terms = [None if name is None else terms_by_name(named(topic, name), None) for name in names.to_pylist()]
+    return pa.array(terms, pa.large_binary())
+
+
+def _in_header(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:
+    all_rows, all_values = headers.named(name)
+    counts = np.bincount(all_rows, minlength=count)
+    rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
+    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
+    lengths = np.asarray(pc.binary_length(values).fill_null(0))
+    is_wrong = (lengths == 0) | (lengths > MOST_NAME_BYTES)
+    rejections.reject(rows[is_wrong], error(f"{name} has 1 to {MOST_NAME_BYTES} bytes"))
+    places = np.full(count, -1, dtype=np.int64)
+    places[rows[~is_wrong]] = np.flatnonzero(~is_wrong)
+    return values.cast(pa.binary()).take(pa.array(places, mask=places < 0))

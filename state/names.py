@@ -1,0 +1,49 @@
+"""Names that publishers give to messages: at most one message of an input topic waits under a name, the newest.
+
+Where a policy of the input topic says so, a message has the name that its header `NAME_HEADER` has, or else its key. It
+replaces what waits under that name (*latest wins*). Whoever wants to cancel needs no id: the header
+`CANCEL_NAME_HEADER` has the name.
+
+Names are stored as hashes: rows of the table of sealed buckets, in Delta partitions of their own, say which message got
+a name last. They are of use until it is due, and as long as an older row of the same name would be found instead.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import pyarrow as pa
+
+from state.buckets.parts import IdRows
+from state.buckets.table_rows import STORED_SCHEMA
+from state.message_ids import ID, ID_SCHEMA
+
+# On a record of an input topic: the name of the message; the name whose message shall be cancelled.
+NAME_HEADER, CANCEL_NAME_HEADER = "delayline-name", "delayline-cancel-name"
+# Where names come from (the policy `names`): nowhere, from the header, or from the key of what has no such header.
+OFF, FROM_HEADER, FROM_KEY = "off", "header", "key"
+# Messages by their names: the name (`named`), the id, the due time, and until when the row is of use, both epoch ms.
+NAMED_SCHEMA = pa.schema([("name", pa.binary()), *ID_SCHEMA, ("deliver_at_ms", pa.int64()), ("until_ms", pa.int64())])
+# The most bytes of a name in a header.
+MOST_NAME_BYTES = 1024
+
+# Of 10^12 names, two have the same hash with a probability below 10^-14.
+_HASH_BYTES = 16
+
+
+def named(topic: str, name: bytes) -> bytes:
+    """Return what stands for `name` on the input topic `topic`: a hash, so that a name may be as long as a key."""
+    # No topic's name has a zero byte.
+    return blake2b(topic.encode() + b"\0" + name, digest_size=_HASH_BYTES).digest()
+
+
+def name_rows(names: pa.Table, bucket: int) -> pa.Table:
+    """Return the rows of `STORED_SCHEMA` for the `names` (`NAMED_SCHEMA`) given in the batch that seals `bucket`."""
+    count = names.num_rows
+    columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms")} | {
+        "part": pa.array([IdRows.NAMED.partition(bucket)] * count, pa.string()),
+        "bucket": pa.array([bucket] * count, pa.int64()),
+        "max_deliver_at_ms": names.column("until_ms"),
+    }
+    rows = [columns.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
+    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)

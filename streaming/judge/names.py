@@ -1,0 +1,97 @@
+"""The checks of names: of the messages that have a name, the newest comes out, and the answers agree with that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from streaming.judge.record import Received
+
+
+@dataclass(frozen=True)
+class Named:
+    """A record that was published with a name: a message that is due at `due_ms`, or a cancel (None). In epoch ms.
+
+    All records of a name are in one partition.
+    """
+
+    id: str
+    name: str
+    published_ms: int
+    due_ms: int | None
+
+    @property
+    def offset(self) -> int:
+        """The offset of the record."""
+        return int(self.id.rpartition("/")[2])
+
+
+def name_problems(
+    records: Iterable[Named], came_out: Iterable[Received], answers: Iterable[Received], slack_ms: int
+) -> list[str]:
+    """Return what is wrong, a sentence each, once everything that should come out has done so.
+
+    `answers` are the records of the results topic. A message may come out although another took its name over if it was
+    due within `slack_ms` after that one was published.
+    """
+    problems: list[str] = []
+    deliveries: dict[str, list[Received]] = {}
+    for delivery in came_out:
+        deliveries.setdefault(delivery.id, []).append(delivery)
+    results: dict[str, list[tuple[str | None, str]]] = {}
+    for answer in answers:
+        content = json.loads(answer.value or b"{}")
+        results.setdefault(answer.id, []).append((content.get("id"), content.get("result")))
+    known = {record.id: record for record in records}
+    problems += [f"{each} came out, and was never published" for each in deliveries.keys() - known.keys()]
+    problems += [f"{each} has an answer, and asked for nothing" for each in results.keys() - known.keys()]
+    for record in known.values():
+        own = deliveries.get(record.id, [])
+        if len(own) > 1:
+            problems.append(f"{record.id} came out {len(own)} times")
+        if own and (record.due_ms is None or own[0].received_ms < record.due_ms):
+            problems.append(f"{record.id} is due at {record.due_ms}, and came out at {own[0].received_ms}")
+        if len(results.get(record.id, [])) not in ({1} if record.due_ms is None else {0, 1}):
+            problems.append(f"{record.id} has the answers {results.get(record.id)}")
+    by_name = sorted(known.values(), key=lambda record: (record.name, record.offset))
+    for name, several in groupby(by_name, key=lambda record: record.name):
+        problems += _of_name(name, list(several), deliveries.keys(), results, slack_ms)
+    return problems
+
+
+def _of_name(
+    name: str,
+    in_order: list[Named],
+    came_out: Iterable[str],
+    results: dict[str, list[tuple[str | None, str]]],
+    slack_ms: int,
+) -> Iterator[str]:
+    out = set(came_out)
+    last = in_order[-1]
+    if last.due_ms is not None and last.id not in out:
+        yield f"{last.id}, the newest message under {name}, did not come out"
+    for before, after in pairwise(in_order):
+        too_late = before.due_ms is not None and before.due_ms > after.published_ms + slack_ms
+        if before.id in out and too_late:
+            yield f"{before.id} came out, although {after.id} took over {name} long before it was due"
+        answered = results.get(after.id, [])
+        if after.due_ms is None and before.due_ms is not None and before.id not in out and not _is_cancelled(answered):
+            yield f"{before.id} did not come out, and {after.id}, which asks for {name}, was answered {answered}"
+    messages = {record.id: record.offset for record in in_order if record.due_ms is not None}
+    for record in in_order:
+        for asked, result in results.get(record.id, []):
+            if asked is None and result == "unknown":
+                continue
+            if asked not in messages or messages[asked] >= record.offset:
+                yield f"{record.id} asks for {name}, and was answered for {asked}"
+            if result == "cancelled" and asked in out:
+                yield f"{asked} came out, and was answered to be cancelled"
+            if result == "too-late" and asked not in out:
+                yield f"{asked} did not come out, and was answered to be too late"
+
+
+def _is_cancelled(answers: list[tuple[str | None, str]]) -> bool:
+    """Return whether one of `answers` says that the message was cancelled."""
+    return any(result == "cancelled" for _, result in answers)

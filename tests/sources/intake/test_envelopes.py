@@ -1,0 +1,170 @@
+"""Schedulers whose messages come in envelopes: records as the publishers of etf1's scheduler and of Karafka write them.
+
+Their headers are those of github.com/etf1/kafka-message-scheduler (schedule/kafka/schedule.go, runner/kafka/handler.go
+at 00a04c2c) and of karafka.io/docs/Pro-Scheduled-Messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sources.intake.accept import accept
+from sources.intake.partitioner import partitions_for
+from state.cancel import ALWAYS, Ask, asks_in, asks_of
+from state.names import named
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_500
+DUE_S = 1_798_135_200
+TOPIC, RESULTS = "delayline-in", "delayline-results"
+ETF1 = [
+    ("scheduler-epoch", b"%d" % DUE_S),
+    ("scheduler-target-topic", b"orders"),
+    ("scheduler-target-key", b"video 7"),
+]  # fmt: skip
+KARAFKA = [
+    ("schedule_schema_version", b"1.0.0"),
+    ("schedule_target_epoch", b"%d" % DUE_S),
+    ("schedule_source_type", b"schedule"),
+    ("schedule_target_topic", b"orders"),
+    ("schedule_target_key", b"video 7"),
+]
+
+
+def accepted(preset: str, *rows: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Ask]]:
+    table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
+    settings = some_batch_settings(
+        presets={TOPIC: tuple(preset.split(","))}, allowed_outputs=("orders",), partitions=PARTITIONS | {RESULTS: 3}
+    )
+    found = accept(table, settings, CLOCK_MS)
+    return found.to_pylist(), asks_of(asks_in(found, RESULTS))
+
+
+def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:
+    row = {"headers": headers(("trace", b"7"), *ETF1), "key": b"schedule 1", "value": b"v"}
+    (plain, message, _), (ask,) = accepted("etf1", {"value": b"plain"}, row)
+    assert plain["headers"] is None
+    assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", DUE_S * 1_000)
+    assert (message["key"], message["value"]) == (b"video 7", b"v")
+    added = [
+        ("scheduler-timestamp", b"%d" % (WRITTEN_MS // 1_000)),
+        ("scheduler-key", b"schedule 1"),
+        ("scheduler-topic", TOPIC.encode()),
+    ]
+    assert message["headers"] == headers(("trace", b"7"), *ETF1, *added)
+    assert ask == Ask((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, named(TOPIC, b"schedule 1"))
+
+
+def test_a_schedule_of_karafka_is_delivered_as_karafka_does_it() -> None:
+    row = {"headers": headers(*KARAFKA), "key": b"orders-1", "value": b"v", "partition": 2, "offset": 9}
+    (message, _), (ask,) = accepted("karafka", row)
+    assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", DUE_S * 1_000)
+    added = [
+        ("schedule_source_topic", TOPIC.encode()),
+        ("schedule_source_partition", b"2"),
+        ("schedule_source_offset", b"9"),
+        ("schedule_source_key", b"orders-1"),
+    ]
+    assert (message["key"], message["headers"]) == (b"video 7", headers(*KARAFKA, *added))
+    assert ask.name == named(TOPIC, b"orders-1")
+
+
+def test_without_a_key_in_the_envelope_there_is_none() -> None:
+    rows = [{"headers": headers(*pairs[:-1]), "key": b"schedule 1"} for pairs in (ETF1, KARAFKA)]
+    for preset, row in zip(("etf1", "karafka"), rows, strict=True):
+        assert accepted(preset, row)[0][0]["key"] is None
+
+
+def test_a_schedule_without_a_key_has_no_name_and_no_header_for_it() -> None:
+    (message,), asks = accepted("etf1", {"headers": headers(*ETF1)})
+    assert asks == []
+    assert [header["key"] for header in message["headers"][3:]] == ["scheduler-timestamp", "scheduler-topic"]
+
+
+def test_karafka_names_the_partition_or_the_key_that_chooses_it() -> None:
+    pairs = [
+        [*KARAFKA, ("schedule_target_partition", b"2")],
+        [*KARAFKA, ("schedule_target_partition_key", b"a")],
+        [*KARAFKA, ("schedule_target_partition_key", b"b")],
+        [*KARAFKA, ("schedule_target_partition", b"3")],
+        [*KARAFKA, ("schedule_target_partition", b"two")],
+        KARAFKA,
+    ]
+    messages, _ = accepted("karafka", *({"headers": headers(*each), "key": b"k"} for each in pairs))
+    by_key = partitions_for(pa.array([b"a", b"b", b"video 7"], pa.binary()), np.zeros(3, np.int64), np.full(3, 3))
+    places = [message["output_partition"] for message in messages[:6]]
+    assert [places[0], places[1], places[2], places[5]] == [2, *by_key.tolist()]
+    assert [message["error_code"] for message in messages[3:5]] == ["bad-deliver-to"] * 2
+    assert messages[3]["headers"] == headers(*pairs[3]), "a dead letter is the record as it was published"
+    assert messages[3]["key"] == b"k"
+
+
+@pytest.mark.parametrize(
+    ("preset", "row"),
+    [
+        ("etf1", {"value": None}),
+        ("etf1", {"value": None, "headers": headers(*ETF1)}),
+        ("karafka", {"value": None, "headers": headers(KARAFKA[0], ("schedule_source_type", b"cancel"))}),
+        ("karafka", {"value": None, "headers": headers(*KARAFKA[:2], ("schedule_source_type", b"tombstone"))}),
+    ],
+)
+def test_cancels_are_asks_for_the_key(preset: str, row: dict[str, Any]) -> None:
+    (message,), (ask,) = accepted(preset, {"key": b"schedule 1", **row})
+    assert (message["output_topic"], message["key"]) == (RESULTS, b"schedule 1")
+    assert ask == Ask((TOPIC, 0, 0), ("", -1, -1), None, None, named(TOPIC, b"schedule 1"))
+    (message,), asks = accepted(preset, row)
+    assert (message["error_code"], asks) == ("bad-cancel", [])
+
+
+def test_a_cancel_by_the_header_works_where_keys_are_names() -> None:
+    _, (ask,) = accepted("etf1", {"headers": headers(("delayline-cancel-name", b"schedule 1"))})
+    assert (ask.condition, ask.name) == (None, named(TOPIC, b"schedule 1"))
+
+
+def test_an_envelope_that_makes_the_message_too_large_is_a_dead_letter_as_it_was() -> None:
+    large = [*ETF1[:2], ("scheduler-target-key", bytes(400_000))]
+    row = {"headers": headers(*large), "key": bytes(400_000)}
+    (message,), asks = accepted("etf1", row)
+    assert (message["error_code"], message["headers"], asks) == ("message-too-large", headers(*large), [])
+    assert message["key"] == row["key"]
+
+
+def test_a_null_value_of_another_publisher_is_a_message() -> None:
+    (message,), asks = accepted("karafka", {"value": None, "key": b"k"})
+    assert (message["error_code"], message["output_topic"], asks) == (None, "delayline-out", [])
+
+
+def test_another_version_of_karafkas_headers_is_refused() -> None:
+    (message,), _ = accepted("karafka", {"headers": headers(("schedule_schema_version", b"2.0.0"), *KARAFKA[1:])})
+    assert message["error_code"] == "bad-schedule"
+
+
+def test_our_own_headers_say_when_and_where_in_any_case() -> None:
+    own = [("deliver-at", b"%d" % (DUE_S * 1_000 + 1)), ("deliver-to", b"delayline-out")]
+    (message, _), _ = accepted("etf1", {"headers": headers(*ETF1, *own), "key": b"k"})
+    assert (message["output_topic"], message["deliver_at_ms"]) == ("delayline-out", DUE_S * 1_000 + 1)
+
+
+def test_a_null_value_with_a_header_of_ours_is_a_message() -> None:
+    row = {"headers": headers(("deliver-after", b"5s")), "key": b"k", "value": None}
+    (message,), asks = accepted("etf1", row)
+    assert (message["deliver_at_ms"], message["output_topic"], asks) == (WRITTEN_MS + 5_000, "delayline-out", [])
+
+
+def test_of_two_presets_each_record_has_the_envelope_of_its_own() -> None:
+    rows: list[dict[str, Any]] = [
+        {"headers": headers(*ETF1), "key": b"e"},
+        {"headers": headers(*KARAFKA), "key": b"k"},
+        {"key": b"p"},
+    ]
+    (etf1, karafka, plain, *_), asks = accepted("etf1,karafka", *rows)
+    assert [etf1["key"], karafka["key"], plain["key"]] == [b"video 7", b"video 7", b"p"]
+    assert [len(each["headers"] or ()) for each in (etf1, karafka, plain)] == [6, 9, 0]
+    assert [ask.name for ask in asks] == [named(TOPIC, b"e"), named(TOPIC, b"k")]
+    (both,), _ = accepted("etf1,karafka", {"headers": headers(*ETF1, *KARAFKA)})
+    assert both["error_code"] == "two-delays"

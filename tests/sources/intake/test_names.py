@@ -1,0 +1,127 @@
+"""Names of messages: where they come from, and what asks for what has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sources.intake.accept import accept
+from state.cancel import ALWAYS, NOTHING, Ask, asks_in, asks_of
+from state.checkpoint.batch_settings import DelayPolicy
+from state.names import named
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_000
+TOPIC, RESULTS = "delayline-in", "delayline-results"
+WITH_RESULTS = PARTITIONS | {RESULTS: 3}
+NAME, DELAY = ("delayline-name", b"order 7"), ("deliver-after", b"5s")
+
+
+def accepted(*rows: dict[str, Any], names: str = "header", **changes: Any) -> tuple[list[dict[str, Any]], list[Ask]]:
+    """Return the messages that `rows` become, and the asks among them."""
+    table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
+    own = {"policies": {TOPIC: DelayPolicy(names=names)}} | changes
+    found = accept(table, some_batch_settings(partitions=WITH_RESULTS, **own), CLOCK_MS)
+    return found.to_pylist(), asks_of(asks_in(found, RESULTS))
+
+
+def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> None:
+    given = headers(("trace", b"7"), NAME, DELAY)
+    (plain, message, ask), (found,) = accepted({}, {"headers": given, "key": b"k", "value": b"new"})
+    assert (plain["output_topic"], plain["error_code"]) == ("delayline-out", None)
+    assert (message["key"], message["value"], message["headers"]) == (b"k", b"new", given)
+    assert (message["output_topic"], message["deliver_at_ms"]) == ("delayline-out", WRITTEN_MS + 5_000)
+    assert (ask["output_topic"], ask["key"], ask["deliver_at_ms"]) == (RESULTS, b"order 7", WRITTEN_MS)
+    assert found == Ask((TOPIC, 0, 1), NOTHING, ALWAYS, WRITTEN_MS + 5_000, named(TOPIC, b"order 7"))
+
+
+def test_the_policy_says_where_names_come_from() -> None:
+    rows: list[dict[str, Any]] = [{"key": b"k"}, {"key": b"k", "headers": headers(NAME)}, {"key": b""}, {"key": None}]
+    _, by_header = accepted(*rows)
+    assert [ask.name for ask in by_header] == [named(TOPIC, b"order 7")]
+    _, by_key = accepted(*rows, names="key")
+    assert [(ask.id[2], ask.name) for ask in by_key] == [(0, named(TOPIC, b"k")), (1, named(TOPIC, b"order 7"))]
+    messages, none = accepted(*rows, names="off")
+    assert none == []
+    assert [message["error_code"] for message in messages] == [None, "bad-name", None, None]
+
+
+def test_a_global_policy_gives_each_topic_names_of_its_own() -> None:
+    cancel = ("delayline-cancel-name", b"order 7")
+    rows = [{"topic": topic, "headers": headers(each)} for each in (NAME, cancel) for topic in (TOPIC, "other")]
+    _, asks = accepted(*rows, policies={}, policy=DelayPolicy(names="header"))
+    own, other = named(TOPIC, b"order 7"), named("other", b"order 7")
+    assert {ask.id[2]: ask.name for ask in asks} == {0: own, 1: other, 2: own, 3: other}
+    assert own != other
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [("delayline-name", b"")],
+        [("delayline-name", None)],
+        [("delayline-name", b"x" * 1_025)],
+        [NAME, NAME],
+        [NAME, ("delayline-replaces", b"in/0/7")],
+    ],
+    ids=["empty", "null", "long", "two", "replaces"],
+)  # fmt: skip
+def test_a_wrong_name_is_a_dead_letter_that_asks_for_nothing(bad: Any) -> None:
+    (message, good, _), asks = accepted({"headers": headers(*bad), "value": b"v"}, {"headers": headers(NAME)})
+    assert (message["error_code"], message["output_topic"]) == ("bad-name", "delayline-dead-letter")
+    assert (message["headers"], message["value"]) == (headers(*bad), b"v")
+    assert good["error_code"] is None
+    assert [ask.id[2] for ask in asks] == [1]
+
+
+def test_what_is_rejected_for_another_reason_asks_for_nothing() -> None:
+    (message,), asks = accepted({"headers": headers(NAME, ("deliver-after", b"soon"))})
+    assert (message["error_code"], asks) == ("bad-deliver-after", [])
+
+
+def test_an_ask_for_a_cancel_by_name_is_no_message() -> None:
+    given = headers(("delayline-cancel-name", b"order 7"), ("trace", b"7"))
+    (ask,), (found,) = accepted({"headers": given, "key": b"k", "value": b"v"})
+    assert (ask["output_topic"], ask["key"], ask["headers"]) == (RESULTS, b"order 7", given)
+    assert found == Ask((TOPIC, 0, 0), NOTHING, None, None, named(TOPIC, b"order 7"))
+
+
+@pytest.mark.parametrize(
+    ("names", "bad"),
+    [
+        ("off", [("delayline-cancel-name", b"order 7")]),
+        ("key", [("delayline-cancel-name", b"")]),
+        ("key", [("delayline-cancel-name", None)]),
+        ("key", [("delayline-cancel-name", b"order 7")] * 2),
+        ("key", [("delayline-cancel-name", b"order 7"), NAME]),
+        ("key", [("delayline-cancel-name", b"order 7"), ("delayline-cancel", b"in/0/7")]),
+        ("key", [("delayline-cancel-name", b"order 7"), ("delayline-replaces", b"in/0/7")]),
+    ],
+    ids=["off", "empty", "null", "two", "name", "id", "replaces"],
+)  # fmt: skip
+def test_a_wrong_ask_by_name_is_a_dead_letter(names: str, bad: Any) -> None:
+    (message,), asks = accepted({"headers": headers(*bad), "key": b"k", "value": b"v"}, names=names)
+    assert (message["error_code"], message["key"], message["value"], asks) == ("bad-cancel", b"k", b"v", [])
+
+
+def test_a_long_key_is_a_name_and_its_ask_is_not_as_large() -> None:
+    long = b"k" * 100_000
+    (_, ask), (found,) = accepted({"key": long}, names="key")
+    assert found.name == named(TOPIC, long)
+    assert len(ask["key"]) == 32
+
+
+def test_settings_of_a_version_without_names_give_the_headers_no_meaning() -> None:
+    rows = [{"headers": headers(NAME)}, {"headers": headers(("delayline-cancel-name", b"order 7"))}]
+    messages, asks = accepted(*rows, policies={}, policy=DelayPolicy())
+    assert asks == []
+    assert [(each["error_code"], each["output_topic"]) for each in messages] == [(None, "delayline-out")] * 2
+
+
+def test_many_names_of_many_records_each_find_their_own() -> None:
+    rows = [{"key": b"%d" % (at % 7), "headers": headers(DELAY, ("x", b"%d" % at))} for at in range(50)]
+    messages, asks = accepted(*rows, names="key")
+    assert [message["key"] for message in messages[:50]] == [row["key"] for row in rows]
+    assert [(ask.id[2], ask.name) for ask in asks] == [(at, named(TOPIC, b"%d" % (at % 7))) for at in range(50)]

@@ -1,0 +1,74 @@
+"""The checks of names: right runs pass, and each fault is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from streaming.judge.names import Named, name_problems
+from streaming.judge.record import ID_HEADER, Received
+
+SECOND = 1_000
+
+
+def out(offset: int, received_ms: int) -> Received:
+    header = ((ID_HEADER, f"in/0/{offset}".encode()),)
+    return Received("out", 0, offset, 0, None, b"", header, received_ms)
+
+
+def answer(ask: int, asked: int | None, result: str) -> Received:
+    value = {"id": None if asked is None else f"in/0/{asked}", "result": result}
+    header = ((ID_HEADER, f"in/0/{ask}".encode()),)
+    return Received("results", 0, ask, 0, None, json.dumps(value).encode(), header, 0)
+
+
+def records(*given: tuple[int, int | None]) -> list[Named]:
+    """Return records of one name with the offsets 0, 1, ..., given as (published, due), in seconds."""
+    return [
+        Named(f"in/0/{at}", "a", published * SECOND, None if due is None else due * SECOND)
+        for at, (published, due) in enumerate(given)
+    ]
+
+
+# Two messages and a cancel, which is too late for the first alone.
+GIVEN = records((0, 60), (10, 70), (20, None), (30, 90))
+ANSWERS = [answer(2, 1, "cancelled")]
+
+
+def test_a_right_run_has_no_problem() -> None:
+    assert name_problems(GIVEN, [out(3, 90 * SECOND)], ANSWERS, 5 * SECOND) == []
+    # What was about to be delivered may come out, and then the answer says so.
+    close = records((0, 12), (10, 70))
+    late = [answer(1, 0, "too-late")]
+    assert name_problems(close, [out(0, 12 * SECOND), out(1, 70 * SECOND)], late, 5 * SECOND) == []
+    delivered = records((0, 5), (10, None))
+    assert name_problems(delivered, [out(0, 5 * SECOND)], [answer(1, None, "unknown")], 5 * SECOND) == []
+
+
+@pytest.mark.parametrize(
+    ("outs", "answers", "problem"),
+    [
+        ([], ANSWERS, "in/0/3, the newest message under a, did not come out"),
+        ([out(3, 89 * SECOND)], ANSWERS, "in/0/3 is due at 90000, and came out at 89000"),
+        ([out(3, 90 * SECOND)] * 2, ANSWERS, "in/0/3 came out 2 times"),
+        (
+            [out(0, 60 * SECOND), out(3, 90 * SECOND)],
+            ANSWERS,
+            "in/0/0 came out, although in/0/1 took over a long before",
+        ),
+        ([out(3, 90 * SECOND)], [], "in/0/2 has the answers None"),
+        ([out(3, 90 * SECOND)], [answer(2, None, "unknown")], "in/0/1 did not come out, and in/0/2, which asks for a"),
+        ([out(3, 90 * SECOND)], [answer(2, 3, "cancelled")], "in/0/2 asks for a, and was answered for in/0/3"),
+        (
+            [out(3, 90 * SECOND)],
+            [*ANSWERS, answer(3, 1, "too-late")],
+            "in/0/1 did not come out, and was answered to be",
+        ),
+        ([out(3, 90 * SECOND), out(9, 90 * SECOND)], ANSWERS, "in/0/9 came out, and was never published"),
+        ([out(3, 90 * SECOND)], [*ANSWERS, answer(9, 1, "cancelled")], "in/0/9 has an answer, and asked for nothing"),
+    ],
+)
+def test_each_fault_is_found(outs: list[Received], answers: list[Received], problem: str) -> None:
+    problems = name_problems(GIVEN, outs, answers, 5 * SECOND)
+    assert any(problem in each for each in problems), problems

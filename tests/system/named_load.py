@@ -1,0 +1,88 @@
+"""Messages that have names, with random delays and cancels, and the verdict on them (`streaming.judge.names`)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from confluent_kafka import Producer
+
+from streaming.judge.names import Named, name_problems
+from streaming.judge.outputs import Outputs
+from streaming.judge.record import Received
+from tests.eventually import assert_eventually
+from tests.system.conftest import Application
+
+# Until a message that has a name takes it over: the job reads it, and the release processes take back what they have.
+SLACK_MS = 20_000
+
+
+class NamedLoad:
+    """Publishes messages that have names, and cancels by name, and judges what comes out."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._producer = Producer({"bootstrap.servers": application.bootstrap, "linger.ms": 5})
+        self.records: dict[str, Named] = {}
+        self.got: list[Received] = []
+        self.answers: list[Received] = []
+        topics = [application.output, application.other, application.dead]
+        self._readers = [
+            Outputs(application.bootstrap, topics, self.got.append),
+            Outputs(application.bootstrap, [f"{application.id}-results"], self.answers.append),
+        ]
+
+    def publish(self, name: str, delay_ms: int | None, key: bytes | None = None, **more: Any) -> None:
+        """Publish a message under `name` that is due after `delay_ms`, or a cancel (None)."""
+
+        def sent(failure: object, message: Any) -> None:
+            assert failure is None, failure
+            identity = f"{message.topic()}/{message.partition()}/{message.offset()}"
+            published_ms = message.timestamp()[1]
+            due_ms = None if delay_ms is None else published_ms + delay_ms
+            self.records[identity] = Named(identity, name, published_ms, due_ms)
+
+        headers: list[tuple[str, str | bytes | None]] = [("delayline-cancel-name", name.encode())]
+        if delay_ms is not None:
+            headers = [("deliver-after", b"%dms" % delay_ms), *more.get("headers", ())]
+        self._producer.produce(
+            self._application.input, more.get("value", b"v"), key or name.encode(), headers=headers, on_delivery=sent
+        )
+        self._producer.poll(0)
+
+    def publish_some(self, count: int, seed: int, longest_ms: int, names: int) -> None:
+        """Publish records with random names and delays; one in five is a cancel."""
+        chosen = random.Random(seed)
+        for _ in range(count):
+            delay_ms = None if chosen.random() < 0.2 else chosen.choice([0, 1_000, longest_ms // 2, longest_ms])
+            self.publish(f"n{chosen.randrange(names)}", delay_ms)
+        self._producer.flush(60)
+
+    def verify(self, timeout_s: float) -> None:
+        """Wait until the newest message of each name has come out and each cancel is answered; then judge all."""
+        assert self._producer.flush(60) == 0
+        newest = {record.name: record for record in sorted(self.records.values(), key=lambda record: record.offset)}
+        expected = {record.id for record in newest.values() if record.due_ms is not None}
+        cancels = {record.id for record in self.records.values() if record.due_ms is None}
+
+        def complete() -> bool:
+            for reader in self._readers:
+                reader.check()
+            answered = {answer.id for answer in list(self.answers)}
+            return expected <= {record.id for record in list(self.got)} and cancels <= answered
+
+        assert_eventually(complete, timeout_s, "the newest message of each name, and all answers")
+        for reader in self._readers:
+            reader.drain()
+        problems = name_problems(self.records.values(), list(self.got), list(self.answers), SLACK_MS)
+        assert not problems, "\n".join(problems[:20])
+
+    def replaced(self) -> set[str]:
+        """Return the ids of the messages that have not come out."""
+        came_out = {record.id for record in list(self.got)}
+        return {record.id for record in self.records.values() if record.due_ms is not None} - came_out
+
+    def close(self) -> None:
+        """End the subscriptions."""
+        for reader in self._readers:
+            reader.close()
