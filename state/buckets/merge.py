@@ -28,6 +28,8 @@ from state.message_ids import NO_IDS, Ids
 # seconds of Java's time beside that, for its plan and its commit: as much as merging a million messages.
 SLICE_MESSAGES = 1_000_000
 SLICE_BYTES = 128 * 1024 * 1024
+# So that a flood of minutes is taken in at full speed, and is merged when it is over.
+_BEHIND = 2
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ def _cheapest(numbers: list[int], sizes: Mapping[int, int], fan_in: int) -> list
 def most_buckets(total_bytes: int, fan_in: int) -> int:
     """Return how many buckets may wait at most when `total_bytes` are sealed and no merge is behind."""
     return (fan_in - 1) * (1 + _level(total_bytes, fan_in))
+
+
+def most_behind(total_bytes: int, fan_in: int) -> int:
+    """Return how many buckets may wait when merges are behind. With more, a batch waits for merges before it seals."""
+    return _BEHIND * most_buckets(total_bytes, fan_in)
 
 
 def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:

@@ -30,7 +30,8 @@ class ArrivalWatch:
 
     def __init__(self, settings: Settings) -> None:
         self._trigger_s = settings.clock.trigger / 1000
-        self._idle_s = max(self._trigger_s, min(_IDLE_MS, settings.clock.horizon // _BATCHES_IN_A_HORIZON) / 1000)
+        # How long a batch may be put off, in s.
+        self.idle_s = max(self._trigger_s, min(_IDLE_MS, settings.clock.horizon // _BATCHES_IN_A_HORIZON) / 1000)
         self._settings = settings
         self._woken = threading.Event()
         self._consumer = Consumer(
@@ -60,7 +61,7 @@ class ArrivalWatch:
         - after a few seconds in any case, or when `wake` is called
         """
         self._woken.wait(max(0.0, begun_s + self._trigger_s - time.monotonic()))
-        deadline_s = begun_s + self._idle_s
+        deadline_s = begun_s + self.idle_s
         if time.monotonic() >= deadline_s or self._woken.is_set():
             return
         self._consumer.assign(self._positions(read))

@@ -96,7 +96,7 @@ class BatchRunner:
 
         1. Check that this process still holds the lease.
         2. Read from the offset log which records the batch reads, and its cutoff.
-        3. Start the maintenance that is due, which runs beside the batches.
+        3. Start the maintenance that is due, which runs beside the batches. Wait for merges if they are far behind.
         4. Run the state stage, and check its rows against the cutoff.
         5. Warn if input records of the batch were deleted unread.
         6. Decide the cancels that it is asked for, and store what they cancel.
@@ -120,7 +120,12 @@ class BatchRunner:
         #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
         #    their bucket's number, which a merge may change.
         if batch_id:
-            self._maintenance.before_batch(self._bucket(batch_id - 1), span.previous_ms)
+            committed = self._bucket(batch_id - 1), span.previous_ms
+            self._maintenance.before_batch(*committed)
+            # No longer than an idle job waits: what is handed over lasts for that.
+            waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
+            if waited_s:
+                log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
         tell_tasks(self._store.spark, span, planned.clock_ms)
         shard_output = shard_output.persist()
         try:
@@ -188,6 +193,7 @@ class BatchRunner:
     def wake(self) -> None:
         """Let no batch wait for the next one any more, since there will be none."""
         self._arrivals.wake()
+        self._maintenance.wake()
 
     def close(self) -> None:
         """Stop the loads and the maintenance that run beside the batches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,7 +14,7 @@ from conf.failpoints import failpoint
 from conf.setting_types import HOUR
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.merge import choose
+from state.buckets.merge import choose, most_behind
 from state.buckets.parts import OLD_METADATA, IdRows, MergeName, chunks_of, is_old, marker_of, metadata_of
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
@@ -23,6 +24,7 @@ from streaming.maintenance.merging import Merging
 log = logging.getLogger(__name__)
 
 _DELETE_EVERY_S = 60.0
+_LOOK_EVERY_S = 0.2
 _CLEAN_LOG_EVERY_S = 600.0
 # The table's retention time, which counts by the wall clock, and a minute for the difference between clocks.
 _KEPT_S = 3660.0
@@ -91,6 +93,7 @@ class Maintenance:
         # Whether the catalog has buckets that no plan of merges has considered.
         self._unplanned = True
         self._step: Future[_Outcome] | None = None
+        self._woken = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="maintenance", initializer=self._set_pool)
         self._now = now
         self._next_delete = now()
@@ -129,6 +132,34 @@ class Maintenance:
         self._merging.go_on(last_bucket, delivered_before_ms)
         if self._step is None and (step := self._due_step(last_bucket, delivered_before_ms)):
             self._step = self._worker.submit(step)
+
+    def catch_up(self, last_bucket: int, delivered_before_ms: int, timeout_s: float) -> float:
+        """Wait until merges are not far behind, at the longest for `timeout_s` seconds, and return the seconds waited.
+
+        A batch that takes a flood in can seal faster than one thread merges. Then it must slow down, since each bucket
+        costs every window a chunk. For the other arguments, and what it raises, see `before_batch`.
+        """
+        if not self._far_behind():
+            return 0.0
+        begun = time.monotonic()
+        while (left_s := begun + timeout_s - time.monotonic()) > 0 and not self._woken.is_set():
+            self._merging.wait(min(left_s, _LOOK_EVERY_S))
+            self.before_batch(last_bucket, delivered_before_ms)
+            if not (self._merging.busy and self._far_behind()):
+                break
+        return time.monotonic() - begun
+
+    def wake(self) -> None:
+        """Let `catch_up` return at once, now and from now on. Any thread may call it."""
+        self._woken.set()
+
+    def _far_behind(self) -> bool:
+        buckets = self._catalog.buckets
+        if len(buckets) <= most_behind(0, self._fan_in):
+            # At once, as nearly always: there may be a million segments.
+            return False
+        stored = sum(segment.bytes for segments in buckets.values() for segment in segments)
+        return len(buckets) > most_behind(stored, self._fan_in)
 
     @property
     def busy(self) -> bool:

@@ -20,8 +20,9 @@ import streaming.maintenance.merging
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.merge import MergeSlice, most_behind
 from state.buckets.parts import IdRows, MergeName, abandoned
-from state.buckets.segments import Segment, cut
+from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
@@ -277,6 +278,48 @@ def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monk
     maintenance.wait(60)
     with pytest.raises(BucketUnreadable, match="a chunk is lost"):
         maintenance.before_batch(FAN_IN - 1, table.now_ms)
+    maintenance.close()
+
+
+def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+
+    def when_allowed(_: BucketTable, merge: Merge, within: MergeSlice, *__: object) -> list[Segment]:
+        assert may_go_on.wait(60)
+        merged = [(segment.count, segment.bytes) for segment in merge.replaced]
+        messages, size = map(sum, zip(*merged, strict=True))
+        return [Segment(merge.name.last, ANY_SHARD, 0, within.part, due_ms, due_ms, messages, size)]
+
+    monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", when_allowed)
+    monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", lambda *_: None)
+    catalog, due_ms = SegmentCatalog(), table.now_ms + _HOUR_MS
+    maintenance = maintenance_of(table, catalog)
+    few = most_behind(0, FAN_IN)
+    many = 2 * most_behind(16 * few, FAN_IN)
+
+    def sealed(buckets: range) -> None:
+        segments = [Segment(number, 0, 0, str(number), due_ms, due_ms, 1, 1) for number in buckets]
+        catalog.add(segments)
+        maintenance.sealed(segments)
+        maintenance.before_batch(buckets[-1], 0)
+
+    sealed(range(few))
+    assert maintenance.catch_up(few - 1, 0, 60) == 0
+    sealed(range(few, many))
+    # The batch goes on after its time, whatever merges do.
+    assert maintenance.catch_up(many - 1, 0, 0.5) >= 0.5
+    assert len(catalog.buckets) == many
+    may_go_on.set()
+    assert 0 < maintenance.catch_up(many - 1, 0, 60) < 60
+    assert len(catalog.buckets) <= most_behind(many, FAN_IN)
+    assert catalog.messages == many
+    # A job that stops does not wait.
+    may_go_on.clear()
+    sealed(range(many, 3 * many))
+    maintenance.wake()
+    assert maintenance.catch_up(3 * many - 1, 0, 60) < 60
+    assert len(catalog.buckets) > most_behind(3 * many, FAN_IN)
+    may_go_on.set()
     maintenance.close()
 
 
