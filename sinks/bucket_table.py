@@ -382,6 +382,16 @@ class BucketTable:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
         return rows.select(*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 
+    def size(self) -> tuple[int, int] | None:
+        """Return how many bytes and files the table has, as this process saw it last; None if Delta has not counted.
+
+        The files of merges that are not finished count, and those that no version since the last vacuum names do not.
+        No file is read: Delta writes these numbers beside each commit.
+        """
+        snapshot = self._log.unsafeVolatileSnapshot()
+        size, files = snapshot.sizeInBytesIfKnown(), snapshot.numOfFilesIfKnown()
+        return (int(size.get()), int(files.get())) if size.isDefined() and files.isDefined() else None
+
     def files(self) -> list[Row]:
         """Return the files with rows of live parts, as this process saw the table last: path, part, and stats.
 

@@ -39,7 +39,7 @@ from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableBounds
-from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.job_metrics import JobCounts, TableState
 
 log = logging.getLogger(__name__)
 
@@ -187,8 +187,16 @@ class BatchRunner:
         # There may be many segments, and nobody may ask.
         if self._settings.monitor.job:
             buckets = self._catalog.buckets
-            segments = [segment for own in buckets.values() for segment in own]
-            self._counts.table_now(segments, len(buckets), self._maintenance.merging, self._maintenance.merged)
+            self._counts.table_now(
+                TableState(
+                    segments=[segment for own in buckets.values() for segment in own],
+                    buckets=len(buckets),
+                    merging=self._maintenance.merging,
+                    merges=self._maintenance.merged,
+                    merging_s=self._maintenance.merging_s,
+                    size=self._store.size(),
+                )
+            )
 
     def wake(self) -> None:
         """Let no batch wait for the next one any more, since there will be none."""

@@ -176,6 +176,11 @@ class Maintenance:
         """The number of merges that were finished, or are about to be."""
         return self._finished
 
+    @property
+    def merging_s(self) -> float:
+        """The time that merges have taken, of all threads, in s."""
+        return self._merging.worked_s
+
     def wait(self, timeout_s: float) -> None:
         """Wait until what is running has ended, at the longest for `timeout_s` seconds."""
         if self._step is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -40,6 +41,7 @@ class Merging:
         self._sliced: list[Merge] = []
         self._to_finish: list[tuple[Merge, int]] = []
         self._finished: list[Merge] = []
+        self._worked_s = 0.0
         self._closed = False
 
     def begin(self, merge: Merge) -> None:
@@ -89,6 +91,12 @@ class Merging:
         with self._lock:
             return bool(self._working or self._sliced or self._to_finish or self._finished)
 
+    @property
+    def worked_s(self) -> float:
+        """The time that slices and their ends have taken, of all threads, in s."""
+        with self._lock:
+            return self._worked_s
+
     def wait(self, timeout_s: float) -> None:
         """Wait until the threads find nothing more to do."""
         wait(self._working, timeout_s)
@@ -101,7 +109,10 @@ class Merging:
 
     def _work(self) -> None:
         while step := self._next():
+            begun_s = time.monotonic()
             step()
+            with self._lock:
+                self._worked_s += time.monotonic() - begun_s
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:

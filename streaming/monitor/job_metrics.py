@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -31,6 +32,24 @@ _TOLD = 100
 _REPLAY_S = 600.0
 
 
+@dataclass(frozen=True)
+class TableState:
+    """What the table of sealed buckets has, and what was merged since the start of the job.
+
+    - `segments`: of all `buckets`
+    - `merging`: merges that are under way
+    - `merges`: merges that were finished, and `merging_s` the time of all, in s
+    - `size`: bytes and files of the table, if they are known
+    """
+
+    segments: Sequence[Segment] = ()
+    buckets: int = 0
+    merging: int = 0
+    merges: int = 0
+    merging_s: float = 0.0
+    size: tuple[int, int] | None = None
+
+
 class JobCounts(Collector):
     """Counts what batches have done. The query's thread writes it, and the server's threads read it.
 
@@ -48,8 +67,7 @@ class JobCounts(Collector):
         # How many mutable buckets have told of messages, by the last batches.
         self._told: dict[int, int] = {}
         self._knows_mutable = False
-        self._segments: Sequence[Segment] = ()
-        self._table: dict[str, int] = {}
+        self._table: TableState | None = None
         self._lag: dict[str, int] = {}
         self._lease_s: float | None = None
         self._begun: PlannedBatch | None = None
@@ -97,19 +115,10 @@ class JobCounts(Collector):
             self._done = batch
             self.batch_done_s = self._now_s()
 
-    def table_now(self, segments: Sequence[Segment], buckets: int, merging: int, merges: int) -> None:
-        """Take the segments of all sealed buckets, and how many these are.
-
-        `merging` merges are under way, and `merges` were finished.
-        """
+    def table_now(self, table: TableState) -> None:
+        """Take what the table has."""
         with self._lock:
-            self._segments = segments
-            self._table = {
-                "buckets": buckets,
-                "segments": len(segments),
-                "merging": merging,
-                "merges": merges,
-            }
+            self._table = table
 
     def reported(self, batch_id: int, mutable_buckets: int, lag: Mapping[str, int]) -> None:
         """Take what Spark reports of batch `batch_id`: mutable buckets in its state, and unread offsets by topic.
@@ -129,9 +138,9 @@ class JobCounts(Collector):
         """Return what the job knows of itself, or None as long as it does not know what all mutable buckets hold."""
         with self._lock:
             begun, done, table = self._begun, self._done, self._table
-            if done is None or not self._knows_mutable or not table:
+            if done is None or not self._knows_mutable or table is None:
                 return None
-            waiting = self._waiting(done)
+            waiting = self._waiting(done, table)
         now_ms = int(self._now_s() * 1000)
         return JobStatus(
             application_id=application_id,
@@ -144,13 +153,13 @@ class JobCounts(Collector):
             mutable_bytes=waiting.mutable_bytes,
             sealed_bytes=waiting.sealed_bytes,
             next_due_ms=waiting.next_due_ms,
-            buckets=table["buckets"],
-            segments=table["segments"],
+            buckets=table.buckets,
+            segments=len(table.segments),
             due=waiting.due(now_ms),
         )
 
-    def _waiting(self, done: PlannedBatch) -> WaitingEstimate:
-        return WaitingEstimate(self._mutable, self._segments, done.cutoff_ms)
+    def _waiting(self, done: PlannedBatch, table: TableState) -> WaitingEstimate:
+        return WaitingEstimate(self._mutable, table.segments, done.cutoff_ms)
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of now."""
@@ -189,19 +198,22 @@ class JobCounts(Collector):
             )
 
     def _what_waits(self) -> Iterable[Metric]:
-        if self._done is None or not self._table:
+        if self._done is None or self._table is None:
             return
-        table, all_waiting = self._table, self._waiting(self._done)
-        yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table["buckets"])
-        yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", table["segments"])
-        yield _gauge("delayline_metadata_bytes", "Memory of that metadata.", metadata_bytes(self._segments))
+        table, all_waiting = self._table, self._waiting(self._done, self._table)
+        yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table.buckets)
+        yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", len(table.segments))
+        yield _gauge("delayline_metadata_bytes", "Memory of that metadata.", metadata_bytes(table.segments))
         yield _gauge(
             "delayline_sealed_bytes", "Bytes of the sealed messages, uncompressed, about.", all_waiting.sealed_bytes
         )
-        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table["merging"])
-        merges = CounterMetricFamily("delayline_merges", "Merges of sealed buckets that were finished.")
-        merges.add_metric([], table["merges"])
-        yield merges
+        if table.size is not None:
+            size, files = table.size
+            yield _gauge("delayline_table_bytes", "Bytes of the files of the table of sealed buckets.", size)
+            yield _gauge("delayline_table_files", "Files of the table of sealed buckets.", files)
+        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table.merging)
+        yield CounterMetricFamily("delayline_merges", "Merges of sealed buckets that were finished.", table.merges)
+        yield CounterMetricFamily("delayline_merging_seconds", "Time that these merges took.", table.merging_s)
         waiting = GaugeMetricFamily(
             "delayline_waiting_messages", "Messages that wait and are not handed over, about.", labels=["place"]
         )

@@ -136,6 +136,16 @@ def test_a_seal_writes_two_files_however_far_apart_its_messages_are_due(
     assert len(store.metadata()) == 1
 
 
+def test_the_size_is_that_of_the_files_that_the_table_names(spark: SparkSession, store: BucketTable) -> None:
+    assert store.size() == (0, 0)
+    for number in (1, 2):
+        store.append(bucket(spark, number, 10, 20), "checkpoint", number)
+    written = [file.stat().st_size for file in Path(store.path).glob("part=*/*.parquet")]
+    assert store.size() == (sum(written), len(written))
+    store.delete(store.delta_partitions())
+    assert store.size() == (0, 0)
+
+
 def test_deleting_a_part_deletes_its_messages_and_no_others(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10), "checkpoint", 1)
     store.append(bucket(spark, 2, 20), "checkpoint", 2)

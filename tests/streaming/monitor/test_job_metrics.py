@@ -11,7 +11,7 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds
-from streaming.monitor.job_metrics import JobCounts, job_health
+from streaming.monitor.job_metrics import JobCounts, TableState, job_health
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import registry_of
 
@@ -72,7 +72,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     segments = [
         segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(3, -MINUTE_MS, -1, 3),
     ]  # fmt: skip
-    counts.table_now(segments, buckets=3, merging=1, merges=3)
+    counts.table_now(TableState(segments, buckets=3, merging=1, merges=3, merging_s=1.5, size=(700, 2)))
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (107, 5)
     assert samples["sealed_bytes"] == 1070
@@ -84,6 +84,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     assert samples["next_due_timestamp_seconds"] == clock.now_s
     assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
     assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (3, 3, 1)
+    assert (samples["merging_seconds_total"], samples["table_bytes"], samples["table_files"]) == (1.5, 700, 2)
     counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (0, 0)
@@ -93,7 +94,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
 def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     counts = JobCounts(Clock())
     one = {1: MutableBounds(5, 9, count=4, bytes=40)}
-    counts.table_now([], buckets=0, merging=0, merges=0)
+    counts.table_now(TableState())
     counts.batch_done(batch(7), {}, 0, 0, one)
     assert (
         counts.status(
@@ -120,7 +121,7 @@ def test_the_status_has_what_waits_and_survives_json() -> None:
     counts.batch_begun(batch(0, now_ms))
     counts.batch_done(batch(0, now_ms), {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
     merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
-    counts.table_now([merged], buckets=1, merging=0, merges=0)
+    counts.table_now(TableState([merged], buckets=1))
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     status = counts.status("app", "/c", 2)
     assert status is not None

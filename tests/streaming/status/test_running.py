@@ -17,7 +17,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
 from streaming.monitor.estimate import MutableBounds
-from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.job_metrics import JobCounts, TableState
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, MonitorServer
 from streaming.status import storage_reader
@@ -48,7 +48,7 @@ def status_of(application_id: str) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
     counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
     counts.reported(3, mutable_buckets=1, lag={"in": 7})
-    counts.table_now([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1, merging=0, merges=0)
+    counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1))
     status = counts.status(application_id, "/checkpoint", 2)
     assert status is not None
     return status
