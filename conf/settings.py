@@ -6,6 +6,7 @@ reads them from the file, the environment and the command line, and adds key, va
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -276,6 +277,29 @@ class PresetSettings(OptionTable):
         return {topic: tuple(read_list(names)) for topic, names in self.options.items()}
 
 
+class RateSettings(OptionTable):
+    """For output topics: how many messages a second are released to them, at the most."""
+
+    @model_validator(mode="after")
+    def _numbers(self) -> RateSettings:
+        _ = self.by_topic
+        return self
+
+    @property
+    def by_topic(self) -> dict[str, int]:
+        """The rate of each output topic that has a limit. Raises ValueError if one is wrong."""
+        rates = {}
+        for topic, rate in self.options.items():
+            try:
+                rates[topic] = _RATE.check(rate)
+            except ValueError as problem:
+                raise ValueError(f"{problem} for {topic!r}") from None
+        return rates
+
+
+_RATE = Bounded(1, MOST)
+
+
 class LevelSettings(Section):
     """RocketMQ's `messageDelayLevel`: level n is the n-th delay."""
 
@@ -329,6 +353,7 @@ class Settings(BaseSettings):
     levels: LevelSettings = LevelSettings()
     policies: PolicySettings = PolicySettings()
     presets: PresetSettings = PresetSettings()
+    rates: RateSettings = RateSettings()
     jars: JarSettings = JarSettings()
     spark: SparkSettings = SparkSettings()
 
@@ -390,6 +415,12 @@ class Settings(BaseSettings):
             f"{key}: allowed is a topic that is in topics.input"
             for key in sorted(by_topic)
             if key.partition(".")[2] not in topics.input
+        ]
+        wrong += [
+            f"rates.{topic}: allowed is topics.output, one of topics.allowed_outputs, the dead-letter or results topic"
+            for topic in self.rates.by_topic
+            if topic not in {topics.output, topics.dead_letter, self.results_topic}
+            and not any(fnmatchcase(topic, pattern) for pattern in topics.allowed_outputs)
         ]
         for key, policy in {"policies": self.policies.of_all, **own_policies}.items():
             longest = self.limits.max_delay if policy.max_delay is None else policy.max_delay

@@ -39,6 +39,8 @@ _FURTHER_KEYS = {
     "presets": "Every key is an input topic, and its value one or more of `"
     + "`, `".join(PRESETS)
     + "`, separated by commas. See [coming-from.md](../coming-from.md).",
+    "rates": "Every key is an output topic, and its value a whole number of messages a second, 1 or more. `release."
+    "messages_per_second` limits all topics together.",
     "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default.",
 }
 

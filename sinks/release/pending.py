@@ -22,7 +22,8 @@ with the late messages.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -60,11 +61,15 @@ class PayloadMissing(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How a transaction is cut: messages, bytes, and the due time that it spans (ms). It has one message at least."""
+    """How a transaction is cut: messages, bytes, and the due time that it spans (ms). It has one message at least.
+
+    `by_topic` has the most messages for single output topics.
+    """
 
     messages: int
     bytes: int
     slice_ms: int
+    by_topic: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,7 @@ class Pending:
         count = min(int(np.searchsorted(dues, end_ms, side="right")), limits.messages)
         sizes = np.cumsum(_sizes(self._current.slice(0, count)))
         count = max(1, int(np.searchsorted(sizes, limits.bytes, side="right")))
+        count = _within(self._current.slice(0, count), limits.by_topic)
         messages = self._current.slice(0, count)
         self._current = self._current.slice(count)
         if not self._current.num_rows:
@@ -471,6 +477,19 @@ def _common(ids: Ids, wanted: Ids) -> Ids:
 def _need(chunk: _Chunk) -> tuple[OrderKey, int]:
     """Return the order in which waiting chunks are needed."""
     return chunk.first, chunk.offset
+
+
+def _within(messages: pa.Table, most: Mapping[str, int]) -> int:
+    """Return how many of the first `messages` have at most so many for each of the output topics as `most` allows."""
+    count: int = messages.num_rows
+    if not most:
+        return count
+    topics = messages.column("output_topic")
+    for topic in set(topics.unique().to_pylist()) & most.keys():
+        rows = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
+        if len(rows) > most[topic]:
+            count = min(count, int(rows[most[topic]]))
+    return count
 
 
 def _sizes(messages: pa.Table) -> np.ndarray:

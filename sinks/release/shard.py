@@ -27,10 +27,11 @@ from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
-from sinks.release.rate_limiter import RateLimiter
+from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
 from sinks.release.transaction import FaultSearch, GroupRefused
 from sinks.release.wall_clock import now_ms, wait_until
+from sinks.topics.topics import partition_counts
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class ShardRelease:
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
-        self._limiter = RateLimiter(self._settings.release.messages_per_second / self._settings.bucket.shards)
+        self._limiter = self._rate_limiter({})
         self._lateness = LatenessWindow()
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
@@ -107,10 +108,34 @@ class ShardRelease:
         release = self._settings.release
         share = release.max_bytes // shards
         self._most_pending_bytes = int(share * (1 - _SHARE_OF_TRANSACTIONS))
-        most = int(share * _SHARE_OF_TRANSACTIONS) // PRODUCERS
-        # Three quarters of a transaction's time are left for the work on it.
-        slice_ms = min(release.slice, release.transaction_timeout // 4)
-        self._limits = Limits(self._limiter.most_at_once(release.transaction_messages), most, slice_ms)
+        self._most_transaction_bytes = int(share * _SHARE_OF_TRANSACTIONS) // PRODUCERS
+
+    @property
+    def _limits(self) -> Limits:
+        release = self._settings.release
+        return Limits(
+            self._limiter.most_at_once(release.transaction_messages),
+            self._most_transaction_bytes,
+            # Three quarters of a transaction's time are left for the work on it.
+            min(release.slice, release.transaction_timeout // 4),
+            self._limiter.most_at_once_by_topic,
+        )
+
+    def _rate_limiter(self, partitions: Mapping[str, int]) -> RateLimiter:
+        """Return the shard's own limits, if the topics have so many `partitions`."""
+        settings, shards = self._settings, self._settings.bucket.shards
+        by_topic = shares(settings.rates.by_topic, partitions, self.shard, shards)
+        return RateLimiter(settings.release.messages_per_second / shards, by_topic)
+
+    def _read_rates(self) -> None:
+        """Read how many partitions the topics have whose rates are limited."""
+        retry = self._retry()
+        while limited := self._settings.rates.by_topic:
+            try:
+                self._limiter = self._rate_limiter(partition_counts(self._settings, limited))
+                return
+            except (KafkaException, BrokerUnreachable) as problem:
+                retry.wait(problem)
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,6 +175,7 @@ class ShardRelease:
         self._in_flight.clear()
         self._search = None
         topics = Topics(self._settings, self._options)
+        self._read_rates()
         # 1. Open the ring.
         self._ring = self._open_ring(topics)
         try:
@@ -245,10 +271,12 @@ class ShardRelease:
         """
         todo: deque[Planned] = deque()
         if planned is not None:
-            self._limiter.wait()
+            if not self._limiter.wait(planned.messages, self._stopping):
+                # The next process plans it again.
+                return
             self._in_flight.append(planned)
             todo.append(planned)
-            self._limiter.spend(planned.messages.num_rows)
+            self._limiter.spend(planned.messages)
         retry = self._retry()
         while True:
             begun_ms = now_ms()

@@ -256,6 +256,10 @@ def test_looped_topics_are_refused() -> None:
         ("[presets]\n'delayline-in' = 'nats,nats'", "[presets]: allowed is one or more of"),
         ("[presets]\n'delayline-in' = '[[\"nats\"]]'", "[presets]: allowed is one or more of"),
         ("[presets]\n'orders' = 'nats'", "presets.orders: allowed is a topic that is in topics.input"),
+        ("[rates]\n'delayline-out' = 0", "[rates]: allowed is a whole number from 1 to"),
+        ("[rates]\n'delayline-out' = 1.5", "for 'delayline-out'"),
+        ("[rates]\n'delayline-out' = 'many'", "for 'delayline-out'"),
+        ("[rates]\n'orders' = 1", "rates.orders: allowed is topics.output, one of"),
         ("[policies]\ndefault_delay = 'soon'", "policies.default_delay = 'soon': allowed is a duration"),
         ("[policies]\nover_max_delay = 'drop'", "policies.over_max_delay = 'drop': allowed is one of reject, clamp"),
         ("[policies]\ndelay = '1s'", "[policies]: allowed is default_delay, fixed_delay, max_delay, over_max_delay"),
@@ -397,4 +401,4 @@ def test_every_section_that_takes_further_keys_hides_its_secrets() -> None:
         for name, field in Settings.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, OptionTable)
     }
-    assert tables == {"kafka", "policies", "presets", "spark"}
+    assert tables == {"kafka", "policies", "presets", "rates", "spark"}

@@ -161,6 +161,16 @@ def test_nothing_is_planned_before_it_is_nearly_due() -> None:
     assert release.planned[0].last_due_ms == 1_015
 
 
+def test_a_transaction_has_no_more_for_a_topic_than_its_limit() -> None:
+    topics = ["b", "a", "b", "a", "b", "a", "a", "b"]
+    rows = [{"deliver_at_ms": 1, "offset": number, "output_topic": topic} for number, topic in enumerate(topics)]
+    release = _Release(_Log([(0, messages(rows))]), Limits(7, 1_000_000, 20, {"a": 2, "c": 1}))
+    release.arrive(1)
+    while release.plan(10, 0):
+        pass
+    assert [planned.messages.num_rows for planned in release.planned] == [5, 3]
+
+
 def test_a_chunk_that_comes_again_is_ignored() -> None:
     log = _Log([(3, messages([{"deliver_at_ms": 1}])), (5, messages([{"deliver_at_ms": 2, "offset": 1}]))])
     release = _Release(log, Limits(10, 1_000_000, 20))

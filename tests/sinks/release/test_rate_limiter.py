@@ -1,22 +1,29 @@
-"""The limit on a shard's rate."""
+"""The limits on a shard's rate."""
 
 from __future__ import annotations
 
+import threading
+
+import pyarrow as pa
 import pytest
 
 from sinks.release import rate_limiter as rate_limiter_module
-from sinks.release.rate_limiter import RateLimiter
+from sinks.release.rate_limiter import RateLimiter, shares
 
 
-class _Clock:
+class _Clock(threading.Event):
+    """A clock that waits for nothing but tells how long: `time`, and the event, of a rate limiter."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 100.0
 
     def monotonic(self) -> float:
         return self.now_s
 
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+    def wait(self, timeout: float | None = None) -> bool:
+        self.now_s += timeout or 0
+        return self.is_set()
 
 
 @pytest.fixture
@@ -27,25 +34,58 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return clock
 
 
+def _messages(**counts: int) -> pa.Table:
+    return pa.table({"output_topic": [topic for topic, count in counts.items() for _ in range(count)]})
+
+
 def test_without_a_limit_nothing_waits(clock: _Clock) -> None:
-    limiter = RateLimiter(0)
-    limiter.spend(10**9)
-    limiter.wait()
+    limiter = RateLimiter(0, {})
+    limiter.spend(_messages(a=10**5))
+    assert limiter.wait(_messages(a=1), clock)
     assert clock.now_s == 100.0
     assert limiter.most_at_once(50_000) == 50_000
 
 
 def test_wait_lasts_until_the_rate_allows_more_and_idle_time_saves_nothing_up(clock: _Clock) -> None:
-    limiter = RateLimiter(10)
-    limiter.spend(25)
-    limiter.wait()
+    limiter = RateLimiter(10, {})
+    limiter.spend(_messages(a=25))
+    assert limiter.wait(_messages(a=1), clock)
     assert clock.now_s == pytest.approx(102.5)
     clock.now_s += 1000
-    limiter.spend(10)
-    limiter.wait()
+    limiter.spend(_messages(a=10))
+    assert limiter.wait(_messages(a=1), clock)
     assert clock.now_s == pytest.approx(1103.5)
+
+
+def test_messages_of_other_topics_do_not_wait_for_a_limited_one(clock: _Clock) -> None:
+    limiter = RateLimiter(0, {"a": 2, "b": 10})
+    limiter.spend(_messages(a=8, b=10, c=1000))
+    assert limiter.wait(_messages(c=50), clock)
+    assert clock.now_s == 100
+    assert limiter.wait(_messages(b=1, c=1), clock)
+    assert clock.now_s == pytest.approx(101)
+    assert limiter.wait(_messages(b=1, a=1), clock)
+    assert clock.now_s == pytest.approx(104)
+
+
+def test_a_stop_ends_the_wait(clock: _Clock) -> None:
+    limiter = RateLimiter(1, {})
+    limiter.spend(_messages(a=1))
+    clock.set()
+    assert not limiter.wait(_messages(a=1), clock)
 
 
 @pytest.mark.parametrize(("per_second", "most"), [(0.5, 1), (1, 1), (300, 300), (10**6, 500)])
 def test_at_most_one_seconds_messages_go_at_once(per_second: float, most: int) -> None:
-    assert RateLimiter(per_second).most_at_once(500) == most
+    assert RateLimiter(per_second, {}).most_at_once(500) == most
+    by_topic = RateLimiter(0, {"a": per_second}).most_at_once_by_topic
+    assert min(500, by_topic["a"]) == most
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("partitions", [1, 2, 3, 10])
+def test_the_shards_shares_are_the_whole_rate(partitions: int, shards: int) -> None:
+    rates = {"a": 30, "gone": 5}
+    own = [shares(rates, {"a": partitions, "b": 1}, shard, shards) for shard in range(shards)]
+    assert sum(share.get("a", 0) for share in own) == pytest.approx(30)
+    assert all(share.keys() <= {"a"} and 0 not in share.values() for share in own)

@@ -150,6 +150,14 @@ def test_no_more_messages_are_released_in_a_second_than_the_limit(bench: Release
     assert _released(bench) == [*range(250)]
 
 
+def test_a_limited_topic_gets_no_more_in_a_second_than_its_limit(bench: ReleaseBench) -> None:
+    bench.change(f"rates.{bench.settings.topics.output}=100")
+    begun_s = time.monotonic()
+    assert bench.release(_due(bench, [1] * 250)) == 250
+    assert time.monotonic() - begun_s >= 2
+    assert _released(bench) == [*range(250)]
+
+
 @pytest.mark.parametrize("point", ["position-unread", "transaction-filled", "transaction-ended"])
 def test_another_process_takes_the_shard_and_the_first_one_ends_without_an_error(
     bench: ReleaseBench, stop_at: StopAt, point: str
