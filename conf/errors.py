@@ -355,6 +355,12 @@ class DelayTooLong(Rejected):
     code = "delay-too-long"
 
 
+class TooManyWaiting(Rejected):
+    """As many messages of the input topic wait as its policy `max_waiting` allows."""
+
+    code = "too-many-waiting"
+
+
 class MessageTooLarge(Rejected):
     """Key, value and headers exceed `limits.max_message_bytes`, or the record exceeds the limit of its topic."""
 

@@ -198,7 +198,7 @@ class HeaderSettings(Section):
 
 
 # The policies that can be none.
-_NO_POLICY = ("fixed_delay", "max_delay", "expire_after", "expiry_header")
+_NO_POLICY = ("fixed_delay", "max_delay", "max_waiting", "expire_after", "expiry_header")
 
 
 class Policy(Section):
@@ -208,6 +208,7 @@ class Policy(Section):
     fixed_delay: Annotated[int, duration(0, LONGEST)] | None = None
     max_delay: Annotated[int, duration(0, LONGEST)] | None = None
     over_max_delay: Annotated[str, one_of("reject", "clamp")] = "reject"
+    max_waiting: Count | None = None
     expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None
     expiry_header: HeaderName | None = None
     names: Annotated[str, one_of("off", "header", "key")] = "off"

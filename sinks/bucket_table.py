@@ -50,6 +50,7 @@ _PROPERTIES = {
 METADATA_COLUMNS = (
     "part", "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
+_DUES = ("deliver_at_ms", "max_deliver_at_ms")
 # Parquet's compression: the chunks are compressed already.
 _COMPRESSION = "none"
 # The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
@@ -251,6 +252,20 @@ class BucketTable:
         rows = self._metadata(version).select("precision_bits", "index_entries")
         entries: Iterator[Row] = rows.toLocalIterator()
         return entries
+
+    def counted_by_topic(self, topics: Iterable[str], from_ms: int) -> list[Row]:
+        """Return how many messages of each of `topics` each segment has that reaches to `from_ms` (epoch ms) or later.
+
+        The columns are topic, count, deliver_at_ms and max_deliver_at_ms: the due times of the segment's first and last
+        message. Reads metadata alone, and no offsets.
+        """
+        entries = "arrays_zip(index_entries.topic, index_entries.count)"
+        rows = self._metadata(None).where(f"max_deliver_at_ms >= {from_ms}")
+        rows = rows.selectExpr("bucket", "shard", "segment", *_DUES, f"explode({entries}) AS entry")
+        rows = rows.selectExpr("bucket", "shard", "segment", *_DUES, "entry.topic AS topic", "entry.count AS count")
+        rows = rows.where(F.col("topic").isin(sorted(set(topics))))
+        by_segment = rows.groupBy("bucket", "shard", "segment", *_DUES, "topic").agg(F.sum("count").alias("count"))
+        return by_segment.select("topic", "count", *_DUES).collect()
 
     def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> pa.Table:
         """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as a table of `LOCATED_SCHEMA`.

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.settings import MOST_MESSAGE_BYTES
+from sources.intake.admission import refuse_waiting
 from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
 from sources.intake.envelopes import Envelope, cancels_by_key
@@ -25,7 +26,7 @@ from sources.intake.replacements import check_replacements, with_asks
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_stubs
 from state.cancel import CANCEL_HEADER
-from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.names import CANCEL_NAME_HEADER, OFF
 
@@ -36,21 +37,25 @@ _ACCEPTED = MESSAGE_SCHEMA.append(pa.field(_NAME, pa.binary()))
 _MOST_HEADERS = 50_000
 
 
-def accept(records: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+def accept(
+    records: pa.Table, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal = NONE_REFUSED
+) -> pa.Table:
     """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order, and then the asks that come with them.
 
-    `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms. A record that
-    cannot be scheduled is addressed to the dead-letter topic, with its error; as a stub if it is larger than both a
-    message and a dead letter may be.
+    `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms, and
+    `refusal` what the batch refuses. A record that cannot be scheduled is addressed to the dead-letter topic, with
+    its error; as a stub if it is larger than both a message and a dead letter may be.
     """
     records = records.set_column(
         records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
     )
     groups = _groups(records, batch_settings)
     if len(groups) < 2:
-        accepted = _accepted(records, groups[0][1] if groups else _Kind.MESSAGES, batch_settings, clock_ms)
+        accepted = _accepted(records, groups[0][1] if groups else _Kind.MESSAGES, batch_settings, clock_ms, refusal)
     else:
-        tables = [_accepted(records.take(pa.array(rows)), kind, batch_settings, clock_ms) for rows, kind in groups]
+        tables = [
+            _accepted(records.take(pa.array(rows)), kind, batch_settings, clock_ms, refusal) for rows, kind in groups
+        ]
         rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
         accepted = pa.concat_tables(tables).take(pa.array(rows))
     messages = accepted.select(MESSAGE_SCHEMA.names)
@@ -107,7 +112,9 @@ def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
     return [group for group in groups if len(group[0])]
 
 
-def _accepted(records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+def _accepted(
+    records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal
+) -> pa.Table:
     """Accept `records` of one topic, or of topics that have no presets and policies; or asks for a cancel.
 
     The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one.
@@ -120,7 +127,7 @@ def _accepted(records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clo
     at_once = np.minimum(timestamps, clock_ms)
     topic = records.column("topic")[0].as_py() if len(timestamps) else ""
     presets = presets_named(batch_settings.presets.get(topic, ()))
-    policy = batch_settings.policies.get(topic, batch_settings.policy)
+    policy = batch_settings.policy_of(topic)
     record_keys = one_array(records.column("key"))
     given, terms = pa.nulls(len(timestamps), pa.binary()), pa.nulls(len(timestamps), pa.large_binary())
     envelope = Envelope(presets, headers, len(timestamps))
@@ -139,6 +146,7 @@ def _accepted(records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clo
         deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
         if policy.expiry_header:
             check_expiry(headers, policy.expiry_header, deliver_at, rejections)
+        refuse_waiting(records, deliver_at, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
         if batch_settings.results:
             check_replacements(headers, len(timestamps), rejections)

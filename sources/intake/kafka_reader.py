@@ -107,7 +107,7 @@ def accepting(
         for read in batches:
             if read.num_rows:
                 records = pa.Table.from_batches([read])
-                messages = accept(records, batch.settings, batch.clock_ms)
+                messages = accept(records, batch.settings, batch.clock_ms, batch.refusal)
                 for key, own, filling in grouping.divide(messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
                     yield _rows(key, [*chunks, *[None] * filling])

@@ -7,18 +7,20 @@ after `FILLED_BYTES`. The groups themselves are bounded by `sources.intake.group
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
 from state.buckets.segments import cut
 from state.cancel import ASK_SCHEMA, replacement_ids
-from state.checkpoint.batch_settings import RunningBatch
+from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
 from state.message_ids import NO_IDS, Ids, among, ids_in
@@ -38,6 +40,8 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
         pa.field("bytes", pa.int64()),
+        # Sealed segments and what is kept, as JSON: how many messages are of each input topic whose number is limited.
+        pa.field("by_topic", pa.string()),
         # Chunks of due messages only: the id of the first message; with `min_deliver_at_ms` it is its order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
@@ -111,7 +115,13 @@ def fillers(nbytes: int, transfer_rows: int) -> int:
     return -(-nbytes * transfer_rows // FILLED_BYTES)
 
 
-_FILLER = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"kind": FILLER, "part": "", "topic": "", "chunk": b""}
+_FILLER = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {
+    "kind": FILLER,
+    "part": "",
+    "by_topic": "{}",
+    "topic": "",
+    "chunk": b"",
+}
 
 
 def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int, first_segment: int) -> pd.DataFrame:
@@ -126,9 +136,21 @@ def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int
     for segment, messages in cut(result.sealed, bucket, shard, batch.settings, first_segment):
         if segment.segment >= first_segment + _NUMBERS_A_GROUP:
             raise InvariantViolated(f"a group of shard {shard} has more than {_NUMBERS_A_GROUP} segments")
-        rows.append({**base, **asdict(segment), "kind": SEALED, "chunk": encode_chunk(messages)})
-    rows.append({**base, "kind": KEPT, **_bounds(result.kept)})
+        by_topic = _limited_topics(messages, batch.settings)
+        rows.append({**base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)})
+    rows.append(
+        {**base, "kind": KEPT, **_bounds(result.kept), "by_topic": _limited_topics(result.kept, batch.settings)}
+    )
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
+
+
+def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
+    """Return how many of `messages` are of each input topic whose number is limited, as JSON."""
+    if not batch_settings.limits_waiting:
+        return "{}"
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(messages.column("topic")).to_pylist()}
+    limited = {topic for topic in counts if batch_settings.policy_of(topic).most_waiting is not None}
+    return json.dumps({topic: counts[topic] for topic in sorted(limited)})
 
 
 def _asked_rows(asks: pa.Table, found: Ids, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:

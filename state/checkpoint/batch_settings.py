@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
 from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Policy, Settings
-from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.stored_json import STORED, read_stored
 
 
@@ -30,6 +30,7 @@ class DelayPolicy:
     - `fixed_ms`: the delay of every message, whatever its headers say; None: they decide
     - `most_ms`: the longest delay; None: `max_delay_ms` of the batch
     - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
+    - `most_waiting`: how many messages of the topic may wait; None: any number
     - `expiry_header`: the header that says until when a message is of use; none: ""
     - `names`: where the names of messages come from, as the policy `names` says (`state.names`); "" in settings that
       were recorded before names existed, when their headers had no meaning
@@ -41,6 +42,7 @@ class DelayPolicy:
     clamps: bool = False
     expiry_header: str = ""
     names: str = ""
+    most_waiting: int | None = None
 
 
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
@@ -95,6 +97,15 @@ class BatchSettings:
     def shards(self) -> int:
         """The number of shards."""
         return len(self.shard_keys)
+
+    def policy_of(self, topic: str) -> DelayPolicy:
+        """Return what holds for the input topic `topic`."""
+        return self.policies.get(topic, self.policy)
+
+    @property
+    def limits_waiting(self) -> bool:
+        """Whether the number of waiting messages of any input topic is limited."""
+        return any(each.most_waiting is not None for each in (self.policy, *self.policies.values()))
 
     def allows(self, topic: str) -> bool:
         """Return whether `deliver-to` may name `topic`: the default output, or a topic on the allow-list.
@@ -157,7 +168,23 @@ def _policy_from(policy: Policy) -> DelayPolicy:
         clamps=policy.over_max_delay == "clamp",
         expiry_header=policy.expiry_header or "",
         names=policy.names,
+        most_waiting=policy.max_waiting,
     )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Which records a batch refuses because too many messages of their topics wait.
+
+    - `from_offsets`: the offset from which on records of an input partition are refused; none of a partition without
+    - `due_from_ms`: only messages due then or later, epoch ms: those before are handed over and do not wait
+    """
+
+    from_offsets: Offsets = field(default_factory=dict)
+    due_from_ms: int = 0
+
+
+NONE_REFUSED = Refusal()
 
 
 @dataclass(frozen=True)
@@ -169,6 +196,7 @@ class RunningBatch:
     - `read_partitions`: the number of input partitions that it reads records of
     - `transfer_rows`: how many rows Spark passes to the state function at once, and takes from it
     - `clock_ms`: its clock, epoch ms, by the offset log: a replayed batch has the same
+    - `refusal`: which records it refuses; a replayed batch refuses the same
     """
 
     batch_id: int
@@ -176,6 +204,7 @@ class RunningBatch:
     read_partitions: int
     transfer_rows: int
     clock_ms: int
+    refusal: Refusal = NONE_REFUSED
 
 
 def is_listed(topic: str, allowed_outputs: Sequence[str], internal_suffixes: tuple[str, ...]) -> bool:

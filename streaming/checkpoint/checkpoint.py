@@ -17,6 +17,7 @@ from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import CHECKPOINT_REMEDY
 
 _ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
+_REFUSED = "delayline-refused.json"
 
 
 class Checkpoint:
@@ -137,6 +138,27 @@ class Checkpoint:
     def write_settings_history(self, settings_history: SettingsHistory) -> None:
         """Record the history. Replaces the file in one step."""
         self._write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
+
+    def refused_from(self, batch_id: int) -> Offsets:
+        """Return from which offsets on batch `batch_id` refuses records; empty if that is recorded of none.
+
+        Raises CheckpointUnreadable, CheckpointVersion.
+        """
+        text = self._read(_REFUSED)
+        if text is None:
+            return {}
+        try:
+            stored = json.loads(without_format(text, f"{self.path}/{_REFUSED}"))
+            offsets: Offsets = stored["from_offsets"]
+            return offsets if int(stored["batch"]) == batch_id else {}
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointUnreadable(
+                f"{self.path}/{_REFUSED} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
+            ) from problem
+
+    def write_refused_from(self, batch_id: int, from_offsets: Offsets) -> None:
+        """Record from which offsets on batch `batch_id` refuses records, in place of what an earlier batch did."""
+        self._write(_REFUSED, with_format(json.dumps({"batch": batch_id, "from_offsets": from_offsets})))
 
     def _write(self, name: str, text: str) -> None:
         manager = self._file_manager.create(self._path_of(self.path), self._conf)

@@ -32,6 +32,7 @@ from state.checkpoint.progress import BatchSpan
 from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
+from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.input_loss import warn_of_input_loss
@@ -67,6 +68,7 @@ class BatchRunner:
             settings.results_topic,
         )
         self._cancels = CancelDesk(state.store, settings)
+        self._admission = Admission(state.checkpoint, state.store)
         self._maintenance = Maintenance(
             state.store,
             state.catalog,
@@ -97,13 +99,14 @@ class BatchRunner:
         1. Check that this process still holds the lease.
         2. Read from the offset log which records the batch reads, and its cutoff.
         3. Start the maintenance that is due, which runs beside the batches. Wait for merges if they are far behind.
-        4. Run the state stage, and check its rows against the cutoff.
-        5. Warn if input records of the batch were deleted unread.
-        6. Decide the cancels that it is asked for, and store what they cancel.
-        7. Hand over the due messages and seal the far ones, both at the same time.
-        8. Pass the sealed segments to the prefetch window and to maintenance.
-        9. Move the prefetch window on to the cutoff.
-        10. Wait until the next batch should begin: Spark plans it as soon as this one returns.
+        4. Decide which records are refused because too many messages of their topics wait, and record it.
+        5. Run the state stage, and check its rows against the cutoff.
+        6. Warn if input records of the batch were deleted unread.
+        7. Decide the cancels that it is asked for, and store what they cancel.
+        8. Hand over the due messages and seal the far ones, both at the same time.
+        9. Pass the sealed segments to the prefetch window and to maintenance.
+        10. Move the prefetch window on to the cutoff.
+        11. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
         If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
         in the replay that it is done.
@@ -126,26 +129,28 @@ class BatchRunner:
             waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
             if waited_s:
                 log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
-        tell_tasks(self._store.spark, span, planned.clock_ms)
+        # 4. Decide what is refused.
+        refusal = self._admission.refusal(self._settings_history.at(batch_id), span)
+        tell_tasks(self._store.spark, span, planned.clock_ms, refusal)
         shard_output = shard_output.persist()
         try:
-            # 4. Run the state stage. The chunks stay in Spark's cache.
+            # 5. Run the state stage. The chunks stay in Spark's cache.
             with self._counts.timed("state"):
                 rows = shard_output.drop("chunk").collect()
             _check_cutoffs(rows, span.cutoff_ms)
-            # 5. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
+            # 6. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
             sealed = [row for row in rows if row["kind"] == SEALED]
-            # 6. Decide cancels. One commit stores what they cancel, and what is sealed.
+            # 7. Decide cancels. One commit stores what they cancel, and what is sealed.
             with self._counts.timed("cancels"):
                 decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
             if decision.cancelled.num_rows:
                 self._seal(shard_output, batch_id, decision)
                 failpoint("cancelled")
-            # 7. Hand over and seal.
+            # 8. Hand over and seal.
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))
@@ -153,7 +158,7 @@ class BatchRunner:
                 running.append(self._start(self._seal, shard_output, batch_id, decision))
             for step in running:
                 step.result()
-            # 8. Pass on what was sealed.
+            # 9. Pass on what was sealed.
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
@@ -161,8 +166,9 @@ class BatchRunner:
             self._maintenance.stored(IdRows.NAMED, self._bucket(batch_id), decision.names.num_rows)
         finally:
             shard_output.unpersist()
-        # 9. Move the window on.
+        # 10. Move the window on.
         self._window.advance(span.cutoff_ms)
+        self._admission.done(rows)
         self._last = planned
         took_s, sealed_messages = time.monotonic() - started_s, sum(row["count"] for row in sealed)
         if hand_over is not None or sealed:
@@ -173,7 +179,7 @@ class BatchRunner:
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
-        # 10. Wait.
+        # 11. Wait.
         self._arrivals.wait(started_s, planned.offsets)
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:

@@ -10,7 +10,9 @@ In the order of the data:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -25,18 +27,20 @@ from conf.settings import Settings
 from sources.intake.clock import tick
 from sources.intake.kafka_reader import CHUNK_SCHEMA, accepting, read_records
 from state.buckets.operator import FILLER, SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, update_shard
-from state.checkpoint.batch_settings import RunningBatch, SettingsHistory
+from state.checkpoint.batch_settings import Refusal, RunningBatch, SettingsHistory
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 
-# The local properties of Spark that tell tasks in how many input partitions their batch reads records, and its clock.
-_READ_PARTITIONS, _CLOCK = "delayline.readPartitions", "delayline.clock"
+# The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, and
+# which records it refuses.
+_READ_PARTITIONS, _CLOCK, _REFUSAL = "delayline.readPartitions", "delayline.clock", "delayline.refusal"
 
 
-def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int) -> None:
+def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal) -> None:
     """Tell the tasks that this thread will start what they need to know of their batch, whose clock is `clock_ms`."""
     spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
     spark.sparkContext.setLocalProperty(_CLOCK, str(clock_ms))
+    spark.sparkContext.setLocalProperty(_REFUSAL, json.dumps(asdict(refusal)))
 
 
 def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
@@ -44,12 +48,18 @@ def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
 
     def running_batch() -> RunningBatch:
         context = TaskContext.get()
-        names = ("streaming.sql.batchId", _READ_PARTITIONS, _CLOCK, "spark.sql.execution.arrow.maxRecordsPerBatch")
-        properties = [context.getLocalProperty(name) for name in names] if context else []
+        numbers = ("streaming.sql.batchId", _READ_PARTITIONS, "spark.sql.execution.arrow.maxRecordsPerBatch", _CLOCK)
+        properties = [context.getLocalProperty(name) for name in (*numbers, _REFUSAL)] if context else []
         match properties:
-            case [str(batch_id), str(read_partitions), str(clock_ms), str(transfer_rows)]:
-                settings = history.at(int(batch_id))
-                return RunningBatch(int(batch_id), settings, int(read_partitions), int(transfer_rows), int(clock_ms))
+            case [str(batch_id), str(read_partitions), str(transfer_rows), str(clock_ms), str(refusal)]:
+                return RunningBatch(
+                    int(batch_id),
+                    history.at(int(batch_id)),
+                    int(read_partitions),
+                    int(transfer_rows),
+                    int(clock_ms),
+                    Refusal(**json.loads(refusal)),
+                )
         raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
 
     return running_batch

@@ -265,6 +265,8 @@ def test_looped_topics_are_refused() -> None:
         ("[policies]\ndelay = '1s'", "[policies]: allowed is default_delay, fixed_delay, max_delay, over_max_delay"),
         ("[policies.delayline-in]\ndelay = '1s'", "or a table of these for a topic, not 'delayline-in' ['delay']"),
         ("[policies.delayline-in]\nmax_delay = '-1s'", "[policies]: allowed is for delayline-in.max_delay a duration"),
+        ("[policies]\nmax_waiting = 0", "policies.max_waiting = 0: allowed is a whole number from 1 to"),
+        ("[policies.delayline-in]\nmax_waiting = 'few'", "[policies]: allowed is for delayline-in.max_waiting a whole"),
         ("[policies]\nfixed_delay = '367d'", "policies: allowed are a default_delay and a fixed_delay up to"),
         ("[policies.delayline-in]\nmax_delay='1s'\nfixed_delay = '2s'", "policies.delayline-in: allowed are a"),
         ("[policies.orders]\nmax_delay = '1s'", "policies.orders: allowed is a topic that is in topics.input"),

@@ -41,6 +41,11 @@ def bucket(
 ) -> DataFrame:
     """Return the rows of a bucket with one message due at each of `dues`."""
     sealed = messages([{"deliver_at_ms": due, "offset": due, "value": value or b"%d" % due} for due in sorted(dues)])
+    return _stored(spark, sealed, number, bits, **batch_settings)
+
+
+def _stored(spark: SparkSession, sealed: pa.Table, number: int, bits: int = 10, **batch_settings: Any) -> DataFrame:
+    """Return the rows of a bucket with the messages `sealed`."""
     segments = [
         {**asdict(segment), "chunk": encode_chunk(rows)}
         for segment, rows in cut(sealed, number, 0, some_batch_settings(**batch_settings))
@@ -314,6 +319,18 @@ def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store
     assert offsets > 500_000
     # Delta's log and the file footers take about 80,000 bytes, whatever is read.
     assert _bytes_read(spark, store.slots([10**9])) < offsets / 4
+
+
+def test_messages_are_counted_by_topic_and_segment_without_offsets(spark: SparkSession, store: BucketTable) -> None:
+    def sealed(number: int, topics: str, *dues: int) -> DataFrame:
+        rows = [{"deliver_at_ms": due, "offset": due, "topic": topic} for due, topic in zip(dues, topics, strict=True)]
+        return _stored(spark, messages(rows), number, segment_max_messages=3)
+
+    store.append(sealed(1, "aab" + "aac", 1, 2, 3, 10, 11, 5_000), "checkpoint", 1)
+    store.append(sealed(2, "ab", 20, 21), "checkpoint", 2)
+    counted = {tuple(row) for row in store.counted_by_topic(["a", "b"], 10)}
+    assert counted == {("a", 2, 10, 5_000), ("a", 1, 20, 21), ("b", 1, 20, 21)}
+    assert {tuple(row) for row in store.counted_by_topic(["c", "d"], 0)} == {("c", 1, 10, 5_000)}
 
 
 def test_the_bytes_read_depend_on_the_range_and_not_on_the_table(spark: SparkSession, store: BucketTable) -> None:

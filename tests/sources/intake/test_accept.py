@@ -119,6 +119,7 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
         errors.BadReplaces,
         errors.BadExpiry,
         errors.Expired,
+        errors.TooManyWaiting,
     }
     assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - elsewhere
 

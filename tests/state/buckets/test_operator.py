@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -22,7 +25,7 @@ from state.buckets.operator import (
 )
 from state.buckets.parts import sealed_part
 from state.cancel import ASK_SCHEMA
-from state.checkpoint.batch_settings import RunningBatch
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy, RunningBatch
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
@@ -51,9 +54,11 @@ def due_at(*instants_ms: int) -> pa.Table:
     return messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in enumerate(instants_ms))
 
 
-def frames_of(state: GroupState, *chunks: pa.Table, key: int) -> list[pd.DataFrame]:
+def frames_of(
+    state: GroupState, *chunks: pa.Table, key: int, settings: BatchSettings = BATCH_SETTINGS
+) -> list[pd.DataFrame]:
     arrivals = [pd.DataFrame({"chunk": [encode_chunk(chunk), None]}) for chunk in chunks]
-    batch = RunningBatch(12, BATCH_SETTINGS, read_partitions=1, transfer_rows=100, clock_ms=0)
+    batch = RunningBatch(12, settings, read_partitions=1, transfer_rows=100, clock_ms=0)
     frames = list(update_shard(lambda: batch)((key,), iter(arrivals), state))
     assert all(list(frame.columns) == SHARD_OUTPUT_SCHEMA.names for frame in frames)
     return frames
@@ -69,6 +74,20 @@ def test_kept_messages_are_in_the_state_and_wake_the_shard_at_the_earliest_due_t
     updated(state, due_at(500, 50), due_at(300))
     assert decode_chunk(state.get[0]).column("deliver_at_ms").to_pylist() == [300, 500]
     assert state._timeout_timestamp == 300
+
+
+def test_what_is_kept_and_sealed_is_counted_for_the_topics_with_a_limit() -> None:
+    limited = DelayPolicy(most_waiting=9)
+    settings = replace(BATCH_SETTINGS, policies={"a": limited, "b": limited})
+    topics = ["a", "a", "b", "c", "a", "c"]
+    arrivals = messages(
+        {"deliver_at_ms": 500 + number, "offset": number, "topic": topic} for number, topic in enumerate(topics)
+    )
+    (frame,) = frames_of(group_state(cutoff_ms=100), arrivals, key=1, settings=settings)
+    counted = {kind: [json.loads(text) for text in own] for kind, own in frame.groupby("kind")["by_topic"]}
+    assert counted == {KEPT: [{"a": 1}], SEALED: [{"a": 2, "b": 1}]}
+    (frame,) = frames_of(group_state(cutoff_ms=100), arrivals, key=1)
+    assert set(frame["by_topic"]) == {"{}"}
 
 
 def test_the_state_is_removed_when_no_message_is_kept() -> None:

@@ -80,6 +80,17 @@ def test_a_damaged_file_of_delayline_is_named(
             read_all(spark, tmp_path)
 
 
+def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint"))
+    assert checkpoint.refused_from(4) == {}
+    checkpoint.write_refused_from(3, {"in": {"0": 2}})
+    checkpoint.write_refused_from(4, {"in": {"0": 5, "1": 0}})
+    assert [checkpoint.refused_from(batch_id) for batch_id in (3, 4, 5)] == [{}, {"in": {"0": 5, "1": 0}}, {}]
+    overwrite(tmp_path / "checkpoint/delayline-refused.json", '{"format": 1, "batch": 4}')
+    with pytest.raises(CheckpointUnreadable, match=r"delayline-refused.json is damaged.*delayline rebuild"):
+        checkpoint.refused_from(4)
+
+
 def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "delayline-birth.json").unlink()
     with pytest.raises(CheckpointUnreadable, match=r"delayline-birth.json is missing.*delayline rebuild"):

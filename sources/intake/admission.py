@@ -1,0 +1,33 @@
+"""Refusing messages of topics of which too many wait. The job decides which (`streaming.job.admission`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import TooManyWaiting
+from sources.intake.header_columns import Ints, Rejections
+from state.checkpoint.batch_settings import BatchSettings, Refusal
+
+
+def refuse_waiting(
+    records: pa.Table, deliver_at: Ints, refusal: Refusal, batch_settings: BatchSettings, rejections: Rejections
+) -> None:
+    """Reject those of `records` that the batch refuses. `deliver_at` has their due times, epoch ms."""
+    if not refusal.from_offsets:
+        return
+    waits = deliver_at >= refusal.due_from_ms
+    offsets = records.column("offset").to_numpy()
+    partitions = records.column("partition").to_numpy()
+    for topic, starts in refusal.from_offsets.items():
+        of_topic = waits & np.asarray(pc.equal(records.column("topic"), topic))
+        if not of_topic.any():
+            continue
+        most = batch_settings.policy_of(topic).most_waiting
+        error = TooManyWaiting(
+            f"{most} messages of {topic} wait, as many as its policy max_waiting allows: publish it again when there "
+            "are fewer"
+        )
+        for partition, start in starts.items():
+            rejections.reject(np.flatnonzero(of_topic & (partitions == int(partition)) & (offsets >= start)), error)

@@ -1,0 +1,140 @@
+"""Admission: which records a batch refuses, so that of no input topic more messages wait than its policy allows.
+
+The number of waiting messages of a topic is that in mutable buckets, by what the shards told last, and that in sealed
+segments. The messages of a segment are taken for evenly spread between its first and its last due time. What is sealed
+is counted as it is sealed, and anew by the table's metadata before records are refused: merges drop cancelled messages.
+
+A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
+not what is handed over at once and never waits. The offsets are in the checkpoint before the batch runs, so that a
+replay refuses the same records; a batch that has recorded none refuses none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import Row
+
+from sinks.bucket_table import BucketTable
+from state.buckets.operator import KEPT, SEALED
+from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
+from state.checkpoint.origin import Offsets
+from state.checkpoint.progress import BatchSpan
+from streaming.checkpoint.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+# How long a count by the table's metadata is taken for the present one.
+_COUNTED_S = 60.0
+
+
+@dataclass
+class WaitingMessages:
+    """The messages that wait of input topics with a limit."""
+
+    # By shard: how many of each topic its mutable bucket has.
+    kept: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    # By topic: first and last due time (epoch ms, inclusive) and count of each segment.
+    sealed: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add what a batch has sealed, and take what it keeps in place of what was kept before.
+
+        `rows` are those of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`, without chunks.
+        """
+        kept: dict[int, Mapping[str, int]] = {}
+        for row in rows:
+            # Beside the group of a shard, its overflow groups keep nothing.
+            if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
+                kept[row["shard"]] = json.loads(row["by_topic"])
+            elif row["kind"] == SEALED:
+                for topic, count in json.loads(row["by_topic"]).items():
+                    segment = row["min_deliver_at_ms"], row["max_deliver_at_ms"], count
+                    self.sealed.setdefault(topic, []).append(segment)
+        self.kept |= kept
+
+    def count(self, topic: str, cutoff_ms: int) -> int:
+        """Return how many messages of `topic` wait that are due at `cutoff_ms` (epoch ms) or later, about."""
+        own = self.sealed[topic] = [each for each in self.sealed.get(topic, []) if each[1] >= cutoff_ms]
+        sealed = (count * _share_from(cutoff_ms, first_ms, last_ms) for first_ms, last_ms, count in own)
+        return sum(kept.get(topic, 0) for kept in self.kept.values()) + math.ceil(sum(sealed))
+
+
+class Admission:
+    """Decides what one batch after the other refuses. Only the query's thread may use it."""
+
+    def __init__(self, checkpoint: Checkpoint, store: BucketTable) -> None:
+        """Take the checkpoint as it is at the start of the job."""
+        self._checkpoint = checkpoint
+        self._store = store
+        planned = checkpoint.last_planned()
+        # The batch that may have run before.
+        self._replayed = None if planned == checkpoint.last_committed() else planned
+        self._waiting = WaitingMessages()
+        # When the table was counted last, by the monotonic clock; None: never.
+        self._counted_s: float | None = None
+
+    def refusal(self, batch_settings: BatchSettings, span: BatchSpan) -> Refusal:
+        """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any."""
+        if not batch_settings.limits_waiting:
+            return NONE_REFUSED
+        if span.batch_id == self._replayed:
+            return Refusal(self._checkpoint.refused_from(span.batch_id), span.cutoff_ms)
+        most = {
+            topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
+        }
+        from_offsets: Offsets = {}
+        if self._counted_s is not None:
+            from_offsets = self._refused_from(most, span)
+        if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
+            self._count(most, span.previous_ms)
+            from_offsets = self._refused_from(most, span)
+        if not from_offsets:
+            return NONE_REFUSED
+        self._checkpoint.write_refused_from(span.batch_id, from_offsets)
+        log.warning(
+            "batch %d: as many messages wait as max_waiting allows of %s",
+            span.batch_id,
+            ", ".join(sorted(from_offsets)),
+        )
+        return Refusal(from_offsets, span.cutoff_ms)
+
+    def done(self, rows: Iterable[Row]) -> None:
+        """Count what a batch has sealed and kept."""
+        self._waiting.add(rows)
+
+    def _refused_from(self, most: Mapping[str, int], span: BatchSpan) -> Offsets:
+        found: Offsets = {}
+        for topic, limit in most.items():
+            room = max(0, limit - self._waiting.count(topic, span.previous_ms))
+            if offsets := offsets_after(room, span.starts.get(topic, {}), span.ends[topic]):
+                found[topic] = offsets
+        return found
+
+    def _count(self, topics: Iterable[str], cutoff_ms: int) -> None:
+        self._waiting.sealed.clear()
+        for row in self._store.counted_by_topic(topics, cutoff_ms):
+            segment = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
+            self._waiting.sealed.setdefault(row["topic"], []).append(segment)
+        self._counted_s = time.monotonic()
+
+
+def offsets_after(room: int, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
+    """Return the offset in each partition after the first `room` records, which are shared out among the partitions.
+
+    `starts` and `ends` are those of the records by partition. Empty if there is room for all of them.
+    """
+    counts = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
+    total = sum(counts.values())
+    if total <= room:
+        return {}
+    return {partition: starts.get(partition, 0) + room * count // total for partition, count in counts.items() if count}
+
+
+def _share_from(at_ms: int, first_ms: int, last_ms: int) -> float:
+    return min(1.0, (last_ms + 1 - at_ms) / (last_ms + 1 - first_ms))
