@@ -83,7 +83,7 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
 
 def problems_of(judged: JudgedLoad) -> list[str]:
     """Return what broke the contract, or leaves it unproven, a sentence each."""
-    return [*judged.verdict.problems(), *judged.wrong_answers]
+    return [*judged.verdict.problems(), *judged.wrong_answers, *judged.wrong_names]
 
 
 def counts_of(judged: JudgedLoad) -> dict[str, int]:
@@ -96,6 +96,8 @@ def counts_of(judged: JudgedLoad) -> dict[str, int]:
         "replacements": load.replacements,
         "refused": judged.refused,
         "cancelled or refused": load.published - load.cancels - verdict.published,
+        "messages with names that came out": len(judged.names.received),
+        "cancels by name": judged.names.cancels,
     }
     return {"messages": verdict.published} | cancels | faults | {"held to order": verdict.order_checked}
 
@@ -107,6 +109,7 @@ def contract_aims(judged: JudgedLoad) -> list[Aim]:
     return [
         *(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()),
         Aim("wrong answers to cancels and replacements", len(judged.wrong_answers), 0),
+        Aim("wrong deliveries and answers of messages that have names", len(judged.wrong_names), 0),
         Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True),
     ]
 

@@ -11,6 +11,7 @@ from typing import Self
 
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.load import RandomLoad
+from benchmarks.chaos.names import NamedRecords
 from benchmarks.chaos.published import published_in
 from benchmarks.chaos.spool import Spool
 from benchmarks.stand import Stand
@@ -24,9 +25,14 @@ from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
 from streaming.storage.paths import checkpoint_path
 
+# The newest messages of the names are due no later than all others, and may come out a little later.
+_NAMES_S = 60.0
+
 
 class JudgedLoad:
-    """An application on `stand`, to which `load` publishes to two topics. A context manager: it ends the subscriber.
+    """An application on `stand`, to which `load` publishes to two topics, and `names` to a third.
+
+    A context manager: it ends the subscribers.
 
     After `finish`:
 
@@ -35,6 +41,7 @@ class JudgedLoad:
     - `acceptance`: which batch accepted which message.
     - `verdict`: the judge's, on all messages that are not answered to be cancelled, or not to be accepted.
     - `wrong_answers`: what is wrong with the answers to cancels and replacements, a sentence each.
+    - `wrong_names`: what is wrong with messages that have names, and with cancels by name, a sentence each.
     - `refused`: the number of replacements that are answered not to be accepted.
     """
 
@@ -42,13 +49,22 @@ class JudgedLoad:
     acceptance: Acceptance
     verdict: Verdict
     wrong_answers: list[str]
+    wrong_names: list[str]
     refused: int
 
     def __init__(self, stand: Stand, name: str, seed: int, seconds: float, *settings: str) -> None:
-        other = stand.topic(f"{name}-other")
-        self.application = stand.application(name, f"topics.allowed_outputs={other}", *settings)
+        other, named = stand.topic(f"{name}-other"), stand.topic(f"{name}-named")
+        named_input = f"{name}-named-in"
+        self.application = stand.application(
+            name,
+            f"topics.input={name}-in,{named_input}",
+            f"topics.allowed_outputs={other},{named}",
+            f"policies.{named_input}.names=header",
+            *settings,
+        )
         self.received = Spool(stand.folder / f"{name}-received")
         self.load = RandomLoad(stand, self.application.input, (self.application.output, other), seed, seconds)
+        self.names = NamedRecords(stand, named_input, named, seed, seconds, self.load.longest_s)
         self._stand, self._topics = (
             stand,
             [self.application.output, other, self.application.settings.topics.dead_letter],
@@ -59,6 +75,8 @@ class JudgedLoad:
             self._watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(self.application.settings))))
             self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
             stack.callback(self._outputs.close)
+            self.names.subscribe()
+            stack.callback(self.names.close)
             self._answers: list[Received] = []
             results = [self.application.settings.results_topic]
             self._results = Outputs(self._stand.bootstrap, results, self._answers.append)
@@ -76,14 +94,20 @@ class JudgedLoad:
         self.load.warm_up()
         begun_s = time.time()
         self.load.start()
+        self.names.start()
         injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
         self.load.join()
-        self.load.wait_for_all(self._outputs, self._results, lambda: len(self._unexpected()))
+        self.names.join()
+        self.load.wait_for_all(self._outputs, self._answered, lambda: len(self._unexpected()))
+        deadline_s = time.monotonic() + _NAMES_S
+        while not self.names.complete() and time.monotonic() < deadline_s:
+            time.sleep(0.5)
         return injected
 
     def finish(self) -> None:
         """Read to the end, and judge. Duplicates may arrive last: stop what delivers before."""
         self._outputs.drain()
+        self.names.drain()
         self._results.drain()
         records = published_in(self._stand, self.application.input, self.load.topic_of)
         count = len(records.messages) + self.load.cancels
@@ -91,18 +115,31 @@ class JudgedLoad:
             raise RuntimeError(f"{count} records were published, and not {self.load.published}")
         unexpected = self._unexpected()
         self.published = {each: message for each, message in records.messages.items() if each not in unexpected}
-        answers = Answers.of(self._answers)
+        own, of_names = self._divided()
+        answers = Answers.of(own)
         self.refused = len(answers.refused())
         # Some asks ask for asks for a cancel, which come out as answers.
-        came_out = self._outputs.ids | (self._results.ids - records.messages.keys())
+        came_out = self._outputs.ids | ({answer.id for answer in own} - records.messages.keys())
         self.wrong_answers = answers.problems(records.asks, came_out, complete=True, conditions=records.conditions)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
+        self.wrong_names = self.names.problems(of_names, self.acceptance)
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
+
+    def _answered(self) -> int:
+        self._results.check()
+        return len(self._divided()[0])
+
+    def _divided(self) -> tuple[list[Received], list[Received]]:
+        """Return the answers that came so far: those to the records of `load`, and those to the records of `names`."""
+        answers = list(self._answers)
+        is_of_names = [answer.id.startswith(f"{self.names.topic}/") for answer in answers]
+        pairs = list(zip(answers, is_of_names, strict=True))
+        return [answer for answer, named in pairs if not named], [answer for answer, named in pairs if named]
 
     def _unexpected(self) -> set[str]:
         """Return the ids of the messages that are answered to be cancelled, or not to be accepted."""
-        received = list(self._answers)
+        received, _ = self._divided()
         answers = Answers.of(received)
         asks = {answer.id: (answer.key or b"").decode() for answer in received}
         return answers.cancelled(asks) | answers.refused()

@@ -38,7 +38,7 @@ class RandomLoad(threading.Thread):
         self._chance = random.Random(seed)
         self._seconds = seconds
         # A short campaign should not wait long at its end.
-        self._longest_s = min(_LONGEST_S, seconds / 3)
+        self.longest_s = min(_LONGEST_S, seconds / 3)
         self.published = _WARM_UP + int(RATE * seconds)
         self.cancels = self.replacements = 0
 
@@ -64,14 +64,14 @@ class RandomLoad(threading.Thread):
         """Return the output topic of the message with this number."""
         return self._outputs[number % 5 == 0]
 
-    def wait_for_all(self, outputs: Outputs, answers: Outputs, unexpected: Callable[[], int]) -> None:
+    def wait_for_all(self, outputs: Outputs, answered: Callable[[], int], unexpected: Callable[[], int]) -> None:
         """Wait until all is delivered or answered, or the time for that is over; the judge reports what is missing.
 
-        `unexpected` returns the number of messages that are answered to be cancelled, or not to be accepted.
+        `answered` returns the number of answers, and `unexpected` that of the messages that are answered to be
+        cancelled, or not to be accepted.
         """
-        deadline_s = time.monotonic() + self._longest_s + _DRAIN_S
-        while len(answers.ids) < self.cancels + self.replacements and time.monotonic() < deadline_s:
-            answers.check()
+        deadline_s = time.monotonic() + self.longest_s + _DRAIN_S
+        while answered() < self.cancels + self.replacements and time.monotonic() < deadline_s:
             time.sleep(0.1)
         expected = self.published - self.cancels - unexpected()
         while len(outputs.ids) < expected and time.monotonic() < deadline_s:
@@ -84,7 +84,7 @@ class RandomLoad(threading.Thread):
             self.cancels += 1
             return stamp_ms * 1000, [(CANCEL_HEADER, self._earlier(number).encode())]
         # Half of the delays are up to ten seconds; some messages wait through several faults.
-        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self._longest_s)
+        longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self.longest_s)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
         headers = [any_delay(Load(number, due_ms, stamp_ms)), *self._route(number)]
         if self._chance.random() < _REPLACEMENTS:

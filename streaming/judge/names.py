@@ -14,12 +14,14 @@ from streaming.judge.record import Received
 class Named:
     """A record that was published with a name: a message that is due at `due_ms`, or a cancel (None). In epoch ms.
 
+    The job knows the record since `known_ms`: when it was published, or when its batch was committed.
+
     All records of a name are in one partition.
     """
 
     id: str
     name: str
-    published_ms: int
+    known_ms: int
     due_ms: int | None
 
     @property
@@ -34,7 +36,7 @@ def name_problems(
     """Return what is wrong, a sentence each, once everything that should come out has done so.
 
     `answers` are the records of the results topic. A message may come out although another took its name over if it was
-    due within `slack_ms` after that one was published.
+    due within `slack_ms` after the job knew of that one.
     """
     problems: list[str] = []
     deliveries: dict[str, list[Received]] = {}
@@ -73,7 +75,7 @@ def _of_name(
     if last.due_ms is not None and last.id not in out:
         yield f"{last.id}, the newest message under {name}, did not come out"
     for before, after in pairwise(in_order):
-        too_late = before.due_ms is not None and before.due_ms > after.published_ms + slack_ms
+        too_late = before.due_ms is not None and before.due_ms > after.known_ms + slack_ms
         if before.id in out and too_late:
             yield f"{before.id} came out, although {after.id} took over {name} long before it was due"
         answered = results.get(after.id, [])

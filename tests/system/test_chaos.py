@@ -60,4 +60,5 @@ def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:
     )
     assert outcome.figures["campaign"]["refused"] > 0
     assert outcome.figures["campaign"]["cancelled or refused"] > outcome.figures["campaign"]["refused"]
+    assert outcome.figures["campaign"]["messages with names that came out"] > 100
     return set(outcome.figures["faults"])
