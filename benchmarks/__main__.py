@@ -24,6 +24,7 @@ from benchmarks import (
     index,
     ingest,
     lateness,
+    names,
     outage,
     overload,
     plain,
@@ -80,6 +81,7 @@ BENCHMARKS = {
     "window": Benchmark(window.measure, window.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
     "cancels": Benchmark(on_a_stand(cancels.measure), cancels.draw),
+    "names": Benchmark(on_a_stand(names.measure), names.draw),
     "sustained": Benchmark(on_a_stand(sustained.measure), sustained.draw),
     "endurance": Benchmark(on_a_stand(endurance.measure), endurance.draw),
 }
@@ -106,6 +108,7 @@ class Which(StrEnum):
     window = "window"
     shards = "shards"
     cancels = "cancels"
+    names = "names"
     sustained = "sustained"
     endurance = "endurance"
     scale = "scale"

@@ -19,6 +19,7 @@ from benchmarks import (
     index,
     ingest,
     lateness,
+    names,
     outage,
     overload,
     plain,
@@ -114,6 +115,20 @@ CASES = {
             "memory, of that without asks": (cancels.ASKED, "mb_job", 131),
             **ordered_faults(cancels.CALM),
             **ordered_faults(cancels.ASKED),
+        },
+    ),
+    "names": Case(
+        names.aims_of,
+        {
+            names.CALM: {"p99_ms": 20.0, "mb_job": 100.0, "batch_steps_p50_s": 0.5, **ORDERED},
+            names.NAMED: {"p99_ms": 26.0, "mb_job": 130.0, "batch_steps_p50_s": 1.5, **ORDERED},
+        },
+        {
+            "lateness p99, of that without names": (names.NAMED, "p99_ms", 26.1),
+            "memory, of that without names": (names.NAMED, "mb_job", 131),
+            "a batch's steps p50, of those without names": (names.NAMED, "batch_steps_p50_s", 1.51),
+            **ordered_faults(names.CALM),
+            **ordered_faults(names.NAMED),
         },
     ),
     "sustained": Case(
