@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pydantic.dataclasses
 from pydantic import TypeAdapter
@@ -248,8 +249,7 @@ class SettingsHistory:
 
     def to_json(self) -> str:
         """Return the history as one JSON object."""
-        entries = [{"from_batch": first, **_SETTINGS.dump_python(each, mode="json")} for first, each in self.entries]
-        return json.dumps({"rules": entries}, indent=1)
+        return json.dumps({"rules": [_entry(first, each) for first, each in self.entries]}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> SettingsHistory:
@@ -261,6 +261,13 @@ class SettingsHistory:
                 entry.pop(name, None)
             entries.append((first, read_stored(_SETTINGS, json.dumps(entry))))
         return SettingsHistory(tuple(entries))
+
+
+def _entry(first: int, batch_settings: BatchSettings) -> dict[str, Any]:
+    # Without what has its default, which the version before may not know: it can be installed again.
+    changed: dict[str, Any] = _SETTINGS.dump_python(batch_settings, mode="json", exclude_defaults=True)
+    # The default names of headers are no promise to checkpoints.
+    return {"from_batch": first} | changed | {"headers": batch_settings.headers.model_dump()}
 
 
 # Recorded by earlier versions, which cut segments by due time. How a batch is cut does not matter to its replay: a

@@ -62,8 +62,17 @@ def test_a_history_is_read_as_it_was_written() -> None:
     assert SettingsHistory.from_json(history.to_json()) == history
 
 
+def test_what_has_its_default_is_not_written_so_that_an_earlier_version_reads_the_rest() -> None:
+    (entry,) = json.loads(SettingsHistory(((0, replace(OLD, policy=DelayPolicy(most_ms=9))),)).to_json())["rules"]
+    assert entry["policy"] == {"most_ms": 9}
+    assert not {"presets", "policies", "near_ms"} & entry.keys()
+    assert entry["headers"]["deliver_to"] == "deliver-to"
+
+
 def test_settings_from_before_policies_and_presets_have_none() -> None:
-    written = json.loads(SettingsHistory(((0, replace(OLD, presets={"a": ("nats",)})),)).to_json())
+    policies = {"a": DelayPolicy(default_ms=1)}
+    recorded = replace(OLD, presets={"a": ("nats",)}, policy=DelayPolicy(default_ms=2), policies=policies)
+    written = json.loads(SettingsHistory(((0, recorded),)).to_json())
     for name in ("presets", "policy", "policies"):
         del written["rules"][0][name]
     read = SettingsHistory.from_json(json.dumps(written)).newest
@@ -72,7 +81,7 @@ def test_settings_from_before_policies_and_presets_have_none() -> None:
 
 @pytest.mark.parametrize("name", ["max_message_bytes", "dead_letter_bytes", "group_bytes"])
 def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
-    limited = replace(OLD, max_message_bytes=5, dead_letter_bytes=6)
+    limited = replace(OLD, max_message_bytes=5, dead_letter_bytes=6, group_bytes=7)
     written = json.loads(SettingsHistory(((0, limited),)).to_json())
     del written["rules"][0][name]
     assert getattr(SettingsHistory.from_json(json.dumps(written)).newest, name) > 2**60

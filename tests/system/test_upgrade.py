@@ -1,0 +1,63 @@
+"""The upgrade of docs/compatibility.md, "Upgrade", from earlier versions, and the way back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import Application, MakeService
+from tests.system.ledger import Ledger
+from tests.system.load import publish_mixed
+from tests.system.service import Service
+
+_REPOSITORY = Path(__file__).parent.parent.parent
+# The version before this one, which reads what this one has written; and one before names and the page.
+_BEFORE, _LONG_BEFORE = "8a487f7", "89f715d"
+_DELIVERED = 100
+
+
+def installed(commit: str, folder: Path) -> dict[str, str]:
+    """Put the code of an earlier version into `folder`; return the environment in which processes run it."""
+    git = shutil.which("git")
+    if git is None or subprocess.run([git, "-C", _REPOSITORY, "cat-file", "-e", commit], check=False).returncode:
+        pytest.skip(f"an earlier version is not in this clone: {commit}")
+    folder.mkdir()
+    archive = subprocess.run([git, "-C", _REPOSITORY, "archive", commit], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    # Or else Python would take the packages in the working folder of the tests.
+    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+
+def run_on(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
+    """Start the job, let it seal and deliver, and stop it."""
+    service.start()
+    before = len(ledger.got)
+    publish_mixed(ledger, application, 400, seed, longest_ms=60_000)
+    ledger.wait_for(lambda: len(ledger.got) >= before + _DELIVERED, 60)
+    assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(120)
+@pytest.mark.parametrize(("commit", "goes_back"), [(_BEFORE, True), (_LONG_BEFORE, False)])
+def test_a_newer_version_goes_on_where_an_older_one_was_stopped(
+    application: Application, make_service: MakeService, tmp_path: Path, commit: str, goes_back: bool
+) -> None:
+    earlier = installed(commit, tmp_path / "earlier")
+    service, ledger = make_service()
+    service.environment = earlier
+    run_on(service, ledger, application, seed=1)
+    service.environment = {}
+    assert service.command("topics", "create") == 0, service.log[-3000:]
+    run_on(service, ledger, application, seed=2)
+    if goes_back:
+        service.environment = earlier
+        run_on(service, ledger, application, seed=3)
+        service.environment = {}
+    service.start()
+    ledger.wait_for_all(120)
+    ledger.verify_after_outage(120)
+    assert service.stop() == 0, service.log[-3000:]
