@@ -97,16 +97,23 @@ def waiting_messages(
     checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
     batch_id, version = consistent_versions(checkpoint, store)
     schema = from_arrow_schema(WAITING_SCHEMA)
-    if batch_id is None:
-        return spark.createDataFrame([], schema)
     selection = Selection(from_ms, until_ms, None if ids is None else ids_of(ids))
+    if batch_id is None:
+        if version is None or not checkpoint.is_initialized():
+            return spark.createDataFrame([], schema)
+        # A checkpoint that `rescale` or `rebuild` has made goes on with buckets of the one before.
+        origin, results = checkpoint.origin, settings.results_topic
+        bucket, cutoff_ms = origin.overdue_bucket, origin.cutoff_ms
+        segments = _segments(store, version, bucket, cutoff_ms)
+        overdue = [each for each in _segments(store, version, bucket, 0) if each.bucket == bucket]
+        before = replace(selection, until_ms=min(selection.until_ms, cutoff_ms))
+        return _sealed(store, version, bucket, cutoff_ms, segments, selection, results).union(
+            _sealed(store, version, bucket, 0, overdue, before, results, f"bucket = {bucket}")
+        )
     cutoff_ms = checkpoint.planned(batch_id).cutoff_ms
     last_bucket = checkpoint.origin.first_bucket + batch_id
     results = checkpoint.settings_history().at(batch_id).results
-    segments: list[Segment] = []
-    if version is not None:
-        rows = (described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket)
-        segments = [segment for segment in rows if segment.max_deliver_at_ms >= cutoff_ms]
+    segments = [] if version is None else _segments(store, version, last_bucket, cutoff_ms)
     if at_least is not None:
         selection = _first(selection, segments, cutoff_ms, at_least)
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint.path)
@@ -119,6 +126,12 @@ def waiting_messages(
     if version is not None:
         places.append(_sealed(store, version, last_bucket, cutoff_ms, segments, selection, results))
     return reduce(DataFrame.union, places)
+
+
+def _segments(store: BucketTable, version: int, last_bucket: int, from_ms: int) -> list[Segment]:
+    """Return the segments of buckets up to `last_bucket` that reach to `from_ms` (epoch ms) or later."""
+    rows = (described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket)
+    return [segment for segment in rows if segment.max_deliver_at_ms >= from_ms]
 
 
 def _first(selection: Selection, segments: Iterable[Segment], cutoff_ms: int, count: int) -> Selection:
@@ -142,6 +155,7 @@ def _sealed(
     segments: list[Segment],
     selection: Selection,
     results: str,
+    condition: str = "true",
 ) -> DataFrame:
     start_ms, end_ms = max(selection.from_ms, cutoff_ms), selection.until_ms
     if selection.ids is not None:
@@ -157,9 +171,9 @@ def _sealed(
         if segment.min_deliver_at_ms < end_ms and segment.max_deliver_at_ms >= start_ms
     }
     cancelled = store.cancelled_between(start_ms, end_ms, last_bucket, version)
-    chunks = store.chunks(start_ms, end_ms, parts, None, version).where(f"bucket <= {last_bucket}").select("chunk")
-    waiting = Selection(start_ms, end_ms, selection.ids)
-    return chunks.mapInArrow(_rows("sealed", waiting, results, cancelled), from_arrow_schema(WAITING_SCHEMA))
+    chunks = store.chunks(start_ms, end_ms, parts, None, version).where(f"bucket <= {last_bucket} AND {condition}")
+    rows = _rows("sealed", Selection(start_ms, end_ms, selection.ids), results, cancelled)
+    return chunks.select("chunk").mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))
 
 
 def _rows(place: str, selection: Selection, results: str, cancelled: Ids = NO_IDS) -> _Rows:

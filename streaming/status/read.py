@@ -51,6 +51,10 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))
+    elif version is not None and checkpoint.is_initialized():
+        # A checkpoint that `rescale` or `rebuild` has made goes on with buckets of the one before.
+        origin = checkpoint.origin
+        sealed = sealed_buckets(store, version, origin.overdue_bucket, origin.cutoff_ms, origin.overdue_bucket)
     ready = broker.ready or []
     segments, histogram = sealed.segments, histogram_of(ready, now_ms)
     for bucket in mutable:
@@ -61,8 +65,8 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         for bucket in mutable
         if len(bucket.dues_ms)
     }
-    # Exact: nothing of these is due before the cutoff.
-    waiting = WaitingEstimate(bounds, segments, committed.cutoff_ms if committed is not None else 0)
+    # Exact: nothing is among these that does not wait.
+    waiting = WaitingEstimate(bounds, segments, cutoff_ms=0)
     shards = shard_statuses(waiting.by_shard(settings.bucket.shards), ready)
     return Status(
         read_from="storage",

@@ -82,7 +82,9 @@ def mutable_buckets(
     return buckets
 
 
-def sealed_buckets(store: BucketTable, version: int, last_bucket: int, cutoff_ms: int) -> SealedBuckets:
+def sealed_buckets(
+    store: BucketTable, version: int, last_bucket: int, cutoff_ms: int, overdue_bucket: int | None = None
+) -> SealedBuckets:
     """Return what still waits in sealed buckets at `version` of the table, for one committed batch.
 
     Metadata and chunks are read at the same version, because a merge may replace buckets between the two reads.
@@ -93,11 +95,15 @@ def sealed_buckets(store: BucketTable, version: int, last_bucket: int, cutoff_ms
         last_bucket: the last bucket of the batch. Later buckets are left out: until their batch is committed, their
             messages count in the state.
         cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are delivered.
+        overdue_bucket: the bucket of which also those still wait: before a checkpoint's first batch.
     """
     segments = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
-    live = [segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms]
-    cut = [segment for segment in live if segment.min_deliver_at_ms < cutoff_ms]
-    whole = [segment for segment in live if segment.min_deliver_at_ms >= cutoff_ms]
+    whole = [each for each in segments if each.bucket == overdue_bucket or each.min_deliver_at_ms >= cutoff_ms]
+    cut = [
+        each
+        for each in segments
+        if each.bucket != overdue_bucket and each.min_deliver_at_ms < cutoff_ms <= each.max_deliver_at_ms
+    ]
     return SealedBuckets(store, version, whole + (_waiting_parts(store, cut, cutoff_ms, version) if cut else []))
 
 

@@ -46,6 +46,7 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     rescaled = job.command("rescale", "--shards", "2")
     assert rescaled.exit_code == 0, rescaled.output
     assert "moved from 3 to 2 shards" in rescaled.stdout
+    _expect_the_rest_to_wait(job, ledger)
     job.overrides.append("bucket.shards=2")
     _publish(ledger, application, 200, 12_000, 24_000)
     _accept_all(job, ledger, application)
@@ -53,9 +54,23 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     assert len(ledger.got) < len(ledger.sent)
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
+    _expect_the_rest_to_wait(job, ledger)
     job.run_until(lambda: ledger.wait_for_all(60))
     # Order holds without exception: all messages were accepted before they were due, and before the handovers.
     ledger.verify()
+
+
+def _expect_the_rest_to_wait(job: JobInProcess, ledger: Ledger) -> None:
+    """Assert that before the first batch of a new checkpoint all is shown to wait that has not come out.
+
+    What falls due meanwhile still waits, as long as no job runs.
+    """
+    shown = job.command("peek", "--format", "json", "--limit", "10000")
+    came_out = {record.id for record in list(ledger.got)}
+    assert {json.loads(line)["id"] for line in shown.stdout.splitlines()} == ledger.sent.keys() - came_out
+    status = json.loads(job.command("status", "--format", "json").stdout)
+    assert status["waiting"]["sealed"] == len(ledger.sent) - len(came_out)
+    assert sum(status["due"].values()) == status["waiting"]["total"]
 
 
 @pytest.mark.thorough
