@@ -73,12 +73,12 @@ def publish(waiting: DataFrame, new: Settings) -> int:
     for row in waiting.orderBy("topic", "partition", "offset").toLocalIterator():
         if row.place == "ready":
             sys.exit("messages are handed over: was the old job started again meanwhile? Stop it, and begin again")
-        kept = [(header.key, header.value) for header in row.headers or () if header.key not in own]
+        kept = [(header.key, as_bytes(header.value)) for header in row.headers or () if header.key not in own]
         due = [(headers.deliver_at, b"%d" % row.deliver_at_ms), (headers.deliver_to, row.output_topic.encode())]
         while True:
             try:
                 producer.produce(
-                    row.topic, row.value, row.key, row.partition, headers=[*kept, *due],
+                    row.topic, as_bytes(row.value), as_bytes(row.key), row.partition, headers=[*kept, *due],
                     on_delivery=lambda error, _: failed.append(error) if error else None,
                 )  # fmt: skip
                 break
@@ -88,6 +88,11 @@ def publish(waiting: DataFrame, new: Settings) -> int:
     if producer.flush(120) or failed:
         sys.exit(f"not all were published ({failed[:1]}): delete the input topics of the new cluster, and begin again")
     return count
+
+
+def as_bytes(value: bytearray | None) -> bytes | None:
+    """Return a binary value of Spark as the client takes it."""
+    return None if value is None else bytes(value)
 
 
 if __name__ == "__main__":
