@@ -30,8 +30,7 @@ from state.buckets.parts import (
     metadata_of,
 )
 from state.index.locate import LOCATED_SCHEMA, locating
-from state.message_ids import ID, Ids, ids_in, table_of
-from state.names import NAMED_SCHEMA
+from state.message_ids import ID, Ids, ids_in
 from state.order import ORDER
 
 _PROPERTIES = {
@@ -299,30 +298,15 @@ class BucketTable:
             return {}
         return ids_in(rows.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}").select(*ID).toArrow())
 
-    def cancelled_among(self, ids: Ids, until_bucket: int) -> Ids:
-        """Return those of `ids` that are cancelled, by the batch of `until_bucket` at the latest."""
-        wanted = self.spark.createDataFrame(table_of(ids)).hint("broadcast")
-        least, most = min(int(own[0]) for own in ids.values()), max(int(own[-1]) for own in ids.values())
-        # The bounds let Spark skip what has other offsets.
-        rows = self._cancelled(until_bucket).where(F.col("offset").between(least, most))
-        return ids_in(rows.select(*ID).join(wanted, [*ID], "left_semi").toArrow())
+    def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> DataFrame | None:
+        """Return `columns` of the rows of a `kind` that batches before that of `before_bucket` have stored.
 
-    def named_among(self, names: Iterable[bytes], before_bucket: int, from_ms: int) -> pa.Table:
-        """Return the messages that got one of `names` (`state.names.named`) in a batch before that of `before_bucket`.
-
-        The columns are those of `NAMED_SCHEMA`, and the rows in the order in which the messages got their names: the
-        last one of a name counts. Rows that are of no use since `from_ms` (epoch ms) are left out.
+        None if there are no rows of the kind: most tables have none, and to know that takes no Spark job.
         """
-        rows = self._all().where(IdRows.NAMED.condition)
-        # Most tables have none, and to know that takes no Spark job.
+        rows = self._all().where(kind.condition)
         if not _delta_partitions(rows):
-            return NAMED_SCHEMA.empty_table()
-        wanted = self.spark.createDataFrame(pa.table({"name": pa.array(sorted(set(names)), pa.binary())}))
-        rows = rows.where(f"bucket < {before_bucket} AND max_deliver_at_ms >= {from_ms}")
-        found = rows.join(wanted.hint("broadcast"), ["name"], "left_semi")
-        found = found.select("name", *ID, "deliver_at_ms", F.col("max_deliver_at_ms").alias("until_ms"), "bucket")
-        in_order = found.toArrow().sort_by([(name, "ascending") for name in _BY_AGE])
-        return in_order.select(NAMED_SCHEMA.names).cast(NAMED_SCHEMA)
+            return None
+        return rows.where(f"bucket < {before_bucket}").select(*columns)
 
     def id_partitions(self, kind: IdRows) -> dict[int, int]:
         """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""

@@ -158,6 +158,7 @@ class BatchRunner:
                 running.append(self._start(self._seal, shard_output, batch_id, decision))
             for step in running:
                 step.result()
+            self._cancels.stored(decision, span, planned.clock_ms)
             # 9. Pass on what was sealed.
             segments = _segments(sealed)
             self._window.add(segments)

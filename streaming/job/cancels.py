@@ -65,11 +65,13 @@ from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_
 from state.names import NAMED_SCHEMA
 from streaming.job.names import look_up
 from streaming.job.recalled import RecalledMessages
+from streaming.job.stored_ids import StoredIds
 
 log = logging.getLogger(__name__)
 
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
+_FORGET_EVERY_S = 60.0
 # What became of a message that was asked for. Open: not known yet.
 OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
 _MEANINGS: dict[int, tuple[Result, str | None]] = {
@@ -108,13 +110,19 @@ class CancelDesk:
         self._store = store
         self._settings = settings
         self._recalled = RecalledMessages(settings)
+        self._stored_ids = StoredIds(store)
+        # Whether the batch that decides first has stored something before; None before that.
+        self._is_replay: bool | None = None
+        # When ids were forgotten last, by the monotonic clock.
+        self._forgot_s = time.monotonic()
         # The first offset of each input partition, and when it was read, by the monotonic clock.
         self._firsts: dict[tuple[str, int], int] = {}
         self._read_s = -math.inf
 
     def close(self) -> None:
-        """Close the consumer of answers."""
+        """Close the consumer of answers, and the file of stored ids."""
         self._recalled.close()
+        self._stored_ids.close()
 
     def forgettable(self, cutoff_ms: int) -> str:
         """Return the SQL condition for rows of cancelled ids that are of no use any more. Any thread may call it.
@@ -123,12 +131,27 @@ class CancelDesk:
         has deleted the record. Whoever asks for it again gets `unknown`.
         """
         self._read_firsts()
+        return self._forgettable(cutoff_ms)
+
+    def _forgettable(self, cutoff_ms: int) -> str:
         gone = [
             f"(topic = '{topic}' AND partition = {partition} AND offset < {first})"
             for (topic, partition), first in self._firsts.items()
             if first
         ]
         return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})" if gone else "false"
+
+    def stored(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
+        """Take note that the batch of `span` has stored `decision`. `clock_ms` is its clock, epoch ms."""
+        if self._is_replay:
+            # What it had stored before may be less.
+            self._stored_ids.close()
+        elif decision.cancelled.num_rows or decision.names.num_rows:
+            self._stored_ids.add(decision.cancelled, decision.names, span.origin.first_bucket + span.batch_id)
+        self._is_replay = False
+        if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
+            self._forgot_s = time.monotonic()
+            self._stored_ids.forget(self._forgettable(span.previous_ms), clock_ms)
 
     def decide(self, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan, clock_ms: int) -> Decision:
         """Return the decision about the asks of a batch.
@@ -140,7 +163,12 @@ class CancelDesk:
         every_ask, found = _asks(shard_output)
         asked_ms = time.time_ns() // 1_000_000
         has_name = pc.is_valid(every_ask.column("name"))
-        named = look_up(every_ask.filter(has_name), self._store, span, clock_ms)
+        bucket = span.origin.first_bucket + span.batch_id
+        if self._is_replay is None:
+            stored = self._store.newest_of(span.origin.checkpoint)
+            self._is_replay = stored is not None and stored >= span.batch_id
+        self._stored_ids.open(bucket, span.starts)
+        named = look_up(every_ask.filter(has_name), self._stored_ids, span, clock_ms)
         every_ask = pa.concat_tables([every_ask.filter(pc.invert(has_name)), named.asks])
         # What nothing has the name of needs no decision.
         is_for_something = pc.greater_equal(every_ask.column("offset"), 0)
@@ -153,25 +181,24 @@ class CancelDesk:
         before = due_now = CANCELLED_SCHEMA.empty_table()
         results = self._settings.results_topic
         if not_found := _open(asked, outcomes):
-            bucket = span.origin.first_bucket + span.batch_id
-            outcomes[among(asked, self._store.cancelled_among(not_found, bucket - 1))] = CANCELLED
-            cancelled.append(self._waiting(_open(asked, outcomes), bucket, span))
+            outcomes[among(asked, self._stored_ids.cancelled_among(not_found))] = CANCELLED
+            cancelled.append(named.held.filter(pa.array(among(named.held, _open(asked, outcomes)))))
+            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
+            # The first batch finds there what an earlier checkpoint has left, however long it is due.
+            is_elsewhere = (outcomes == OPEN) & ~(among(asked, ids_in(named.handed_over)) & bool(span.batch_id))
+            cancelled.append(self._waiting(ids_in(asked.filter(pa.array(is_elsewhere))), bucket, span))
             outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
             sealed_now = _passed_by(_open(asked, outcomes), SEALED, shard_output, rows, results)
             outcomes[among(asked, ids_in(sealed_now))] = CANCELLED
             due_now = _passed_by(_open(asked, outcomes), DUE, shard_output, rows, results)
             outcomes[among(asked, ids_in(due_now))] = CANCELLED
             cancelled += [sealed_now, due_now]
-        # What has a name is never in a mutable bucket. So what is not handed over and not sealed was cancelled, and of
-        # that nothing is kept any more.
-        outcomes[(outcomes == OPEN) & among(asked, named.held)] = CANCELLED
         not_waiting = outcomes == OPEN
         if not_waiting.any():
             # What release processes have answered since is stored with what this batch cancels.
             before = in_no_bucket(self._recalled.read())
             outcomes[among(asked, ids_in(before))] = CANCELLED
-            stored = self._store.newest_of(span.origin.checkpoint)
-            if stored is not None and stored >= span.batch_id:
+            if self._is_replay:
                 # A replay stores nothing more: the next batch reads it again.
                 self._recalled.begin_again()
         accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))

@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import Ids, ids_of
 from state.names import NAMED_SCHEMA
+from streaming.job.stored_ids import StoredIds
 
 
 class Holder(NamedTuple):
@@ -39,26 +38,27 @@ class LookedUp:
     - `asks`: with the id that each asks for; `NOTHING` if no message has its name (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
     - `names`: the messages that have the names from now on (`NAMED_SCHEMA`)
-    - `held`: messages of earlier batches, asked for by name, that are sealed and wait, unless they were cancelled
+    - `held`: messages of earlier batches that are sealed and wait, unless they were cancelled (`CANCELLED_SCHEMA`).
+      What has a name is never in a mutable bucket.
+    - `handed_over`: those that are handed over (`CANCELLED_SCHEMA`)
     """
 
     asks: pa.Table
     superseded: pa.Table
     names: pa.Table
-    held: Ids
+    held: pa.Table
+    handed_over: pa.Table
 
 
-def look_up(asks: pa.Table, store: BucketTable, span: BatchSpan, clock_ms: int) -> LookedUp:
+def look_up(asks: pa.Table, stored: StoredIds, span: BatchSpan, clock_ms: int) -> LookedUp:
     """Look up the names of `asks`, which all have one, for the batch of `span`. `clock_ms` is the batch's clock."""
-    bucket = span.origin.first_bucket + span.batch_id
-    names = asks.column("name").unique().to_pylist()
-    rows = store.named_among(names, bucket, clock_ms) if names else NAMED_SCHEMA.empty_table()
-    known: dict[bytes, Holder] = {}
-    for name, topic, partition, offset, deliver_at_ms, until_ms in zip(
-        *(column.to_pylist() for column in rows.columns), strict=True
-    ):
-        if offset < span.starts.get(topic, {}).get(str(partition), 0):
-            known[name] = Holder((topic, partition, offset), deliver_at_ms, until_ms)
+    rows = stored.named_among(asks.column("name").to_pylist(), clock_ms)
+    known = {
+        name: Holder((topic, partition, offset), deliver_at_ms, until_ms)
+        for name, topic, partition, offset, deliver_at_ms, until_ms in zip(
+            *(column.to_pylist() for column in rows.columns), strict=True
+        )
+    }
     return in_turn(asks, known, max(span.previous_ms, span.origin.cutoff_ms), clock_ms)
 
 
@@ -83,8 +83,18 @@ def in_turn(asks: pa.Table, known: Mapping[bytes, Holder], previous_ms: int, clo
         holders[ask.name] = (holder_id, None) if ask.deliver_at_ms is None else (ask.id, ask)
     given = [_row(ask, known.get(name)) for name, (_, ask) in holders.items() if ask is not None]
     of_use = [row for row in given if row[-1] >= clock_ms]
-    held = ids_of(holder.id for holder in known.values() if holder.deliver_at_ms >= previous_ms)
-    return LookedUp(_ask_table(asked), _messages(superseded), _table(of_use, NAMED_SCHEMA), held)
+    held, handed_over = (
+        _table(
+            [
+                (*each.id, *[each.deliver_at_ms] * 2)
+                for each in known.values()
+                if (each.deliver_at_ms >= previous_ms) == waits
+            ],
+            CANCELLED_SCHEMA,
+        )
+        for waits in (True, False)
+    )
+    return LookedUp(_ask_table(asked), _messages(superseded), _table(of_use, NAMED_SCHEMA), held, handed_over)
 
 
 def _row(ask: Ask, before: Holder | None) -> tuple[bytes, str, int, int, int, int]:

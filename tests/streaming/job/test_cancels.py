@@ -24,6 +24,7 @@ from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.recalled import RecalledMessages
+from streaming.job.stored_ids import StoredIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings
@@ -99,7 +100,7 @@ def span(
 
 
 def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
-    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"part": "", "topic": "", "chunk": b""}
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"part": "", "by_topic": "{}", "topic": "", "chunk": b""}
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
     frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
     return frame, frame.drop("chunk").collect()
@@ -248,7 +249,10 @@ def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) 
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
     assert [len(store.cancelled_between(511, 600, bucket)) for bucket in (2, 3)] == [0, 1]
     assert store.cancelled_between(0, 2**62, ALL_BUCKETS)[TOPIC, 0].tolist() == [1, 2]
-    known = store.cancelled_among(ids_of([(TOPIC, 0, 1), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]), 2)
+    stored = StoredIds(store)
+    stored.open(3, {})
+    asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
+    known = stored.cancelled_among(ids_of(asked))
     assert {source: own.tolist() for source, own in known.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
     assert store.cancelled_ids().keys() == {(TOPIC, 0), (TOPIC, 1)}
     assert store.metadata() == [], "they are no segments"

@@ -1,0 +1,155 @@
+"""The rows of ids that earlier batches have stored: which messages are cancelled, and which have a name.
+
+They are read from the table once, when the first batch asks for them, into SQLite on the local disk. A query of the
+table would cost each batch half a second of Spark, and more with the number of rows. The file has no name any more when
+it is open: nothing is left of it after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+from pyspark import SparkFiles
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.bucket_table import BucketTable
+from state.buckets.parts import IdRows
+from state.checkpoint.origin import Offsets
+from state.message_ids import Ids, ids_of
+from state.names import NAMED_SCHEMA
+
+_TABLES = """
+    CREATE TABLE cancelled (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER,
+        PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
+    CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
+        until_ms INTEGER, bucket INTEGER) WITHOUT ROWID;
+    PRAGMA journal_mode = OFF;
+    PRAGMA synchronous = OFF;
+"""
+_ADD_CANCELLED = "INSERT OR REPLACE INTO cancelled VALUES (?, ?, ?, ?)"
+# Of several messages that got a name, the newest has it.
+_ADD_NAMED = """
+    INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
+        topic = excluded.topic, partition = excluded.partition, offset = excluded.offset,
+        deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, bucket = excluded.bucket
+    WHERE (excluded.bucket, excluded.partition, excluded.offset) > (bucket, partition, offset)
+"""
+_ASK_CANCELLED = "SELECT offset FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
+_ASK_NAMED = """
+    SELECT name, topic, partition, offset, deliver_at_ms, until_ms FROM named WHERE name = ? AND until_ms >= ?
+"""
+_IDS, _DUE = ("topic", "partition", "offset"), "deliver_at_ms"
+_ROWS_AT_ONCE = 50_000
+_PACKED = pa.schema([("rows", pa.binary())])
+
+
+class StoredIds:
+    """The stored ids as they are before the batch that asks. Only the query's thread may use it."""
+
+    def __init__(self, store: BucketTable) -> None:
+        """Take the table. Nothing is read yet."""
+        self._store = store
+        self._ids: sqlite3.Connection | None = None
+
+    def open(self, before_bucket: int, starts: Offsets) -> None:
+        """Read what batches before that of `before_bucket` have stored, unless it is read already.
+
+        What was stored of records from the offsets `starts` on does not count: a lost batch stored it, and they are
+        read again.
+        """
+        if self._ids is not None:
+            return
+        self._ids = self._new_file()
+        rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms"))
+        for table in _unpacked(rows):
+            self._ids.executemany(_ADD_CANCELLED, _tuples(table))
+        columns = ("name", *_IDS, _DUE, "max_deliver_at_ms", "bucket")
+        for table in _unpacked(self._store.id_rows(IdRows.NAMED, before_bucket, columns)):
+            self._ids.executemany(_ADD_NAMED, (row for row in _tuples(table) if not _is_read_again(row, starts)))
+
+    def add(self, cancelled: pa.Table, names: pa.Table, bucket: int) -> None:
+        """Add what the batch of `bucket` has stored: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`."""
+        if self._ids is not None:
+            ids = cancelled.select([*_IDS, cancelled.column_names[-1]])
+            self._ids.executemany(_ADD_CANCELLED, _tuples(ids))
+            self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in _tuples(names)))
+
+    def cancelled_among(self, ids: Ids) -> Ids:
+        """Return those of `ids` that are cancelled."""
+        assert self._ids is not None
+        return ids_of(
+            (topic, partition, offset)
+            for (topic, partition), offsets in ids.items()
+            for offset in offsets.tolist()
+            if self._ids.execute(_ASK_CANCELLED, (topic, partition, offset)).fetchone()
+        )
+
+    def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
+        """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.
+
+        Rows that are of no use since `from_ms` (epoch ms) are left out.
+        """
+        assert self._ids is not None
+        found = (self._ids.execute(_ASK_NAMED, (name, from_ms)).fetchone() for name in set(names))
+        rows = [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in found if row is not None]
+        return pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
+
+    def forget(self, cancelled: str, names_until_ms: int) -> None:
+        """Forget the cancelled ids for which the SQL condition `cancelled` holds, and names of no use any more.
+
+        `names_until_ms`: those that are of use until then at the most, epoch ms.
+        """
+        if self._ids is not None:
+            # The condition has names of topics, which need no quoting, and numbers.
+            self._ids.execute(f"DELETE FROM cancelled WHERE {cancelled}")  # noqa: S608
+            self._ids.execute("DELETE FROM named WHERE until_ms < ?", (names_until_ms,))
+
+    def close(self) -> None:
+        """Close the file. What asks next reads the table again."""
+        if self._ids is not None:
+            self._ids.close()
+            self._ids = None
+
+    @staticmethod
+    def _new_file() -> sqlite3.Connection:
+        # Beside Spark's own files, which have room.
+        handle, path = tempfile.mkstemp(prefix="delayline-ids-", dir=SparkFiles.getRootDirectory())
+        os.close(handle)
+        # Spark calls each batch in a thread of its own choice, one after the other.
+        ids = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        ids.executescript(_TABLES)
+        os.unlink(path)
+        return ids
+
+
+def _unpacked(rows: DataFrame | None) -> Iterator[pa.Table]:
+    """Yield `rows` as Arrow tables, some at a time: there may be millions."""
+    if rows is None:
+        return
+    for packed in rows.mapInArrow(_pack, from_arrow_schema(_PACKED)).toLocalIterator():
+        with pa.ipc.open_stream(bytes(packed["rows"])) as reader:
+            yield reader.read_all()
+
+
+def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch.slice(first, _ROWS_AT_ONCE))
+            yield pa.RecordBatch.from_pydict({"rows": [sink.getvalue().to_pybytes()]}, schema=_PACKED)
+
+
+def _tuples(table: pa.Table) -> Iterator[tuple[object, ...]]:
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _is_read_again(row: tuple[object, ...], starts: Mapping[str, Mapping[str, int]]) -> bool:
+    _, topic, partition, offset, *_ = row
+    assert isinstance(offset, int)
+    return offset >= starts.get(str(topic), {}).get(str(partition), 0)

@@ -1,0 +1,101 @@
+"""The stored ids: read from the table, and added batch by batch, they are the same."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks.bucket_table import BucketTable
+from state.buckets.cancelled import cancelled_rows
+from state.message_ids import ids_of
+from state.names import NAMED_SCHEMA, name_rows
+from streaming.job.stored_ids import StoredIds
+from tests.messages import cancelled
+
+TOPIC, OTHER = "delayline-in", "other"
+STARTS = {TOPIC: {"0": 100, "1": 100}, OTHER: {"0": 100}}
+# What each batch stores: cancelled ids, and names with offset and due time of their message.
+BATCHES: list[tuple[list[tuple[str, int, int]], dict[str, tuple[int, int]]]] = [
+    ([(TOPIC, 0, 1), (TOPIC, 1, 2)], {"a": (10, 5_000), "b": (11, 6_000)}),
+    ([], {"a": (12, 4_000)}),
+    ([(OTHER, 0, 1), (TOPIC, 0, 1)], {"c": (13, 900)}),
+    # Read again: a lost batch stored it.
+    ([(TOPIC, 0, 3)], {"b": (100, 7_000)}),
+]
+ASKED = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 0, 3), (TOPIC, 1, 2), (OTHER, 0, 1), ("none", 0, 1)]
+
+
+def tables(number: int) -> tuple[pa.Table, pa.Table]:
+    """Return what the batch of bucket `number` cancels, and the names that it gives."""
+    ids, names = BATCHES[number]
+    rows = [
+        {"name": name.encode(), "topic": TOPIC, "partition": 0, "offset": offset, "deliver_at_ms": due, "until_ms": due}
+        for name, (offset, due) in names.items()
+    ]
+    return cancelled((*each, 500, 510) for each in ids), pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
+
+
+@pytest.fixture
+def full(store: BucketTable) -> BucketTable:
+    """A table with all that the batches store."""
+    for number in range(len(BATCHES)):
+        ids, names = tables(number)
+        rows = pa.concat_tables([cancelled_rows(ids, number), name_rows(names, number)])
+        store.append(store.spark.createDataFrame(rows), "checkpoint", number)
+    return store
+
+
+def known(stored: StoredIds, from_ms: int = 0) -> tuple[Any, dict[str, int]]:
+    """Return which of `ASKED` are cancelled, and the offset of the message that has each name."""
+    named = stored.named_among([name.encode() for name in "abcd"], from_ms)
+    names = zip(named.column("name").to_pylist(), named.column("offset").to_pylist(), strict=True)
+    found = stored.cancelled_among(ids_of(ASKED))
+    return {source: own.tolist() for source, own in found.items()}, {name.decode(): offset for name, offset in names}
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_what_is_read_is_what_earlier_batches_have_stored(full: BucketTable, before: int) -> None:
+    read, added = StoredIds(full), StoredIds(full)
+    read.open(before, STARTS)
+    added.open(0, STARTS)
+    for number in range(before):
+        added.add(*tables(number), number)
+    first = {(TOPIC, 0): [1], (TOPIC, 1): [2]}
+    expected = [
+        ({}, {}),
+        (first, {"a": 10, "b": 11}),
+        (first, {"a": 12, "b": 11}),
+        ({**first, (OTHER, 0): [1]}, {"a": 12, "b": 11, "c": 13}),
+    ]
+    assert known(read) == known(added) == expected[before]
+    read.close()
+    added.close()
+
+
+def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_hides_nothing(full: BucketTable) -> None:
+    stored = StoredIds(full)
+    stored.open(9, STARTS)
+    assert known(stored)[1] == {"a": 12, "b": 11, "c": 13}
+    assert known(stored, from_ms=1_000)[1] == {"a": 12, "b": 11}
+    stored.close()
+
+
+def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
+    stored = StoredIds(full)
+    stored.open(9, STARTS)
+    stored.forget(f"max_deliver_at_ms < 600 AND (topic = '{TOPIC}' AND partition = 0 AND offset < 3)", 5_000)
+    assert known(stored) == ({(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}, {"b": 11})
+    stored.close()
+
+
+def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
+    before = set(Path(tempfile.gettempdir()).rglob("delayline-ids-*"))
+    stored = StoredIds(full)
+    stored.open(9, STARTS)
+    assert set(Path(tempfile.gettempdir()).rglob("delayline-ids-*")) <= before
+    assert known(stored)[0]
+    stored.close()
