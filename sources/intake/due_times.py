@@ -87,6 +87,9 @@ def _of_presets(
         by_this = np.zeros(len(decided), dtype=bool)
         for header in preset.schedule:
             all_rows, all_values = headers.named(header.name)
+            if header.is_appended:
+                # Headers are in the order of their records, so that the last of each is one before another's.
+                all_rows, all_values = only(np.diff(all_rows, append=-1) != 0, all_rows, all_values)
             if header.meaning is Meaning.LEVEL:
                 # Level 0 asks for no delay, and lets the other headers decide.
                 asks = np.asarray(pc.not_equal(all_values, b"0").fill_null(True))

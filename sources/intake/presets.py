@@ -29,11 +29,15 @@ class Meaning(Enum):
 
 @dataclass(frozen=True)
 class ScheduleHeader:
-    """A header that says when. `parse` returns the number of its `meaning`, or raises Rejected."""
+    """A header that says when. `parse` returns the number of its `meaning`, or raises Rejected.
+
+    A record may have it once, or any number of times, of which the last counts, if `is_appended`.
+    """
 
     name: str
     meaning: Meaning
     parse: Callable[[bytes | None], int]
+    is_appended: bool = False
 
 
 class Origin(Enum):
@@ -202,7 +206,8 @@ _BY_NAME = {
         ),
         Preset(
             "spring-retry",
-            (ScheduleHeader("retry_topic-backoff-timestamp", Meaning.INSTANT, _big_endian_ms),),
+            # Each retry of a record adds one, behind those of the retries before.
+            (ScheduleHeader("retry_topic-backoff-timestamp", Meaning.INSTANT, _big_endian_ms, is_appended=True),),
         ),
     )
 }

@@ -42,6 +42,8 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
             [("retry_topic-backoff-timestamp", DUE_MS.to_bytes(6)), ("retry_topic-attempts", b"\0\0\0\2")],
             DUE_MS,
         ),
+        # Each retry adds one, and Spring reads the last.
+        ("spring-retry", [("retry_topic-backoff-timestamp", due.to_bytes(6)) for due in (WRITTEN_MS, DUE_MS)], DUE_MS),
         ("nats", [("Nats-Schedule", b"@at 2026-12-24T18:00:00Z")], DUE_MS),
         ("nats", [("Nats-Schedule", b"@at 2026-12-24T19:00:00.0000001+01:00")], DUE_MS + 1),
         ("nats", [("Nats-Schedule", b"@at 2020-01-01T00:00:00Z")], 1_577_836_800_000),
