@@ -7,6 +7,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sources.intake.accept import accept
@@ -17,28 +18,27 @@ _CAPTURED = Path(__file__).parent / "captured"
 
 def captured(project: str) -> list[Any]:
     """Return the records of a project as parameters of a test, each a row with what is `read` in it."""
-    parameters = []
-    for line in (_CAPTURED / f"{project}.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        row["key"], row["value"] = _bytes(row["key"]), _bytes(row["value"])
-        row["headers"] = headers(*((name, _bytes(value)) for name, value in row["headers"]))
-        parameters.append(pytest.param(row, id=f"{row['library']}, {row['case']}"))
-    return parameters
+    rows = [json.loads(line) for line in (_CAPTURED / f"{project}.jsonl").read_text().splitlines()]
+    return [pytest.param(_decoded(row), id=f"{row['library']}, {row['case']}") for row in rows]
+
+
+def _decoded(row: dict[str, Any]) -> dict[str, Any]:
+    pairs = [(name, _bytes(value)) for name, value in row["headers"]]
+    return {**row, "key": _bytes(row["key"]), "value": _bytes(row["value"]), "headers": headers(*pairs)}
 
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else b64decode(text)
 
 
-def accepted(preset: str, row: dict[str, Any]) -> list[dict[str, Any]]:
+def accepted(preset: str, row: dict[str, Any]) -> pa.Table:
     settings = some_batch_settings(presets={row["topic"]: (preset,)}, allowed_outputs=("orders",))
     # As if it were read at once.
-    found: list[dict[str, Any]] = accept(records([row]), settings, row["timestamp_ms"]).to_pylist()
-    return found
+    return accept(records([row]), settings, row["timestamp_ms"])
 
 
 @pytest.mark.parametrize("row", captured("spring-kafka"))
 def test_a_retry_of_spring_is_due_when_springs_own_listener_would_go_on(row: dict[str, Any]) -> None:
-    (message,) = accepted("spring-retry", row)
+    (message,) = accepted("spring-retry", row).to_pylist()
     assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
     assert (message["key"], message["value"], message["headers"]) == (row["key"], row["value"], row["headers"])

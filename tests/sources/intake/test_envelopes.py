@@ -1,7 +1,7 @@
 """Schedulers whose messages come in envelopes: records as the publishers of etf1's scheduler and of Karafka write them.
 
 Their headers are those of github.com/etf1/kafka-message-scheduler (schedule/kafka/schedule.go, runner/kafka/handler.go
-at 00a04c2c) and of karafka.io/docs/Pro-Scheduled-Messages.
+at v0.0.9) and of karafka.io/docs/Pro-Scheduled-Messages.
 """
 
 from __future__ import annotations
