@@ -42,3 +42,15 @@ def test_a_retry_of_spring_is_due_when_springs_own_listener_would_go_on(row: dic
     (message,) = accepted("spring-retry", row).to_pylist()
     assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
     assert (message["key"], message["value"], message["headers"]) == (row["key"], row["value"], row["headers"])
+
+
+@pytest.mark.parametrize("row", captured("nats"))
+def test_a_schedule_of_nats_is_due_when_it_is_on_the_server(row: dict[str, Any]) -> None:
+    (message,) = accepted("nats", row).to_pylist()
+    has_source = any(header["key"] == "Nats-Schedule-Source" for header in row["headers"])
+    if row["reads"]["deliver_at_ms"] is None or has_source:
+        # The server refuses it too, or would deliver more than once, or another message.
+        assert message["error_code"] == "bad-schedule"
+        return
+    assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
+    assert (message["output_topic"], message["headers"]) == (row["reads"]["target"], row["headers"])
