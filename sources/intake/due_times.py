@@ -19,6 +19,7 @@ from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 
 # Values of a header that asks for more than one delivery, if it asks for none.
 _ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
+_ZERO_OR_LESS = r'^\s*"?\s*(0+|-[0-9]+)\s*"?\s*$'
 # How far a publisher's clock may be ahead of the job's.
 _MOST_SKEW_MS = 24 * 60 * 60 * 1000
 
@@ -90,9 +91,8 @@ def _of_presets(
             if header.is_appended:
                 # Headers are in the order of their records, so that the last of each is one before another's.
                 all_rows, all_values = only(np.diff(all_rows, append=-1) != 0, all_rows, all_values)
-            if header.meaning is Meaning.LEVEL:
-                # Level 0 asks for no delay, and lets the other headers decide.
-                asks = np.asarray(pc.not_equal(all_values, b"0").fill_null(True))
+            if header.may_yield:
+                asks = ~np.asarray(pc.match_substring_regex(all_values, _ZERO_OR_LESS).fill_null(False))
                 all_rows, all_values = only(asks, all_rows, all_values)
             counts = np.bincount(all_rows, minlength=len(decided))
             has_it = (counts > 0) & ~decided & ~by_this

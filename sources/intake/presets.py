@@ -16,6 +16,8 @@ from conf.settings import PRESETS
 from sources.intake.schedule import parse_delay_level, parse_deliver_at
 from state.header_values import MAX_INSTANT_MS, header_text, whole_number
 
+# Perhaps in quotes, as `header_text` allows.
+_NEGATIVE = re.compile(rb'\s*"?\s*-[0-9]+\s*"?\s*')
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -31,13 +33,15 @@ class Meaning(Enum):
 class ScheduleHeader:
     """A header that says when. `parse` returns the number of its `meaning`, or raises Rejected.
 
-    A record may have it once, or any number of times, of which the last counts, if `is_appended`.
+    - `is_appended`: whether a record may have it any number of times, of which the last counts; else, once
+    - `may_yield`: whether 0 or less asks for nothing, and lets the headers behind it decide
     """
 
     name: str
     meaning: Meaning
     parse: Callable[[bytes | None], int]
     is_appended: bool = False
+    may_yield: bool = False
 
 
 class Origin(Enum):
@@ -89,18 +93,19 @@ def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
         try:
             return min(whole_number(header_text(value)) * unit_ms, MAX_INSTANT_MS)
         except ValueError as problem:
-            raise BadSchedule(f"{name} is a whole number of 0 or more: {problem}") from None
+            raise BadSchedule(f"{name} is a whole number: {problem}") from None
 
     return parse
 
 
-def _x_delay(value: bytes | None) -> int:
-    """Return the delay: none for a negative number, which the exchange makes of the delay that has passed."""
-    try:
-        text = header_text(value)
-        return 0 if text.startswith("-") and whole_number(text[1:]) else min(whole_number(text), MAX_INSTANT_MS)
-    except ValueError as problem:
-        raise BadSchedule(f"x-delay is a whole number: {problem}") from None
+def _delay(name: str, unit_ms: int = 1, may_yield: bool = False) -> ScheduleHeader:
+    """Return a header with a delay in units of `unit_ms`. A negative one has passed, and is none."""
+    parse = _number(name, unit_ms)
+
+    def parse_delay(value: bytes | None) -> int:
+        return 0 if value and _NEGATIVE.fullmatch(value) else parse(value)
+
+    return ScheduleHeader(name, Meaning.DELAY, parse_delay, may_yield=may_yield)
 
 
 def _as(name: str, parse_own: Callable[[bytes | None], int]) -> Callable[[bytes | None], int]:
@@ -143,9 +148,9 @@ _BY_NAME = {
         Preset(
             "activemq",
             (
-                ScheduleHeader("AMQ_SCHEDULED_DELAY", Meaning.DELAY, _number("AMQ_SCHEDULED_DELAY")),
+                _delay("AMQ_SCHEDULED_DELAY", may_yield=True),
                 # The time between deliveries, of which the first comes after one of them if there is no delay.
-                ScheduleHeader("AMQ_SCHEDULED_PERIOD", Meaning.DELAY, _number("AMQ_SCHEDULED_PERIOD")),
+                _delay("AMQ_SCHEDULED_PERIOD"),
             ),
             refused=("AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
         ),
@@ -191,14 +196,15 @@ _BY_NAME = {
         ),
         Preset(
             "rabbitmq",
-            (ScheduleHeader("x-delay", Meaning.DELAY, _x_delay),),
+            # The exchange negates the delay of what it has delivered.
+            (_delay("x-delay"),),
         ),
         Preset(
             "rocketmq",
             (
-                ScheduleHeader("DELAY", Meaning.LEVEL, _as("DELAY", parse_delay_level)),
-                ScheduleHeader("TIMER_DELAY_SEC", Meaning.DELAY, _number("TIMER_DELAY_SEC", unit_ms=1_000)),
-                ScheduleHeader("TIMER_DELAY_MS", Meaning.DELAY, _number("TIMER_DELAY_MS")),
+                ScheduleHeader("DELAY", Meaning.LEVEL, _as("DELAY", parse_delay_level), may_yield=True),
+                _delay("TIMER_DELAY_SEC", unit_ms=1_000),
+                _delay("TIMER_DELAY_MS"),
                 ScheduleHeader("TIMER_DELIVER_MS", Meaning.INSTANT, _as("TIMER_DELIVER_MS", parse_deliver_at)),
                 ScheduleHeader("__STARTDELIVERTIME", Meaning.INSTANT, _as("__STARTDELIVERTIME", parse_deliver_at)),
             ),

@@ -54,3 +54,12 @@ def test_a_schedule_of_nats_is_due_when_it_is_on_the_server(row: dict[str, Any])
         return
     assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
     assert (message["output_topic"], message["headers"]) == (row["reads"]["target"], row["headers"])
+
+
+@pytest.mark.parametrize("row", captured("rocketmq"))
+def test_a_message_of_rocketmq_is_due_when_its_broker_would_deliver_it(row: dict[str, Any]) -> None:
+    (message,) = accepted("rocketmq", row).to_pylist()
+    # The broker delivers at once what is due before it is published.
+    assert max(message["deliver_at_ms"], row["timestamp_ms"]) == row["reads"]["deliver_at_ms"]
+    assert message["output_topic"] == (row["reads"]["target"] or "delayline-out")
+    assert (message["error_code"], message["headers"]) == (None, row["headers"])

@@ -36,6 +36,10 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"60000"), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 60_000),
         ("activemq", [("AMQ_SCHEDULED_PERIOD", b"5"), ("AMQ_SCHEDULED_REPEAT", b'"0"')], WRITTEN_MS + 5),
         ("activemq", [("AMQ_SCHEDULED_CRON", b"")], WRITTEN_MS),
+        # ActiveMQ adds the delay if it is above 0, and the period if not.
+        ("activemq", [("AMQ_SCHEDULED_DELAY", b"0"), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
+        ("activemq", [("AMQ_SCHEDULED_DELAY", b'"-1"'), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
+        ("activemq", [("AMQ_SCHEDULED_DELAY", b"-60000")], WRITTEN_MS),
         # Java's BigInteger.valueOf(epoch ms).toByteArray(), as Spring's DeadLetterPublishingRecovererFactory writes it.
         (
             "spring-retry",
@@ -54,6 +58,8 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
         ("rocketmq", [("__STARTDELIVERTIME", b"%d" % DUE_MS)], DUE_MS),
         # RocketMQ's own precedence.
         ("rocketmq", [("DELAY", b"0"), ("TIMER_DELIVER_MS", b"%d" % DUE_MS)], DUE_MS),
+        ("rocketmq", [("DELAY", b"-1"), ("TIMER_DELAY_SEC", b"7")], WRITTEN_MS + 7_000),
+        ("rocketmq", [("TIMER_DELAY_MS", b"-7"), ("TIMER_DELIVER_MS", b"%d" % DUE_MS)], WRITTEN_MS),
         ("rocketmq", [("TIMER_DELIVER_MS", b"9"), ("TIMER_DELAY_MS", b"7"), ("DELAY", b"1")], WRITTEN_MS + 1_000),
     ],
 )  # fmt: skip
