@@ -86,8 +86,10 @@ def _of_presets(
     by_another = np.zeros(len(decided), dtype=bool)
     for preset in presets:
         by_this = np.zeros(len(decided), dtype=bool)
+        has_schedule = np.zeros(len(decided), dtype=bool)
         for header in preset.schedule:
             all_rows, all_values = headers.named(header.name)
+            has_schedule[all_rows] = True
             if header.is_appended:
                 # Headers are in the order of their records, so that the last of each is one before another's.
                 all_rows, all_values = only(np.diff(all_rows, append=-1) != 0, all_rows, all_values)
@@ -113,9 +115,11 @@ def _of_presets(
             rejections.reject(
                 rows[other], BadSchedule(f"{name} begins with {prefix.decode()} in all that is understood")
             )
-        for name in preset.refused:
+        for name in preset.refused + preset.refused_with_schedule:
             rows, values = headers.named(name)
             asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]
+            if name in preset.refused_with_schedule:
+                asks &= has_schedule[rows]
             rejections.reject(np.unique(rows[asks]), BadSchedule(f"{name} asks for what Delayline does not do"))
 
 

@@ -63,6 +63,7 @@ class Preset:
     - `target`: the one that names the output topic
     - `refused`: those that ask for what Delayline does not do: more than one delivery, or that of another message.
       Empty, or "0", they ask for nothing
+    - `refused_with_schedule`: those that do so in a record that has one of `schedule`
     - `version`: a header, and how its value begins in all versions that are understood
 
     Of schedulers whose messages come in an envelope (`sources.intake.envelopes`), which are `named` by their keys:
@@ -78,6 +79,7 @@ class Preset:
     schedule: tuple[ScheduleHeader, ...]
     target: str | None = None
     refused: tuple[str, ...] = ()
+    refused_with_schedule: tuple[str, ...] = ()
     version: tuple[str, bytes] | None = None
     named: bool = False
     key: str = ""
@@ -152,7 +154,8 @@ _BY_NAME = {
                 # The time between deliveries, of which the first comes after one of them if there is no delay.
                 _delay("AMQ_SCHEDULED_PERIOD"),
             ),
-            refused=("AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_CRON"),
+            refused=("AMQ_SCHEDULED_CRON",),
+            refused_with_schedule=("AMQ_SCHEDULED_REPEAT",),
         ),
         Preset(
             "etf1",
@@ -192,7 +195,7 @@ _BY_NAME = {
             "nats",
             (ScheduleHeader("Nats-Schedule", Meaning.INSTANT, _nats_schedule),),
             target="Nats-Schedule-Target",
-            refused=("Nats-Schedule-Source",),
+            refused_with_schedule=("Nats-Schedule-Source",),
         ),
         Preset(
             "rabbitmq",

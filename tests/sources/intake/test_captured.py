@@ -47,8 +47,7 @@ def test_a_retry_of_spring_is_due_when_springs_own_listener_would_go_on(row: dic
 @pytest.mark.parametrize("row", captured("nats"))
 def test_a_schedule_of_nats_is_due_when_it_is_on_the_server(row: dict[str, Any]) -> None:
     (message,) = accepted("nats", row).to_pylist()
-    has_source = any(header["key"] == "Nats-Schedule-Source" for header in row["headers"])
-    if row["reads"]["deliver_at_ms"] is None or has_source:
+    if row["reads"]["deliver_at_ms"] is None:
         # The server refuses it too, or would deliver more than once, or another message.
         assert message["error_code"] == "bad-schedule"
         return
@@ -63,3 +62,21 @@ def test_a_message_of_rocketmq_is_due_when_its_broker_would_deliver_it(row: dict
     assert max(message["deliver_at_ms"], row["timestamp_ms"]) == row["reads"]["deliver_at_ms"]
     assert message["output_topic"] == (row["reads"]["target"] or "delayline-out")
     assert (message["error_code"], message["headers"]) == (None, row["headers"])
+
+
+@pytest.mark.parametrize("row", captured("activemq"))
+def test_a_message_of_activemq_is_due_when_its_scheduler_would_deliver_it(row: dict[str, Any]) -> None:
+    (message,) = accepted("activemq", row).to_pylist()
+    if row["reads"]["deliver_at_ms"] is None:
+        # It would be delivered more than once.
+        assert message["error_code"] == "bad-schedule"
+        return
+    assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
+    assert message["headers"] == row["headers"]
+
+
+@pytest.mark.parametrize("row", captured("rabbitmq"))
+def test_a_delay_by_spring_amqp_is_that_of_the_delayed_exchange(row: dict[str, Any]) -> None:
+    (message,) = accepted("rabbitmq", row).to_pylist()
+    assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
+    assert message["headers"] == row["headers"]

@@ -87,8 +87,6 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
         ("rabbitmq", "x-delay", b"\0\0\x13\x88", "perhaps the number 5000"),
         ("rabbitmq", "x-delay", None, "it has no value"),
         ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for what"),
-        ("activemq", "AMQ_SCHEDULED_REPEAT", b"9", "AMQ_SCHEDULED_REPEAT asks for what"),
-        ("nats", "Nats-Schedule-Source", b"orders", "Nats-Schedule-Source asks for what"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),
         ("nats", "Nats-Schedule", b"@every 5m", "schedules that repeat are not supported"),
@@ -105,6 +103,21 @@ def test_what_a_preset_cannot_follow_is_a_dead_letter_that_names_the_header(
     assert message["error_code"] == "bad-schedule"
     assert header in message["error_text"]
     assert named in message["error_text"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "schedule", "other"),
+    [
+        ("activemq", ("AMQ_SCHEDULED_DELAY", b"0"), ("AMQ_SCHEDULED_REPEAT", b"9")),
+        ("nats", ("Nats-Schedule", b"@at 2026-12-24T18:00:00Z"), ("Nats-Schedule-Source", b"orders")),
+    ],
+)
+def test_a_header_about_a_schedule_is_refused_with_it_and_means_nothing_without(
+    preset: str, schedule: tuple[str, bytes], other: tuple[str, bytes]
+) -> None:
+    assert f"{other[0]} asks for what" in accepted(preset, schedule, other)["error_text"]
+    alone = accepted(preset, other)
+    assert (alone["error_code"], alone["deliver_at_ms"]) == (None, WRITTEN_MS)
 
 
 def test_the_limits_of_delays_hold_for_presets() -> None:
@@ -136,7 +149,12 @@ _HEADERS = st.lists(
         st.sampled_from([
             "deliver-after", "deliver-to",
             *(header.name for preset in presets_named(PRESETS) for header in preset.schedule),
-            *(name for preset in presets_named(PRESETS) for name in (preset.target, *preset.refused) if name),
+            *(
+                name
+                for preset in presets_named(PRESETS)
+                for name in (preset.target, *preset.refused, *preset.refused_with_schedule)
+                if name
+            ),
         ]),
         _VALUES,
     ),

@@ -42,6 +42,7 @@ var schedules = []schedule{
 	{"cron", []jetstream.PublishOpt{jetstream.WithScheduleCron("0 0 5 * * *")}, ""},
 	{"at, with a source", []jetstream.PublishOpt{
 		jetstream.WithScheduleAt(due), jetstream.WithScheduleSource("measured")}, ""},
+	{"a source without a schedule", []jetstream.PublishOpt{jetstream.WithScheduleSource("measured")}, ""},
 }
 
 func main() {
@@ -81,17 +82,30 @@ func main() {
 		for _, name := range slices.Sorted(maps.Keys(header)) {
 			pairs = append(pairs, []any{name, []byte(header.Get(name))})
 		}
-		// As the server parses it. What repeats has no instant of its own.
 		var dueMs any
-		if at, found := strings.CutPrefix(header.Get(jetstream.ScheduleHeader), "@at "); found && err == nil {
-			dueMs = must(time.Parse(time.RFC3339, at)).UnixMilli()
+		if err == nil {
+			dueMs = instantMs(header)
 		}
 		lines.Encode(map[string]any{
 			"library": libraries(), "case": asked.what, "topic": "schedules", "key": nil, "value": message.Data,
 			"headers": pairs, "timestamp_ms": publishedMs,
-			"reads": map[string]any{"is_accepted": err == nil, "deliver_at_ms": dueMs, "target": "orders"},
+			"reads": map[string]any{"deliver_at_ms": dueMs, "target": "orders"},
 		})
 	}
+}
+
+// instantMs returns when the server delivers what it has accepted, or nil: more than once, or another message.
+func instantMs(header nats.Header) any {
+	schedule := header.Get(jetstream.ScheduleHeader)
+	if schedule == "" {
+		return publishedMs
+	}
+	// As the server parses it.
+	at, isInstant := strings.CutPrefix(schedule, "@at ")
+	if !isInstant || header.Get(jetstream.ScheduleSourceHeader) != "" {
+		return nil
+	}
+	return must(time.Parse(time.RFC3339, at)).UnixMilli()
 }
 
 func libraries() string {
