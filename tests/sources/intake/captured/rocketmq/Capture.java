@@ -1,3 +1,4 @@
+import com.aliyun.openservices.ons.api.impl.rocketmq.ONSUtil;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -23,6 +24,7 @@ import org.apache.rocketmq.store.timer.TimerMessageStore;
 
 /** Sets the delays of messages as RocketMQ's publishers do, and writes what its broker makes of their properties. */
 public final class Capture {
+    private static final String LIBRARY = System.getProperty("library");
     private static final long PUBLISHED_MS = 1_798_000_000_000L;
     private static final long DUE_MS = 1_798_135_200_000L;
     private static final List<String> LINES = new ArrayList<>();
@@ -84,6 +86,12 @@ public final class Capture {
             message.setDelayTimeSec(7);
             message.setDelayTimeLevel(1);
         });
+        // Only brokers in the cloud read what it writes, so that nothing here can tell when they deliver it.
+        com.aliyun.openservices.ons.api.Message message =
+            new com.aliyun.openservices.ons.api.Message("orders", "", "v".getBytes(StandardCharsets.UTF_8));
+        message.setStartDeliverTime(DUE_MS);
+        Map<String, String> properties = new TreeMap<>(ONSUtil.msgConvert(message).getProperties());
+        line(System.getProperty("cloud"), "an instant by the client of the cloud", properties, DUE_MS, null);
         Files.write(Path.of(System.getProperty("captured")), LINES);
         // The broker has threads that nobody waits for.
         System.exit(0);
@@ -116,19 +124,20 @@ public final class Capture {
             dueMs = readMs == DUE_MS ? readMs : PUBLISHED_MS + readMs - beforeMs;
         }
         String target = message.getProperty(MessageConst.PROPERTY_REAL_TOPIC);
-        line(what, published, dueMs, null);
+        line(LIBRARY, what, published, dueMs, null);
         if (target != null) {
             // What no preset reads, and differs each time.
             MessageAccessor.clearProperty(message, MessageConst.PROPERTY_TIMER_OUT_MS);
-            line(what + ", with the properties that the broker adds", new TreeMap<>(message.getProperties()), dueMs,
-                target);
+            line(LIBRARY, what + ", with the properties that the broker adds", new TreeMap<>(message.getProperties()),
+                dueMs, target);
         }
     }
 
-    private static void line(String what, Map<String, String> properties, long dueMs, String target) {
+    private static void line(
+        String library, String what, Map<String, String> properties, long dueMs, String target) {
         List<String> headers = new ArrayList<>();
         properties.forEach((name, value) -> headers.add("[\"" + name + "\", " + base64(value) + "]"));
-        LINES.add("{\"library\": \"" + System.getProperty("library") + "\", \"case\": \"" + what
+        LINES.add("{\"library\": \"" + library + "\", \"case\": \"" + what
             + "\", \"topic\": \"delayed\", \"key\": null, \"value\": " + base64("v") + ", \"headers\": ["
             + String.join(", ", headers) + "], \"timestamp_ms\": " + PUBLISHED_MS + ", \"reads\": {\"deliver_at_ms\": "
             + dueMs + ", \"target\": " + (target == null ? "null" : "\"" + target + "\"") + "}}");
