@@ -13,6 +13,7 @@ import pytest
 from sources.intake.accept import accept
 from tests.messages import headers, records, some_batch_settings
 
+_RETRIES = ("orders-retry-10000", "orders-retry-30000")
 _CAPTURED = Path(__file__).parent / "captured"
 
 
@@ -32,7 +33,11 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def accepted(preset: str, row: dict[str, Any]) -> pa.Table:
-    settings = some_batch_settings(presets={row["topic"]: (preset,)}, allowed_outputs=("orders",))
+    settings = some_batch_settings(
+        presets={row["topic"]: (preset,)},
+        allowed_outputs=("orders", *_RETRIES),
+        partitions=PARTITIONS | dict.fromkeys((_RESULTS, *_RETRIES), 3),
+    )
     # As if it were read at once.
     return accept(records([row]), settings, row["timestamp_ms"])
 
@@ -41,6 +46,8 @@ def accepted(preset: str, row: dict[str, Any]) -> pa.Table:
 def test_a_retry_of_spring_is_due_when_springs_own_listener_would_go_on(row: dict[str, Any]) -> None:
     (message,) = accepted("spring-retry", row).to_pylist()
     assert (message["error_code"], message["deliver_at_ms"]) == (None, row["reads"]["deliver_at_ms"])
+    # Spring's own retry topic, where the recoverer published to Delayline's input topic instead.
+    assert message["output_topic"] == (row["reads"]["topic"] if row["topic"] == "retries" else "delayline-out")
     assert (message["key"], message["value"], message["headers"]) == (row["key"], row["value"], row["headers"])
 
 

@@ -12,9 +12,11 @@ import java.util.Base64;
 import java.util.Deque;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.BiConsumer;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.producer.MockProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.Headers;
 import org.apache.kafka.common.header.internals.RecordHeaders;
@@ -23,6 +25,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.springframework.context.event.ContextRefreshedEvent;
 import org.springframework.context.support.StaticApplicationContext;
 import org.springframework.kafka.core.KafkaTemplate;
+import org.springframework.kafka.listener.DeadLetterPublishingRecoverer;
 import org.springframework.kafka.listener.KafkaConsumerBackoffManager;
 import org.springframework.kafka.listener.MessageListener;
 import org.springframework.kafka.listener.TimestampedException;
@@ -41,38 +44,59 @@ public final class Capture {
     private static final long FAILED_MS = 1_798_000_000_000L;
     private static final long[] BACK_OFFS_MS = {10_000, 30_000};
     private static final String LISTENER = "listener";
+    private static final List<String> LINES = new ArrayList<>();
 
     public static void main(String[] arguments) throws IOException {
-        List<String> lines = new ArrayList<>();
-        for (boolean retain : new boolean[] {true, false}) {
-            // Spring closes a producer that it has used.
-            Deque<MockProducer<byte[], byte[]>> producers = new ArrayDeque<>();
-            KafkaTemplate<byte[], byte[]> template = new KafkaTemplate<>(new MockProducerFactory<>(() -> {
-                producers.add(new MockProducer<>(true, null, new ByteArraySerializer(), new ByteArraySerializer()));
-                return producers.getLast();
-            }));
-            DeadLetterPublishingRecovererFactory factory = new DeadLetterPublishingRecovererFactory(topics(template));
-            factory.neverLogListenerException();
-            factory.setRetainAllRetryHeaderValues(retain);
+        capture("all header values", (factory, template) -> factory.setRetainAllRetryHeaderValues(true));
+        capture("the newest header values", (factory, template) -> factory.setRetainAllRetryHeaderValues(false));
+        capture("a retry topic behind Delayline", Capture::sendThroughDelayline);
+        Files.write(Path.of(System.getProperty("captured")), LINES, StandardOpenOption.CREATE,
+            StandardOpenOption.APPEND);
+    }
 
-            ConsumerRecord<byte[], byte[]> read = read("orders", bytes("order 7"), bytes("{\"id\": 7}"),
-                new RecordHeaders().add("trace", bytes("7")), PUBLISHED_MS);
-            long failedMs = FAILED_MS;
-            for (int attempt = 1; attempt <= BACK_OFFS_MS.length; attempt++) {
-                Exception failure =
-                    new TimestampedException(new IllegalStateException("no"), Instant.ofEpochMilli(failedMs));
-                factory.create(LISTENER).accept(read, failure);
-                ProducerRecord<byte[], byte[]> sent = producers.getLast().history().get(0);
-                // The broker writes the time at which it was sent, where the producer gives none.
-                long sentMs = sent.timestamp() == null ? failedMs : sent.timestamp();
-                read = read(sent.topic(), sent.key(), sent.value(), sent.headers(), sentMs);
-                long dueMs = dueMs(read);
-                String all = retain ? "all header values" : "the newest header values";
-                lines.add(line("retry " + attempt + " with " + all, read, dueMs));
-                failedMs = dueMs + 250;
-            }
+    private static void capture(
+        String what, BiConsumer<DeadLetterPublishingRecovererFactory, KafkaTemplate<byte[], byte[]>> configure) {
+        // Spring closes a producer that it has used.
+        Deque<MockProducer<byte[], byte[]>> producers = new ArrayDeque<>();
+        KafkaTemplate<byte[], byte[]> template = new KafkaTemplate<>(new MockProducerFactory<>(() -> {
+            producers.add(new MockProducer<>(true, null, new ByteArraySerializer(), new ByteArraySerializer()));
+            return producers.getLast();
+        }));
+        DeadLetterPublishingRecovererFactory factory = new DeadLetterPublishingRecovererFactory(topics(template));
+        factory.neverLogListenerException();
+        configure.accept(factory, template);
+
+        ConsumerRecord<byte[], byte[]> read = read("orders", bytes("order 7"), bytes("{\"id\": 7}"),
+            new RecordHeaders().add("trace", bytes("7")), PUBLISHED_MS);
+        long failedMs = FAILED_MS;
+        for (int attempt = 1; attempt <= BACK_OFFS_MS.length; attempt++) {
+            factory.create(LISTENER).accept(
+                read, new TimestampedException(new IllegalStateException("no"), Instant.ofEpochMilli(failedMs)));
+            ProducerRecord<byte[], byte[]> sent = producers.getLast().history().get(0);
+            Header target = sent.headers().lastHeader("deliver-to");
+            String topic = target == null ? sent.topic() : new String(target.value(), StandardCharsets.UTF_8);
+            // The broker writes the time at which it was sent, where the producer gives none.
+            long sentMs = sent.timestamp() == null ? failedMs : sent.timestamp();
+            read = read(topic, sent.key(), sent.value(), sent.headers(), sentMs);
+            long dueMs = dueMs(read);
+            LINES.add(line("retry " + attempt + " with " + what, sent, sentMs, topic, dueMs));
+            failedMs = dueMs + 250;
         }
-        Files.write(Path.of(System.getProperty("captured")), lines, StandardOpenOption.CREATE, StandardOpenOption.APPEND);
+    }
+
+    /** Sends to Delayline's input topic what would go to a retry topic, to which Delayline delivers it. */
+    private static void sendThroughDelayline(
+        DeadLetterPublishingRecovererFactory factory, KafkaTemplate<byte[], byte[]> template) {
+        factory.setDeadLetterPublisherCreator((templates, destinations) ->
+            new DeadLetterPublishingRecoverer(record -> template, destinations) {
+                @Override
+                protected ProducerRecord<Object, Object> createProducerRecord(ConsumerRecord<?, ?> record,
+                    TopicPartition destination, Headers headers, byte[] key, byte[] value) {
+                    headers.remove("deliver-to").add("deliver-to", bytes(destination.topic()));
+                    return super.createProducerRecord(
+                        record, new TopicPartition("retries", -1), headers, key, value);
+                }
+            });
     }
 
     /** Returns the chain of topics that a RetryTopicConfiguration makes of "orders", as RetryTopicConfigurer does. */
@@ -114,15 +138,16 @@ public final class Capture {
             value, new RecordHeaders(headers), Optional.empty());
     }
 
-    private static String line(String what, ConsumerRecord<byte[], byte[]> record, long dueMs) {
+    private static String line(
+        String what, ProducerRecord<byte[], byte[]> sent, long sentMs, String target, long dueMs) {
         List<String> headers = new ArrayList<>();
-        for (Header header : record.headers()) {
+        for (Header header : sent.headers()) {
             headers.add("[\"" + header.key() + "\", " + base64(header.value()) + "]");
         }
         return "{\"library\": \"" + System.getProperty("library") + "\", \"case\": \"" + what + "\", \"topic\": \""
-            + record.topic() + "\", \"key\": " + base64(record.key()) + ", \"value\": " + base64(record.value())
-            + ", \"headers\": [" + String.join(", ", headers) + "], \"timestamp_ms\": " + record.timestamp()
-            + ", \"reads\": {\"deliver_at_ms\": " + dueMs + "}}";
+            + sent.topic() + "\", \"key\": " + base64(sent.key()) + ", \"value\": " + base64(sent.value())
+            + ", \"headers\": [" + String.join(", ", headers) + "], \"timestamp_ms\": " + sentMs
+            + ", \"reads\": {\"deliver_at_ms\": " + dueMs + ", \"topic\": \"" + target + "\"}}";
     }
 
     private static byte[] bytes(String text) {
