@@ -100,6 +100,8 @@ class Envelope:
         for preset, of_preset in self._rows:
             own = of_preset[left[of_preset]]
             if len(own):
+                if preset.replaces_origin:
+                    headers = _without(headers, own, [name for name, _ in preset.origin])
                 headers = _with_added(headers, own, preset.origin, records)
                 keys = _replaced(keys, own, *self._first(preset.key, own))
         return keys, headers
@@ -142,6 +144,19 @@ def _replaced(keys: pa.Array, own: Ints, rows: Ints, values: pa.Array) -> pa.Arr
     places[rows] = len(keys) + np.arange(len(rows))
     both = pa.concat_arrays([keys, values.cast(keys.type)])
     return both.take(pa.array(places, mask=places < 0))
+
+
+def _without(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
+    """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
+    lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
+    rows, flat = np.repeat(np.arange(len(headers)), lengths), headers.flatten()
+    leaves = np.isin(rows, own) & np.asarray(pc.is_in(pc.struct_field(flat, 0), pa.array(names, pa.string())))
+    if not leaves.any():
+        return headers
+    lengths -= np.bincount(rows[leaves], minlength=len(headers))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    left = flat.filter(pa.array(~leaves))
+    return pa.ListArray.from_arrays(pa.array(offsets), left, mask=headers.is_null()).cast(HEADERS)
 
 
 def _with_added(headers: pa.Array, own: Ints, added: Sequence[tuple[str, Origin]], records: pa.Table) -> pa.Array:

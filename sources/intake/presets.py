@@ -71,6 +71,7 @@ class Preset:
     - `key`, `partition`, `partition_key`: the headers with the key and the partition of what is delivered, or with the
       key that chooses the partition
     - `origin`: the headers that are added to what is delivered, and what they say
+    - `replaces_origin`: whether they take the place of those that the record has from an earlier delivery
     - `cancels_by_null_value`: whether a record with a null value cancels what has its key
     - `cancel_header`: a header, and the values of it by which a record does so
     """
@@ -86,6 +87,7 @@ class Preset:
     partition: str = ""
     partition_key: str = ""
     origin: tuple[tuple[str, Origin], ...] = ()
+    replaces_origin: bool = False
     cancels_by_null_value: bool = False
     cancel_header: tuple[str, tuple[bytes, ...]] | None = None
 
@@ -189,6 +191,7 @@ _BY_NAME = {
                 ("schedule_source_offset", Origin.OFFSET),
                 ("schedule_source_key", Origin.KEY),
             ),
+            replaces_origin=True,
             cancel_header=("schedule_source_type", (b"cancel", b"tombstone")),
         ),
         Preset(

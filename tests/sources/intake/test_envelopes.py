@@ -81,6 +81,22 @@ def test_a_schedule_of_karafka_is_delivered_as_karafka_does_it() -> None:
     assert ask.name == named(TOPIC, b"orders-1")
 
 
+def test_headers_of_an_earlier_delivery_are_replaced_by_karafka_and_kept_by_etf1() -> None:
+    before = [("schedule_source_topic", b"old"), ("scheduler-topic", b"old")]
+    rows: list[dict[str, Any]] = [
+        {"headers": headers(before[1], *ETF1, before[0]), "key": b"e"},
+        {"value": b"plain", "headers": headers(*before)},
+        {"headers": headers(before[0], *KARAFKA, before[1]), "key": b"k"},
+        {"value": b"none"},
+    ]
+    (etf1, plain, karafka, none, *_), _ = accepted("etf1,karafka", *rows)
+    topics = [header["value"] for header in etf1["headers"] if header["key"] == "scheduler-topic"]
+    assert topics == [b"old", TOPIC.encode()]
+    assert karafka["headers"][: len(KARAFKA) + 1] == headers(*KARAFKA, before[1])
+    assert [header["key"] for header in karafka["headers"]].count("schedule_source_topic") == 1
+    assert (plain["headers"], none["headers"]) == (headers(*before), None)
+
+
 def test_without_a_key_in_the_envelope_there_is_none() -> None:
     rows = [{"headers": headers(*pairs[:-1]), "key": b"schedule 1"} for pairs in (ETF1, KARAFKA)]
     for preset, row in zip(("etf1", "karafka"), rows, strict=True):
