@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sources.intake.accept import accept
-from tests.messages import headers, records, some_batch_settings
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 _RETRIES = ("orders-retry-10000", "orders-retry-30000")
 _CAPTURED = Path(__file__).parent / "captured"
@@ -36,7 +36,7 @@ def accepted(preset: str, row: dict[str, Any]) -> pa.Table:
     settings = some_batch_settings(
         presets={row["topic"]: (preset,)},
         allowed_outputs=("orders", *_RETRIES),
-        partitions=PARTITIONS | dict.fromkeys((_RESULTS, *_RETRIES), 3),
+        partitions=PARTITIONS | dict.fromkeys(_RETRIES, 3),
     )
     # As if it were read at once.
     return accept(records([row]), settings, row["timestamp_ms"])
