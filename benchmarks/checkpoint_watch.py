@@ -27,7 +27,10 @@ class Batch:
 
 
 class CheckpointWatch(Watch):
-    """Collects every batch when it is committed; Spark keeps only the files of the last batches."""
+    """Collects every batch when it is committed; Spark keeps only the files of the last batches.
+
+    Watches one checkpoint: no benchmark replaces its job's.
+    """
 
     def __init__(self, checkpoint: Path, topic: str) -> None:
         super().__init__("checkpoint-watch")

@@ -31,7 +31,7 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import DRAIN_S, Traffic, due_between, percentiles
 from benchmarks.waiting import say, wait_until
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.storage.paths import checkpoint_path
+from streaming.storage.paths import storage_path
 
 RATE, SHORTEST_S, LONGEST_S = 1000, 20.0, 50.0
 CALM, DRIVER, TREE, RELEASE = "calm", "driver killed", "all killed", "release process killed"
@@ -249,7 +249,7 @@ class _Traffic:
         out = stand.folder / f"{application.name}.npz"
         limit_s = seconds + LONGEST_S + DRAIN_S
         self._receiver = Receiver(stand.bootstrap, [application.output], PARTITIONS, self.traffic.count, limit_s, out)
-        self._watch = CheckpointWatch(Path(checkpoint_path(application.settings)))
+        self._watch = CheckpointWatch(Path(storage_path(application.settings)))
         self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from benchmarks.receiver import Received, Receiver
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say
 from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.storage.paths import checkpoint_path
+from streaming.storage.paths import storage_path
 
 DRAIN_S = 90.0
 _PERCENTILES = (50, 90, 99, 99.9)
@@ -87,7 +87,7 @@ def run_through(
     warm-up: a cold job may be late, but must not break the contract. Order counts for what it accepted in time.
     """
     say(f"{application.name}: {traffic}")
-    with CheckpointWatch(Path(checkpoint_path(application.settings))) as watch:
+    with CheckpointWatch(Path(storage_path(application.settings))) as watch:
         received, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
         acceptance = watch.acceptance()
     start_s, end_s = (begun_s + at_s for at_s in traffic.counts_s)

@@ -52,8 +52,9 @@ RELEASE_POINTS = {
 # The points of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
     "rest-sealed": "all that the earlier checkpoint left waiting is sealed; the new one is not begun",
-    "successor-born": "the new checkpoint is complete and announced; it is not in place yet",
-    "predecessor-moved": "the earlier checkpoint is moved aside; the new one is not in place yet",
+    "successor-initialized": "the new checkpoint is complete; it is not announced, and no pointer names it",
+    "successor-born": "the new checkpoint is complete and announced; no pointer names it yet",
+    "switched-over": "the pointer names the new checkpoint; the command has not ended",
 }
 
 ALL_POINTS = POINTS | RELEASE_POINTS | SUCCESSION_POINTS

@@ -52,14 +52,6 @@ class SmallDisk:
         error = self._try("mount", "-o", "remount,ro", str(self.path))
         assert not error, error
 
-    def replace_with_folder(self) -> None:
-        """Replace the disk with a plain folder that has the same content."""
-        aside = self.path.with_name(f"{self.path.name}-aside")
-        shutil.copytree(self.path, aside)
-        self.close()
-        self.path.rmdir()
-        aside.rename(self.path)
-
     def close(self) -> None:
         """Unmount the disk, even if a process has a file open on it. Further calls do nothing."""
         if not self._is_mounted:

@@ -23,7 +23,7 @@ from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
-from streaming.storage.paths import checkpoint_path
+from streaming.storage.paths import storage_path
 
 # The newest messages of the names are due no later than all others, and may come out a little later.
 _NAMES_S = 60.0
@@ -72,7 +72,7 @@ class JudgedLoad:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(self.application.settings))))
+            self._watch = stack.enter_context(CheckpointWatch(Path(storage_path(self.application.settings))))
             self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
             stack.callback(self._outputs.close)
             self.names.subscribe()

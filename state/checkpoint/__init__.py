@@ -4,5 +4,6 @@
 
 Read `origin` (how a checkpoint began), `planned_batch` (an entry of Spark's offset log), `batch_settings` (what decides
 a batch's result), `progress` (the delivery marker), `delivered` (which messages are delivered, from the markers alone),
-`stored_json` (how these values are read and written), `file_format` (the number in each file).
+`pointer` (which checkpoint is the current one), `stored_json` (how these values are read and written), `file_format`
+(the number in each file).
 """

@@ -2,8 +2,8 @@
 
 The values in these files are in `state.checkpoint`.
 
-Read `checkpoint`, `logs` (Spark's two), `recovery` (what a start goes on from), `handover` (one checkpoint follows
-another).
+Read `checkpoint`, `logs` (Spark's two), `current` (which checkpoint it is), `recovery` (what a start goes on from),
+`handover` (one checkpoint follows another).
 
 A checkpoint begins with its origin (`state.checkpoint.origin`): its id and generation, the number of shards, the input
 offsets and the cutoff at which it takes over, and the number of its first bucket, so that checkpoints never share
@@ -15,7 +15,7 @@ Two operations end in a handover:
    `rebuild` does without the old checkpoint, and finds the waiting messages by the markers
    (`state.checkpoint.delivered`).
 2. Both seal these messages, and announce the new origin in the progress topic in one transaction.
-3. Both rename the new checkpoint into its place.
+3. Both write the pointer to the new checkpoint. No checkpoint ever moves: an object store cannot rename a folder.
 
 If a crash comes between two steps, run the command again. A job with an older checkpoint finds the newer origin in the
 progress topic, and stops.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Any
 
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.errors import CheckpointUnreadable
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import CHECKPOINT_REMEDY
+from streaming.storage.folder import Folder
 
 _ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
 _REFUSED = "delayline-refused.json"
@@ -24,24 +24,17 @@ class Checkpoint:
     """The checkpoint at `path`, any Hadoop URI."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        jvm: Any = spark.sparkContext._jvm
-        # Looked up once: each step of a dotted name costs Java a search through all jars, and a batch reads several
-        # files.
-        self._path_of = jvm.org.apache.hadoop.fs.Path
-        self._text_of = jvm.org.apache.commons.io.IOUtils.toString
-        self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
-        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
         self.path = path
-        self._files = self._path_of(path).getFileSystem(self._conf)
+        self._files = Folder(spark, path)
 
     def exists(self) -> bool:
         """Return whether there is anything at `path`."""
-        return bool(self._files.exists(self._path_of(self.path)))
+        return self._files.exists()
 
     @cached_property
     def origin(self) -> CheckpointOrigin:
         """How the checkpoint began. Raises CheckpointUnreadable, CheckpointVersion."""
-        text = self._read(_ORIGIN)
+        text = self._files.read(_ORIGIN)
         if text is None:
             raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {CHECKPOINT_REMEDY}")
         try:
@@ -53,30 +46,21 @@ class Checkpoint:
 
     def is_initialized(self) -> bool:
         """Return whether the checkpoint has an origin."""
-        return bool(self._files.exists(self._path_of(self.path, _ORIGIN)))
+        return self._files.has(_ORIGIN)
 
     def initialize(self, origin: CheckpointOrigin) -> None:
         """Write the origin, and the id for Spark. May be repeated after a crash."""
-        self._write(_ORIGIN, with_format(origin.to_json()))
+        self._files.write(_ORIGIN, with_format(origin.to_json()))
         # Spark uses the id that it finds here as the query's.
-        self._write("metadata", json.dumps({"id": origin.checkpoint}))
+        self._files.write("metadata", json.dumps({"id": origin.checkpoint}))
 
     def is_retired(self) -> bool:
         """Return whether another checkpoint takes over from this one."""
-        return bool(self._files.exists(self._path_of(self.path, _RETIRED)))
+        return self._files.has(_RETIRED)
 
     def retire(self) -> None:
         """Mark the checkpoint, so that no job runs from it again."""
-        self._write(_RETIRED, "{}")
-
-    def move(self, path: str) -> None:
-        """Move the whole checkpoint to `path`. Raises CheckpointMismatch if that fails."""
-        if not self._files.rename(self._path_of(self.path), self._path_of(path)):
-            raise CheckpointMismatch(f"{self.path} cannot be moved to {path}; does that exist already?")
-
-    def remove(self) -> None:
-        """Delete the whole checkpoint."""
-        self._files.delete(self._path_of(self.path), True)
+        self._files.write(_RETIRED, "{}")
 
     def last_planned(self) -> int | None:
         """Return the newest batch in the offset log, or None."""
@@ -89,7 +73,7 @@ class Checkpoint:
     def planned(self, batch_id: int) -> PlannedBatch:
         """Read batch `batch_id` from the offset log. Raises CheckpointUnreadable, CheckpointVersion."""
         clock_ms, watermark_ms, offsets = planned_entry(
-            self._read(f"offsets/{batch_id}"), f"{self.path}/offsets/{batch_id}"
+            self._files.read(f"offsets/{batch_id}"), f"{self.path}/offsets/{batch_id}"
         )
         cutoff_ms = max(watermark_ms, self.origin.cutoff_ms)
         return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.origin.offsets)
@@ -101,7 +85,7 @@ class Checkpoint:
         """
         planned, committed = self.last_planned(), self.last_committed()
         if committed is not None:
-            check_committed(self._read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
+            check_committed(self._files.read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
         needed = {max(number - 1, 0) for number in (planned, committed) if number is not None}
         for batch_id in sorted(needed | {number for number in (planned, committed) if number is not None}):
             self.planned(batch_id)
@@ -109,7 +93,7 @@ class Checkpoint:
     def first_offsets(self) -> Offsets:
         """Return the offsets at which the first batch began to read; empty if no batch has been planned."""
         # Spark's Kafka source, which is source 0 of the query, writes this file before its first batch.
-        text = self._read("sources/0/0")
+        text = self._files.read("sources/0/0")
         if text is None:
             return self.origin.offsets
         offsets: Offsets = json.loads(text[text.index("{") :])
@@ -125,7 +109,7 @@ class Checkpoint:
 
         Raises CheckpointUnreadable, CheckpointVersion.
         """
-        text = self._read(_SETTINGS_HISTORY)
+        text = self._files.read(_SETTINGS_HISTORY)
         if text is None:
             return SettingsHistory(())
         try:
@@ -137,14 +121,14 @@ class Checkpoint:
 
     def write_settings_history(self, settings_history: SettingsHistory) -> None:
         """Record the history. Replaces the file in one step."""
-        self._write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
+        self._files.write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
 
     def refused_from(self, batch_id: int) -> Offsets:
         """Return from which offsets on batch `batch_id` refuses records; empty if that is recorded of none.
 
         Raises CheckpointUnreadable, CheckpointVersion.
         """
-        text = self._read(_REFUSED)
+        text = self._files.read(_REFUSED)
         if text is None:
             return {}
         try:
@@ -158,28 +142,7 @@ class Checkpoint:
 
     def write_refused_from(self, batch_id: int, from_offsets: Offsets) -> None:
         """Record from which offsets on batch `batch_id` refuses records, in place of what an earlier batch did."""
-        self._write(_REFUSED, with_format(json.dumps({"batch": batch_id, "from_offsets": from_offsets})))
-
-    def _write(self, name: str, text: str) -> None:
-        manager = self._file_manager.create(self._path_of(self.path), self._conf)
-        manager.mkdirs(self._path_of(self.path))
-        stream = manager.createAtomic(self._path_of(self.path, name), True)
-        stream.write(bytearray(text.encode()))
-        stream.close()
+        self._files.write(_REFUSED, with_format(json.dumps({"batch": batch_id, "from_offsets": from_offsets})))
 
     def _newest(self, log: str) -> int | None:
-        folder = self._path_of(self.path, log)
-        if not self._files.exists(folder):
-            return None
-        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
-        return max((int(name) for name in names if name.isdigit()), default=None)
-
-    def _read(self, name: str) -> str | None:
-        path = self._path_of(self.path, name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return str(self._text_of(stream, "UTF-8"))
-        finally:
-            stream.close()
+        return max((int(name) for name in self._files.names(log) if name.isdigit()), default=None)

@@ -5,10 +5,10 @@ Each step can be cut off. The next try goes on from the state that it left.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import InvariantViolated
+from conf.errors import CheckpointMismatch, InvariantViolated
 from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
@@ -19,7 +19,8 @@ from state.buckets.reseal import resealed
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import checkpoint_of, make_current
+from streaming.storage.paths import pointers_path
 
 
 def seal_rest(
@@ -84,46 +85,33 @@ def writer_of_input(checkpoint: str) -> str:
     return f"{checkpoint}-rest-of-input"
 
 
-def switch_over(
-    settings: Settings,
-    origin: CheckpointOrigin,
-    successor: Checkpoint,
-    current: Checkpoint,
-    aside: str | None,
-    lease: HeldLease,
-) -> None:
-    """Switch over from the checkpoint `current` to `successor`.
+def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSession, lease: HeldLease) -> None:
+    """Switch over from the current checkpoint to a new one, which begins with `origin`.
 
-    1. Write the origin of `successor`.
-    2. Announce the origin in the progress topic. A job that runs from `current` finds it there, and stops.
-    3. Move `current` aside.
-    4. Move `successor` to the place of `current`.
+    1. Write the origin, in the folder of its generation.
+    2. Announce the origin in the progress topic. A job that runs from the checkpoint before finds it there, and stops.
+    3. Write the pointer to the new checkpoint.
 
-    Asks the broker before each step that this process still holds the lease.
+    Asks the broker before each step that this process still holds the lease. The checkpoint before stays in its folder.
 
-    Args:
-        settings: the job's settings.
-        origin: the origin of `successor`.
-        successor: the new checkpoint. What an earlier try has left of it is removed.
-        current: the old checkpoint.
-        aside: the path to move `current` to, or None if it is gone already.
-        lease: the lease that this process holds.
-
-    Raises ApplicationHeld, without the remaining steps, if another process has taken the lease.
+    Raises ApplicationHeld, without the remaining steps, if another process has taken the lease; CheckpointMismatch if
+    there is a newer checkpoint than that before.
     """
-    # 1. Write the origin.
+    successor = checkpoint_of(spark, settings, origin.generation)
+    # 1. Write the origin, in place of one that an earlier try has left.
     lease.check_now()
-    successor.remove()
+    if successor.last_planned() is not None:
+        raise CheckpointMismatch(
+            f"{successor.path} has run already, so it is newer than the checkpoint that was to be replaced, and no "
+            f"pointer names it: put the file {pointers_path(settings)}/{origin.generation} back"
+        )
     successor.initialize(origin)
+    failpoint("successor-initialized")
     # 2. Announce it.
     lease.check_now()
     announce_origin(settings, origin)
     failpoint("successor-born")
-    # 3. Move the old checkpoint aside.
-    if aside is not None:
-        lease.check_now()
-        current.move(aside)
-    failpoint("predecessor-moved")
-    # 4. Move the new one to its place.
+    # 3. Write the pointer.
     lease.check_now()
-    successor.move(current.path)
+    make_current(spark, settings, successor)
+    failpoint("switched-over")

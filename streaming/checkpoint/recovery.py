@@ -30,9 +30,10 @@ from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint, moved_successor, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.storage.failures import CHECKPOINT_REMEDY
-from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+from streaming.storage.paths import buckets_path
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
-    checkpoint = Checkpoint(spark, checkpoint_path(settings))
+    checkpoint = current_checkpoint(spark, settings)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     # 1. Read the logs.
     checkpoint.check_logs()
@@ -138,21 +139,23 @@ def _begin(
 ) -> None:
     """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
 
-    Raises CheckpointMismatch if a second beginning is refused, or if a handover was cut off.
+    Raises CheckpointMismatch if a second beginning is refused, or if an earlier version was cut off in a handover.
     """
-    if Checkpoint(spark, next_checkpoint_path(settings)).is_initialized() and not checkpoint.is_initialized():
-        raise CheckpointMismatch(
-            f"the checkpoint at {checkpoint.path} was being replaced, and that was cut off: run the command "
-            "(`delayline rescale` or `delayline rebuild`) again"
-        )
     if not checkpoint.is_initialized():
+        if moved_successor(spark, settings).is_initialized():
+            raise CheckpointMismatch(
+                f"the checkpoint at {checkpoint.path} was being replaced by an earlier version, and that was cut off: "
+                "run the command (`delayline rescale` or `delayline rebuild`) again"
+            )
         if fresh:
             _fence_earlier(store, markers)
         _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh and store.exists():
             # The new checkpoint reads the asks for them again, and those that have names, as all other records.
             store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})
-        origin = CheckpointOrigin(str(uuid.uuid4()), 1 + _generation(markers), settings.bucket.shards)
+        # Above the pointers too: the progress topic may be lost, and a handover writes a pointer of its generation.
+        generation = 1 + max(_generation(markers), newest_generation(spark, settings))
+        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards)
     else:
         origin = checkpoint.origin
     checkpoint.initialize(origin)
@@ -224,12 +227,23 @@ def _refuse_older(
     for marker in markers:
         if marker is not None:
             refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
+    if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
+        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
+    refuse_rebuilt(checkpoint, store)
+
+
+def refuse_rebuilt(checkpoint: Checkpoint, store: BucketTable) -> None:
+    """Raise CheckpointMismatch if a rebuild has begun to replace `checkpoint`."""
     own = checkpoint.origin.checkpoint
-    if store.is_fenced(own) or rest_bucket(store, own) is not None:
-        raise CheckpointMismatch(
-            f"the checkpoint {checkpoint.path} was being replaced by `delayline rebuild`, which was cut off: going on "
-            "from it would lose or double messages. Finish that with `delayline rebuild --discard-checkpoint`"
-        )
+    if store.is_fenced(own) or store.newest_of(writer_of_input(own)) is not None:
+        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
+
+
+def _cut_off_rebuild(checkpoint: Checkpoint) -> str:
+    return (
+        f"the checkpoint {checkpoint.path} was being replaced by `delayline rebuild`, which was cut off: going on from "
+        "it would lose or double messages. Finish that with `delayline rebuild --discard-checkpoint`"
+    )
 
 
 def read_markers(settings: Settings) -> list[Progress | None]:

@@ -25,13 +25,13 @@ def rescale(
 
     done = rescale_job(settings_of(config, overrides), shards)
     typer.echo(f"moved from {done.before} to {done.after} shards; {done.sealed} messages sealed")
-    typer.echo(f"the old checkpoint is kept at {done.kept_at}: delete it when the job has run")
+    typer.echo(f"the old checkpoint is still at {done.replaced}: delete it when the job has run")
     typer.echo(f"now set bucket.shards = {done.after}")
 
 
 def rebuild(
     discard: Annotated[
-        bool, typer.Option("--discard-checkpoint", help="If a checkpoint exists that cannot be used, move it aside.")
+        bool, typer.Option("--discard-checkpoint", help="Replace a checkpoint that exists and cannot be used.")
     ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -45,6 +45,6 @@ def rebuild(
     from streaming.operations.rebuild import rebuild as rebuild_checkpoint
 
     done = rebuild_checkpoint(settings_of(config, overrides), discard, now_ms=time.time_ns() // 1_000_000)
-    if done.kept_at:
-        typer.echo(f"the old checkpoint is kept at {done.kept_at}")
+    if done.replaced:
+        typer.echo(f"the old checkpoint is still at {done.replaced}: delete it when the job has run")
     typer.echo(f"{done.resealed} messages were sealed again; now start the job with `delayline run`")

@@ -29,7 +29,7 @@ from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
 from streaming.judge.verdict import judge
 from streaming.local.broker import EmbeddedBroker
-from streaming.storage.paths import checkpoint_path
+from streaming.storage.paths import storage_path
 
 # Messages and seconds of each wave: before the kill, while the job is down, after it is back.
 _BEFORE, _DOWN, _AFTER = (500, 10.0), (200, 5.0), (299, 8.0)
@@ -83,7 +83,7 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         ensure_topics(settings, partitions=_PARTITIONS)
         job = Job(folder, overrides)
         stack.callback(job.kill)
-        watch = stack.enter_context(CheckpointWatch(Path(checkpoint_path(settings))))
+        watch = stack.enter_context(CheckpointWatch(Path(storage_path(settings))))
         received: list[Received] = []
         outputs = Outputs(broker.bootstrap, _outputs(settings), received.append)
         stack.callback(outputs.close)

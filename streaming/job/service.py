@@ -49,7 +49,7 @@ from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import innermost_cause, storage_failure, text_of_query, translate_storage_errors
-from streaming.storage.paths import checkpoint_path, storage_path
+from streaming.storage.paths import storage_path
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         signal.signal(number, lambda number, _: stop.put(number))
     with ExitStack() as stack:
         counts = JobCounts()
-        stack.enter_context(monitored_job(counts, settings, checkpoint_path(settings)))
+        stack.enter_context(monitored_job(counts, settings))
         # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
         releases = ReleaseProcesses(settings, settings.release.processes)
         stack.enter_context(releases)
@@ -136,6 +136,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         # 4. Recover.
         with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
+        counts.recovered(state.checkpoint.path)
         failpoint("recovering")
         # 5. Check clock and input.
         clock = watch_from(state.checkpoint, state.planned)
@@ -146,7 +147,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             shard_output = shard_outputs(
                 spark, settings, state.settings_history, input_starts(settings, state.checkpoint.origin)
             )
-            query = start_query(shard_output, settings, checkpoint_path(settings), gate.guard(runner.run))
+            query = start_query(shard_output, settings, state.checkpoint.path, gate.guard(runner.run))
             on_started()
             # 7. Watch it.
             outage = OutageWatch(lambda: str(query.status["message"]))

@@ -12,16 +12,18 @@ from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
 
 _POLL_S = 0.05
 _ORIGIN = "delayline-birth.json"
+# Below the storage: the first checkpoint, and the folder of files that name the one that follows.
+_FIRST, _POINTERS = "checkpoint", "checkpoints"
 
 
 class CheckpointWatch:
-    """Watches the checkpoint in `folder` on the local disk, in a background thread. A context manager.
+    """Watches the checkpoint under `storage`, a folder on the local disk, in a background thread. A context manager.
 
     `rescale` and `rebuild` may replace the checkpoint; the watch keeps the batches of earlier checkpoints.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, storage: Path) -> None:
+        self._storage = storage
         # By the checkpoint's id, in the order in which they appeared.
         self._logs: dict[str, CheckpointLog] = {}
         self._lock = threading.Lock()
@@ -64,43 +66,56 @@ class CheckpointWatch:
 
     def _look(self) -> None:
         with self._lock:
-            origin = self._origin()
+            folder = self._current()
+            origin = _origin_of(folder)
             if origin is None:
                 return
             known = self._logs.get(origin["checkpoint"])
             log = known or CheckpointLog(origin["cutoff_ms"], _by_partition(origin["offsets"]))
-            new = {number: self._batch(number, log.cutoff_ms) for number in self._committed() - log.batches.keys()}
-            # If the checkpoint was replaced meanwhile, these batches may belong to either of the two.
-            if self._origin() == origin:
+            new = {number: _batch(folder, number, log.cutoff_ms) for number in _committed(folder) - log.batches.keys()}
+            # A lost checkpoint may be made anew meanwhile, in the same place: these batches may belong to either.
+            if _origin_of(folder) == origin:
                 log.batches.update({number: batch for number, batch in new.items() if batch is not None})
                 self._logs[origin["checkpoint"]] = log
 
-    def _origin(self) -> dict[str, Any] | None:
-        """Read the checkpoint origin; None if there is no checkpoint."""
-        text = _text(self._folder / _ORIGIN)
-        return None if text is None else dict(json.loads(text))
-
-    def _committed(self) -> set[int]:
+    def _current(self) -> Path:
+        """Return the folder of the current checkpoint: the newest pointer names it."""
         try:
-            return {int(file.name) for file in (self._folder / "commits").iterdir() if file.name.isdigit()}
-        except FileNotFoundError:
-            return set()
+            newest = max(int(file.name) for file in (self._storage / _POINTERS).iterdir() if file.name.isdigit())
+        except (FileNotFoundError, ValueError):
+            return self._storage / _FIRST
+        pointer = json.loads((self._storage / _POINTERS / str(newest)).read_text())
+        return self._storage / str(pointer["folder"])
 
-    def _batch(self, number: int, least_cutoff_ms: int) -> CommittedBatch | None:
-        """Read an entry of Spark's offset log, and when the batch was committed; None if Spark has deleted them.
 
-        The entry's lines are: the version, the metadata of the batch (JSON), and one line for each source.
-        """
-        text = _text(self._folder / "offsets" / str(number))
-        committed_ms = _written_ms(self._folder / "commits" / str(number))
-        if text is None or committed_ms is None:
-            return None
-        _, metadata, *sources = text.splitlines()
-        offsets = [json.loads(line) for line in sources if line.startswith("{")]
-        # The values of the clock's line are numbers. Before any data, the line of the input is empty.
-        offsets = [source for source in offsets if all(isinstance(ends, dict) for ends in source.values())]
-        cutoff_ms = max(json.loads(metadata)["batchWatermarkMs"], least_cutoff_ms)
-        return CommittedBatch(cutoff_ms, committed_ms, _by_partition(offsets[0] if offsets else {}))
+def _origin_of(checkpoint: Path) -> dict[str, Any] | None:
+    """Read the checkpoint origin; None if there is no checkpoint."""
+    text = _text(checkpoint / _ORIGIN)
+    return None if text is None else dict(json.loads(text))
+
+
+def _committed(checkpoint: Path) -> set[int]:
+    try:
+        return {int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdigit()}
+    except FileNotFoundError:
+        return set()
+
+
+def _batch(checkpoint: Path, number: int, least_cutoff_ms: int) -> CommittedBatch | None:
+    """Read an entry of Spark's offset log, and when the batch was committed; None if Spark has deleted them.
+
+    The entry's lines are: the version, the metadata of the batch (JSON), and one line for each source.
+    """
+    text = _text(checkpoint / "offsets" / str(number))
+    committed_ms = _written_ms(checkpoint / "commits" / str(number))
+    if text is None or committed_ms is None:
+        return None
+    _, metadata, *sources = text.splitlines()
+    offsets = [json.loads(line) for line in sources if line.startswith("{")]
+    # The values of the clock's line are numbers. Before any data, the line of the input is empty.
+    offsets = [source for source in offsets if all(isinstance(ends, dict) for ends in source.values())]
+    cutoff_ms = max(json.loads(metadata)["batchWatermarkMs"], least_cutoff_ms)
+    return CommittedBatch(cutoff_ms, committed_ms, _by_partition(offsets[0] if offsets else {}))
 
 
 def _by_partition(offsets: dict[str, dict[str, int]]) -> Offsets:

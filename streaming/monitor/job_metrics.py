@@ -68,12 +68,18 @@ class JobCounts(Collector):
         self._told: dict[int, int] = {}
         self._knows_mutable = False
         self._table: TableState | None = None
+        self._checkpoint = ""
         self._lag: dict[str, int] = {}
         self._lease_s: float | None = None
         self._begun: PlannedBatch | None = None
         self._done: PlannedBatch | None = None
         self.batch_done_s: float | None = None
         self.started_s = now_s()
+
+    def recovered(self, checkpoint: str) -> None:
+        """Take the path of the checkpoint from which the job goes on."""
+        with self._lock:
+            self._checkpoint = checkpoint
 
     def took(self, step: str, seconds: float) -> None:
         """Add the time that one step of a batch took."""
@@ -134,10 +140,10 @@ class JobCounts(Collector):
         """Take how long ago the broker last confirmed that this process holds the lease."""
         self._lease_s = self._now_s() - ago_s
 
-    def status(self, application_id: str, checkpoint: str, shards: int) -> JobStatus | None:
+    def status(self, application_id: str, shards: int) -> JobStatus | None:
         """Return what the job knows of itself, or None as long as it does not know what all mutable buckets hold."""
         with self._lock:
-            begun, done, table = self._begun, self._done, self._table
+            begun, done, table, checkpoint = self._begun, self._done, self._table, self._checkpoint
             if done is None or not self._knows_mutable or table is None:
                 return None
             waiting = self._waiting(done, table)
@@ -243,13 +249,10 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def monitored_job(counts: JobCounts, settings: Settings, checkpoint: str) -> AbstractContextManager[object]:
-    """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError.
-
-    `checkpoint` is the path of its checkpoint.
-    """
+def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
+    """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError."""
     health = partial(job_health, counts, settings.clock.horizon, settings.kafka.outage_limit)
-    status = partial(counts.status, settings.application_id, checkpoint, settings.bucket.shards)
+    status = partial(counts.status, settings.application_id, settings.bucket.shards)
     return monitored("job", settings, counts, health, status)
 
 

@@ -43,13 +43,14 @@ from state.message import decode_chunk
 from state.message_ids import ID, Ids, among, ids_in, ids_of
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
-from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+from streaming.storage.paths import buckets_path
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 # For each input topic and partition: its first offset and the offset after its last; the offsets that are in buckets.
@@ -62,16 +63,16 @@ class Rebuilt:
     """What a rebuild did.
 
     `resealed` counts the messages that were accepted again from the input, or were overdue in the table. `offsets` is
-    where the new checkpoint begins to read. `kept_at` is where the old checkpoint was moved, or None if there was none.
+    where the new checkpoint begins to read. `replaced` is where the old checkpoint is, or None if there was none.
     """
 
     resealed: int
     offsets: Offsets
-    kept_at: str | None
+    replaced: str | None
 
 
 def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
-    """Make a new checkpoint for a job that lost its own. `discard` moves a checkpoint that still exists aside.
+    """Make a new checkpoint for a job that lost its own. `discard` replaces one that still exists.
 
     `now_ms` (epoch ms) is taken as the time at which the records were accepted. Raises UsageError if there is a
     checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is delivered,
@@ -80,11 +81,11 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     check_storage(settings)
     check_topics(settings)
     with exclusive_session(settings, "rebuild") as (spark, lease):
-        current = Checkpoint(spark, checkpoint_path(settings))
+        current = current_checkpoint(spark, settings)
         if current.exists() and not discard:
             raise UsageError(
-                f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, "
-                "--discard-checkpoint puts it aside"
+                f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, or "
+                "if a rebuild that was to replace it was cut off, --discard-checkpoint replaces it"
             )
         store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
         with translate_storage_errors(settings):
@@ -98,9 +99,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     2. Fence what the old job may still write to the table, and read from the table's metadata what is sealed. From here
        on nothing goes on from the old checkpoint.
     3. Choose the origin of the new checkpoint.
-    4. Move the old checkpoint aside, if there is one.
-    5. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
-    6. Switch over to the new checkpoint.
+    4. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
+    5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
@@ -136,13 +136,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         cutoff_ms=delivered.cutoff_ms,
         offsets=ends,
     )
-    successor = Checkpoint(store.spark, next_checkpoint_path(settings))
-    # 4. Move the old checkpoint aside. No job may run from it again: its messages will be in a bucket as well.
-    kept_at = f"{current.path}-discarded-{now_ms}" if current.exists() else None
-    if kept_at is not None:
-        lease.check_now()
-        current.move(kept_at)
-    # 5. Seal the rest.
+    # 4. Seal the rest.
     resealed = 0
     if sealed_in is None:
         counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
@@ -155,9 +149,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA))
         rest = rest.union(_overdue(store, delivered, cancelled, origin, settings.results_topic))
         resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings, names)
-    # 6. Switch over.
-    switch_over(settings, origin, successor, current, None, lease)
-    return Rebuilt(resealed, ends, kept_at)
+    # 5. Switch over.
+    switch_over(settings, origin, store.spark, lease)
+    return Rebuilt(resealed, ends, current.path if current.exists() else None)
 
 
 def _buckets_of_ids(store: BucketTable) -> Iterator[int]:

@@ -22,24 +22,27 @@ from state.buckets.reseal import LEFT_SCHEMA, left_in_state
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint, make_current, moved_predecessor, moved_successor
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
+from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
 from streaming.job.service import finish_planned
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
-from streaming.storage.paths import buckets_path, checkpoint_path, next_checkpoint_path
+from streaming.storage.paths import buckets_path
 
 
 @dataclass(frozen=True)
 class Rescaled:
-    """What a rescale did: the shard counts, how many messages it sealed, and where the old checkpoint is kept."""
+    """What a rescale did: the shard counts, how many messages it sealed, and where the old checkpoint is."""
 
     before: int
     after: int
     sealed: int
-    kept_at: str
+    replaced: str
 
 
 def rescale(settings: Settings, shards: int) -> Rescaled:
@@ -61,32 +64,35 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     """Rescale the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Complete an earlier try that had only its last move left.
+    1. Refuse a checkpoint that another has replaced.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
     4. Fence the writers of the old job, and release all that it has handed over: each message then goes to another
        shard, which does not know what is ready in its old one.
     5. Seal the state, and switch over to a new checkpoint.
     """
-    current = Checkpoint(spark, checkpoint_path(settings))
-    successor = Checkpoint(spark, next_checkpoint_path(settings))
-    # 1. Complete an earlier try: it has moved the old checkpoint aside, and not the new one to its place.
-    if not current.exists() and successor.is_initialized():
-        after = successor.origin
-        kept_at = _kept_at(current, after.generation - 1)
+    current = current_checkpoint(spark, settings)
+    moved = moved_successor(spark, settings)
+    if not current.exists() and moved.is_initialized():
+        # An earlier version was cut off before the last move of a rescale. It can stay where it is.
+        replaced = moved_predecessor(spark, settings, moved.origin.generation - 1)
+        before = replaced.origin
         lease.check_now()
-        successor.move(current.path)
-        return Rescaled(Checkpoint(spark, kept_at).origin.shards, after.shards, 0, kept_at)
+        make_current(spark, settings, moved)
+        return Rescaled(before.shards, moved.origin.shards, 0, replaced.path)
     if not current.exists():
         raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
     before = current.origin
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
-    # 2. Create partitions of the progress topic.
-    ensure_shards(settings, shards)
+    # 1. Refuse a replaced checkpoint.
+    _refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     # A table of an earlier version does not take the rows of this one.
     store.create(from_arrow_schema(STORED_SCHEMA))
+    refuse_rebuilt(current, store)
+    # 2. Create partitions of the progress topic.
+    ensure_shards(settings, shards)
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
@@ -96,12 +102,25 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     fence_writers(settings, max(before.shards, shards))
     drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.
-    return _hand_over(store, settings, shards, current, successor, lease)
+    return _hand_over(store, settings, shards, current, lease)
 
 
-def _hand_over(
-    store: BucketTable, settings: Settings, shards: int, current: Checkpoint, successor: Checkpoint, lease: HeldLease
-) -> Rescaled:
+def _refuse_replaced(settings: Settings, current: Checkpoint) -> None:
+    """Raise CheckpointMismatch if a marker is newer than the checkpoint, as when a newer one's pointer is lost.
+
+    An earlier try may have announced the one that follows. It has handed over nothing, since the job refuses to start.
+    """
+    origin, planned = current.origin, current.last_planned()
+    for marker in read_markers(settings):
+        if marker is None:
+            continue
+        batch = marker.batch
+        is_announced = batch.origin.generation == origin.generation + 1 and batch.batch_id < 0
+        if not (current.is_retired() and is_announced):
+            refuse_older(marker, origin, -1 if planned is None else planned)
+
+
+def _hand_over(store: BucketTable, settings: Settings, shards: int, current: Checkpoint, lease: HeldLease) -> Rescaled:
     before, committed = current.origin, current.last_committed()
     origin = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
     sealed = 0
@@ -111,13 +130,8 @@ def _hand_over(
         first_bucket = before.first_bucket + committed + 2
         origin = replace(origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
         sealed = _seal_state(store, current, committed, origin)
-    kept_at = _kept_at(current, before.generation)
-    switch_over(settings, origin, successor, current, kept_at, lease)
-    return Rescaled(before.shards, shards, sealed, kept_at)
-
-
-def _kept_at(current: Checkpoint, generation: int) -> str:
-    return f"{current.path}-retired-{generation}"
+    switch_over(settings, origin, store.spark, lease)
+    return Rescaled(before.shards, shards, sealed, current.path)
 
 
 def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin: CheckpointOrigin) -> int:

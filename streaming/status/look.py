@@ -13,7 +13,7 @@ from conf.settings import Settings
 from streaming.status.json_values import text_or_base64
 from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import retry_while_files_vanish
-from streaming.storage.paths import checkpoint_path
+from streaming.storage.paths import storage_path
 
 _BY_ID = ("topic", "partition", "offset")
 
@@ -59,7 +59,7 @@ def look(spark: SparkSession, settings: Settings, wanted: Look, columns: Sequenc
         order = (F.desc("timestamp_ms"), *_BY_ID) if wanted.newest else ("deliver_at_ms", *_BY_ID)
         return waiting.orderBy(*order).limit(wanted.limit).selectExpr(*columns).collect()
 
-    return retry_while_files_vanish(read, checkpoint_path(settings))
+    return retry_while_files_vanish(read, storage_path(settings))
 
 
 def message_fields(row: Row) -> dict[str, object]:

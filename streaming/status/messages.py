@@ -22,10 +22,10 @@ from state.buckets.table_rows import described_segment
 from state.cancel import is_ask
 from state.message import HEADERS, decode_chunk
 from state.message_ids import NO_IDS, Ids, among, id_texts, ids_of
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint
 from streaming.status.ready import ready_messages
 from streaming.status.storage_reader import consistent_versions
-from streaming.storage.paths import buckets_path, checkpoint_path
+from streaming.storage.paths import buckets_path
 
 WAITING_SCHEMA = pa.schema(
     [
@@ -94,7 +94,7 @@ def waiting_messages(
 
     Raises CheckpointUnreadable, CheckpointMismatch, BucketUnreadable, BrokerUnreachable, TopicMissing, ReadyLogLost.
     """
-    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
+    checkpoint, store = current_checkpoint(spark, settings), BucketTable(spark, buckets_path(settings))
     batch_id, version = consistent_versions(checkpoint, store)
     schema = from_arrow_schema(WAITING_SCHEMA)
     selection = Selection(from_ms, until_ms, None if ids is None else ids_of(ids))

@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint
 from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds, WaitingEstimate
 from streaming.status.broker import ask_broker
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
 from streaming.status.storage_reader import consistent_versions, reader_session, retry_while_files_vanish
 from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
-from streaming.storage.paths import buckets_path, checkpoint_path
+from streaming.storage.paths import buckets_path, storage_path
 
 
 def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
@@ -28,11 +28,11 @@ def read_status(settings: Settings, clock_ms: Callable[[], int]) -> Status:
     `reader_session`.
     """
     with reader_session(settings) as spark:
-        return retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), checkpoint_path(settings))
+        return retry_while_files_vanish(lambda: _read(spark, settings, clock_ms), storage_path(settings))
 
 
 def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) -> Status:
-    checkpoint, store = Checkpoint(spark, checkpoint_path(settings)), BucketTable(spark, buckets_path(settings))
+    checkpoint, store = current_checkpoint(spark, settings), BucketTable(spark, buckets_path(settings))
     last_committed, version = consistent_versions(checkpoint, store)
     last_planned = checkpoint.last_planned()
     committed = None if last_committed is None else checkpoint.planned(last_committed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.errors import StorageFailed
 from conf.settings import Settings
-from streaming.storage.paths import buckets_path, checkpoint_path, local_folder
+from streaming.storage.paths import buckets_path, local_checkpoint, local_folder, storage_path
 
 # More than a batch writes into its logs, and too little to matter.
 _PROBE_BYTES = 64 * 1024
@@ -18,15 +18,17 @@ _PROBE_BYTES = 64 * 1024
 def check_storage(settings: Settings) -> None:
     """Raise StorageFailed if `storage.path`, or a folder that exists in it, cannot be written. Leaves nothing behind.
 
-    Checks only a local path. Another file system is checked when Spark uses it.
+    Checks only a local path. Another file system is checked when Spark uses it. Raises CheckpointUnreadable
+    if the pointer to the checkpoint is damaged.
     """
-    checkpoint, buckets = local_folder(checkpoint_path(settings)), local_folder(buckets_path(settings))
-    if checkpoint is None or buckets is None:
+    storage, buckets = local_folder(storage_path(settings)), local_folder(buckets_path(settings))
+    if storage is None or buckets is None:
         return
+    checkpoint = local_checkpoint(storage)
     # Each folder may be a separate mount.
     logs = [checkpoint / name for name in ("offsets", "commits", "state")]
-    for folder in (checkpoint.parent, checkpoint, *logs, buckets, buckets / "_delta_log"):
-        if folder == checkpoint.parent or folder.exists():
+    for folder in (storage, checkpoint, *logs, buckets, buckets / "_delta_log"):
+        if folder == storage or folder.exists():
             _check(folder)
 
 

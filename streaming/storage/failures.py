@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
 from conf.settings import Settings
 from streaming.storage.checks import free_space
-from streaming.storage.paths import storage_path
+from streaming.storage.paths import local_checkpoint, local_folder, storage_path
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,13 @@ _REFUSED = (
     ("Input/output error", "the device fails", "written or read"),
 )
 # What was being written, by names in Spark's traces. The first that matches counts. None is Spark's working folder.
+# The last word is the folder below the storage.
 _STEPS: tuple[tuple[str, str, str | None], ...] = (
-    ("markMicroBatchStart", "the offset log", "checkpoint/offsets"),
-    ("markMicroBatchEnd", "the commit log", "checkpoint/commits"),
+    ("markMicroBatchStart", "the offset log", "offsets"),
+    ("markMicroBatchEnd", "the commit log", "commits"),
     (r"TASK_WRITE_FAILED|sql\.delta\.", "a bucket", "buckets"),
     (r"RocksDBException|DiskStore|DiskBlock|shuffle\.sort", "a working file of Spark", None),
-    (r"streaming\.state\.", "the state of the mutable buckets", "checkpoint/state"),
+    (r"streaming\.state\.", "the state of the mutable buckets", "state"),
 )
 _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|CANNOT_READ_STREAMING_STATE_FILE")
 _STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
@@ -96,7 +97,7 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
         if re.search(pattern, text):
             return _refused(text, reason, done, storage)
     if _STATE.search(text):
-        file = match[1] if (match := _STATE_FILE.search(text)) else f"{storage}/checkpoint/state"
+        file = match[1] if (match := _STATE_FILE.search(text)) else _place(storage, "state")
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(
@@ -118,11 +119,22 @@ def unreadable_file(text: str) -> str | None:
 def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
     steps = ((what, place) for pattern, what, place in _STEPS if re.search(pattern, text))
     what, place = next(steps, ("a file", ""))
-    folder = tempfile.gettempdir() if place is None else f"{storage}/{place}".rstrip("/")
+    folder = tempfile.gettempdir() if place is None else _place(storage, place)
     return StorageFailed(
         f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Repair that, "
         "and run the same command again: it goes on from what is committed, and nothing is lost"
     )
+
+
+def _place(storage: str, name: str) -> str:
+    """Return the path of the folder `name` of the checkpoint, or of the storage: "buckets", or "" for all of it.
+
+    Of a checkpoint on another file system, whose pointer only Spark could read, it is the storage.
+    """
+    if name in ("", "buckets"):
+        return f"{storage}/{name}".rstrip("/")
+    local = local_folder(storage)
+    return storage if local is None else str(local_checkpoint(local) / name)
 
 
 def cause_of(text: str) -> str:

@@ -6,6 +6,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from conf.settings import Settings
+from state.checkpoint.pointer import FIRST_FOLDER, folder_in, newest_pointer
+
+_POINTERS = "checkpoints"
 
 
 def storage_path(settings: Settings) -> str:
@@ -14,14 +17,14 @@ def storage_path(settings: Settings) -> str:
     return path.rstrip("/") if "://" in path or path.startswith("file:") else str(Path(path).absolute())
 
 
-def checkpoint_path(settings: Settings) -> str:
-    """Return the path of the query's checkpoint."""
-    return f"{storage_path(settings)}/checkpoint"
+def checkpoint_path(settings: Settings, folder: str) -> str:
+    """Return the path of the checkpoint in the folder of this name."""
+    return f"{storage_path(settings)}/{folder}"
 
 
-def next_checkpoint_path(settings: Settings) -> str:
-    """Return the path at which a new checkpoint is made, before it replaces another."""
-    return f"{storage_path(settings)}/checkpoint-next"
+def pointers_path(settings: Settings) -> str:
+    """Return the path of the folder of pointers (`state.checkpoint.pointer`)."""
+    return f"{storage_path(settings)}/{_POINTERS}"
 
 
 def buckets_path(settings: Settings) -> str:
@@ -34,3 +37,17 @@ def local_folder(path: str) -> Path | None:
     if path.startswith("file:"):
         return Path(unquote(urlparse(path).path))
     return None if "://" in path else Path(path)
+
+
+def local_checkpoint(storage: Path) -> Path:
+    """Return the folder of the current checkpoint below `storage`, a folder on this machine. It may not exist.
+
+    For those that have no Spark. `streaming.checkpoint.current` reads the pointer on any file system. Raises
+    CheckpointUnreadable.
+    """
+    pointers = storage / _POINTERS
+    newest = newest_pointer(file.name for file in pointers.iterdir()) if pointers.is_dir() else None
+    if newest is None:
+        return storage / FIRST_FOLDER
+    file = pointers / str(newest)
+    return storage / folder_in(file.read_text(), str(file))

@@ -13,6 +13,7 @@ import pytest
 from conf.load import load_settings
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
+from streaming.storage.paths import local_checkpoint
 from tests.quick_java import QUICK_JAVA
 from tests.system import host_clock
 from tests.system.host_clock import HostClock
@@ -36,13 +37,18 @@ class Application:
         )
 
     @property
+    def storage(self) -> Path:
+        """The folder of `storage.path`."""
+        return self.folder / "storage"
+
+    @property
     def checkpoint(self) -> Path:
-        """The folder of the job's checkpoint."""
-        return self.folder / "storage" / "checkpoint"
+        """The folder of the job's current checkpoint."""
+        return local_checkpoint(self.storage)
 
     def ledger(self) -> Ledger:
         """Return a ledger of the input and output, which is a context manager. The topics must exist."""
-        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.checkpoint, f"{self.id}-results")
+        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.storage, f"{self.id}-results")
 
     def overrides(self, *more: str) -> list[str]:
         """Return settings for `--set`, with thresholds so low that every code path runs."""
@@ -53,7 +59,7 @@ class Application:
             f"topics.output={self.output}",
             f"topics.allowed_outputs={self.other}",
             f"topics.dead_letter={self.dead}",
-            f"storage.path={self.folder / 'storage'}",
+            f"storage.path={self.storage}",
             # Half as many batches as by default: tests wait for due times, and two tests run on two cores.
             "clock.trigger=1s",
             # Short, so that messages with short delays wait in the state and in buckets.

@@ -31,13 +31,13 @@ _COMMIT_S = 20.0
 class Ledger:
     """Publishes messages, subscribes from the beginning in a thread, and lets the judge compare the two.
 
-    `outputs` are the output topics, the dead-letter topic last; `checkpoint` is the folder of the job's checkpoint.
+    `outputs` are the output topics, the dead-letter topic last; `storage` is the folder of the job's storage.
     `results` is the topic of the answers to cancels, which is read from the first cancel on.
     """
 
     bootstrap: str
     outputs: list[str]
-    checkpoint: Path
+    storage: Path
     results: str = ""
     # The id that each ask for a cancel asks for, by the id of the ask.
     asks: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.closed = False
         self._open_producer()
-        self._watch = CheckpointWatch(self.checkpoint)
+        self._watch = CheckpointWatch(self.storage)
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)
         self._results: Outputs | None = None
         self._partitions = {topic: {count} for topic, count in self._reader.partitions.items()}

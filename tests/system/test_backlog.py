@@ -113,7 +113,7 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_config
     assert_eventually(lambda: _accepted(application) == len(ledger.sent), 60)
     assert service.stop() == 0, service.log[-3000:]
     assert not ledger.got, "a delivered message cannot be due after the aged clock"
-    _age_checkpoint(application.folder / "storage" / "checkpoint", 3_600_000)
+    _age_checkpoint(application.checkpoint, 3_600_000)
     publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
     service.overrides.append("release.messages_per_second=80")
     service.start()
@@ -168,7 +168,7 @@ def test_messages_outlive_the_deletion_of_their_input_records(
 
 def _accepted(application: Application) -> int:
     """Return how many input records the committed batches have accepted."""
-    checkpoint = application.folder / "storage" / "checkpoint"
+    checkpoint = application.checkpoint
     entries = (checkpoint / "commits").glob("[0-9]*")
     committed = max((int(entry.name) for entry in entries), default=None)
     if committed is None:

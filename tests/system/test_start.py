@@ -46,7 +46,7 @@ def test_a_lost_checkpoint_or_another_shard_count_is_refused_and_nothing_is_deli
     assert "topic-mismatch" in service.log or "checkpoint-mismatch" in service.log
     service.overrides.pop()
 
-    shutil.rmtree(application.folder / "storage" / "checkpoint")
+    shutil.rmtree(application.checkpoint)
     for arguments in ((), ("--fresh",)):
         # Messages were sealed: not even `--fresh` starts with another checkpoint's buckets in the storage.
         service.start(None, False, *arguments)

@@ -66,9 +66,6 @@ def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicate
     service.start()
     _fill(service, ledger, application, state, "the state of the mutable buckets")
 
-    # `rebuild` renames the checkpoint, which must be one folder for that.
-    state.replace_with_folder()
-
     max(sealed_files(buckets.path), key=lambda file: file.stat().st_size).unlink()
     _cut_short(_newest_state(storage / "checkpoint"))
     service.start(wait=False)

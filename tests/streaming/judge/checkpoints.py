@@ -15,6 +15,13 @@ def begin(folder: Path, name: str, cutoff_ms: int = 0, offsets: dict[str, dict[s
     _write(folder / "delayline-birth.json", json.dumps(origin), 0)
 
 
+def point_to(folder: Path, generation: int) -> None:
+    """Write the pointer that makes the checkpoint in `folder` the current one."""
+    pointers = folder.parent / "checkpoints"
+    pointers.mkdir(exist_ok=True)
+    _write(pointers / str(generation), json.dumps({"folder": folder.name}), 0)
+
+
 def plan(folder: Path, batch_id: int, ends: dict[str, dict[str, int]], cutoff_ms: int = 10**9) -> None:
     """Write a batch into the offset log."""
     metadata = {"batchWatermarkMs": cutoff_ms, "batchTimestampMs": 7, "conf": {}}

@@ -10,7 +10,7 @@ import pytest
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.record import Published
 from tests.eventually import assert_eventually
-from tests.streaming.judge.checkpoints import begin, commit, plan
+from tests.streaming.judge.checkpoints import begin, commit, plan, point_to
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watch(folder: Path) -> Iterator[CheckpointWatch]:
+def watch(tmp_path: Path) -> Iterator[CheckpointWatch]:
     """A watch that begins before there is a checkpoint."""
-    with CheckpointWatch(folder) as watch:
+    with CheckpointWatch(tmp_path) as watch:
         yield watch
 
 
@@ -62,9 +62,10 @@ def test_a_replacing_checkpoint_continues_and_the_first_is_remembered(watch: Che
     plan(folder, 0, {"in": {"0": 5}})
     commit(folder, 0, 100)
     assert _from_ms(watch, 4) == [0]
-    folder.rename(folder.with_name("aside"))
-    assert _from_ms(watch, 4, 5) == [0, None]
+    folder = folder.with_name("checkpoint-2")
     begin(folder, "b", cutoff_ms=300, offsets={"in": {"0": 7}})
+    assert _from_ms(watch, 4, 5) == [0, None]
+    point_to(folder, 2)
     plan(folder, 0, {"in": {"0": 8}})
     commit(folder, 0, 350)
     plan(folder, 1, {"in": {"0": 9}})

@@ -29,7 +29,7 @@ _KEY, _KEY_PARTITION = b"foobar", (-790332482 & 0x7FFFFFFF) % 2
 class Stage:
     """Two output topics, the messages published for them, and a checkpoint that has committed these."""
 
-    def __init__(self, broker: EmbeddedBroker, make_topic: MakeTopic, checkpoint: Path) -> None:
+    def __init__(self, broker: EmbeddedBroker, make_topic: MakeTopic, storage: Path) -> None:
         self.output, self.other = make_topic(2), make_topic(2)
         self._broker = broker
         due_ms = time.time_ns() // 1_000_000
@@ -38,10 +38,11 @@ class Stage:
             Published(f"in/0/{n}", due_ms - 60_000, _KEY, b"%d" % n, headers, self.output, due_ms - 1_000 + n)
             for n in range(_COUNT)
         ]
+        checkpoint = storage / "checkpoint"
         begin(checkpoint, "a")
         plan(checkpoint, 0, {"in": {"0": _COUNT}})
         commit(checkpoint, 0, due_ms - 2_000)
-        self.watch = CheckpointWatch(checkpoint)
+        self.watch = CheckpointWatch(storage)
         self.received: list[Received] = []
         self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append)
 
@@ -81,7 +82,7 @@ class Stage:
 
 @pytest.fixture
 def stage(broker: EmbeddedBroker, make_topic: MakeTopic, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(broker, make_topic, tmp_path / "checkpoint")
+    stage = Stage(broker, make_topic, tmp_path)
     yield stage
     stage.close()
 

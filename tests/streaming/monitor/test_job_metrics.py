@@ -96,17 +96,10 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     one = {1: MutableBounds(5, 9, count=4, bytes=40)}
     counts.table_now(TableState())
     counts.batch_done(batch(7), {}, 0, 0, one)
-    assert (
-        counts.status(
-            "app",
-            "/c",
-            2,
-        )
-        is None
-    )
+    assert counts.status("app", 2) is None
     # The state has two: one of them was filled before this start.
     counts.reported(7, mutable_buckets=2, lag={"in": 7})
-    assert counts.status("app", "/c", 2) is None
+    assert counts.status("app", 2) is None
     assert "waiting_messages.mutable" not in scraped(counts)
     # Spark reports batch 8 when batch 9 is done already, and has changed both.
     counts.batch_done(batch(8), {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
@@ -118,19 +111,21 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
 def test_the_status_has_what_waits_and_survives_json() -> None:
     clock = Clock()
     counts, now_ms = JobCounts(clock), int(clock.now_s * 1000)
+    counts.recovered("/c")
     counts.batch_begun(batch(0, now_ms))
     counts.batch_done(batch(0, now_ms), {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
     merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
     counts.table_now(TableState([merged], buckets=1))
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
-    status = counts.status("app", "/c", 2)
+    status = counts.status("app", 2)
     assert status is not None
-    assert (status.done, status.running, status.next_due_ms) == (batch(0, now_ms), None, now_ms + 5)
+    assert (status.checkpoint, status.done, status.running) == ("/c", batch(0, now_ms), None)
+    assert status.next_due_ms == now_ms + 5
     assert [(shard.shard, shard.mutable, shard.sealed) for shard in status.shards] == [(0, 0, 0), (1, 4, 0)]
     assert (status.merged, status.sealed_bytes, status.mutable_bytes) == (9, 90, 40)
     assert {span: count for span, count in status.due.items() if count} == {"10s": 4, "1m": 9}
     counts.batch_begun(batch(1, now_ms))
-    again = counts.status("app", "/c", 2)
+    again = counts.status("app", 2)
     assert again is not None
     assert again.running == batch(1, now_ms)
     assert JobStatus.from_json(again.to_json()) == again

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conf.errors import StorageFailed
+from conf.errors import CheckpointUnreadable, StorageFailed
 from conf.load import load_settings
 from conf.settings import Settings
+from state.checkpoint.pointer import pointer_to
 from streaming.cli.app import app
 from streaming.storage.checks import check_storage
 from tests.small_disk import SmallDisk
@@ -32,6 +33,26 @@ def test_another_file_system_is_left_to_spark() -> None:
 def test_existing_folders_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("no folder")
     with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint cannot be written: Not a directory"):
+        check_storage(settings_for(tmp_path))
+
+
+def test_the_folder_that_the_pointer_names_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "10").write_text(pointer_to("checkpoint-10"))
+    (tmp_path / "checkpoints" / "9").write_text(pointer_to("checkpoint-9"))
+    check_storage(settings_for(tmp_path))
+    (tmp_path / "checkpoint-10").write_text("no folder")
+    with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint-10 cannot be written: Not a directory"):
+        check_storage(settings_for(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "[]", "{}", '{"folder": 3}', '{"folder": ""}', '{"folder": "../other"}'])
+def test_a_damaged_pointer_is_named_with_what_to_write_there(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "2").write_text(text)
+    with pytest.raises(
+        CheckpointUnreadable, match=rf'{tmp_path}/checkpoints/2 is damaged.*{{"folder": "checkpoint-2"}}'
+    ):
         check_storage(settings_for(tmp_path))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conf.errors import BucketUnreadable, CheckpointUnreadable, DelaylineError, StorageFailed
+from state.checkpoint.pointer import pointer_to
 from streaming.storage.failures import innermost_cause, storage_failure
 
 STORAGE = "/srv/delayline"
@@ -74,6 +77,15 @@ def test_a_missing_state_file_is_named(text: str) -> None:
 def test_for_a_state_file_that_spark_does_not_name_the_folder_of_the_state_is_named() -> None:
     text = "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error\nCaused by: java.io.EOFException: Stream ended prematurely"
     assert f"{STORAGE}/checkpoint/state is missing or damaged (Stream ended prematurely)" in str(failure_of(text))
+
+
+def test_the_place_is_in_the_checkpoint_that_the_pointer_names(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "2").write_text(pointer_to("checkpoint-2"))
+    text = f"\tat MicroBatchExecution.markMicroBatchStart(M.scala:911)\n{FULL}"
+    assert f"could not be written in {tmp_path}/checkpoint-2/offsets" in str(storage_failure(text, str(tmp_path)))
+    # Nothing but Spark could read the pointer there.
+    assert "could not be written in s3a://bucket/d (" in str(storage_failure(text, "s3a://bucket/d"))
 
 
 @pytest.mark.parametrize("scheme", ["file:", "file://", ""])

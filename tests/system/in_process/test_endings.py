@@ -40,7 +40,7 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
     application: Application, make_job: MakeJob, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, ledger = make_job()
-    checkpoint = application.folder / "storage" / "checkpoint"
+    checkpoint = application.checkpoint
     publish_mixed(ledger, application, 300, seed=1, longest_ms=30_000)
     with monkeypatch.context() as defect:
         defect.setattr("streaming.job.service.shard_outputs", _failing_in_batch_2)

@@ -58,7 +58,7 @@ def test_a_recreated_input_topic_ends_the_job_and_is_read_from_its_end_only_with
     application: Application, make_job: MakeJob
 ) -> None:
     job, ledger = make_job()
-    checkpoint = application.folder / "storage" / "checkpoint"
+    checkpoint = application.checkpoint
     _publish(application, b"old", 40, [("deliver-after", b"20s")])
     admin = AdminClient({"bootstrap.servers": application.bootstrap})
 

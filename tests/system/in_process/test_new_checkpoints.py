@@ -32,8 +32,7 @@ def _publish(ledger: Ledger, application: Application, count: int, first_ms: int
 
 def _accept_all(job: JobInProcess, ledger: Ledger, application: Application) -> None:
     """Run the job until it has accepted all published messages. It delivers those that fall due meanwhile."""
-    checkpoint = application.folder / "storage" / "checkpoint"
-    job.run_until(lambda: assert_eventually(lambda: accepted(checkpoint) == len(ledger.sent), 60))
+    job.run_until(lambda: assert_eventually(lambda: accepted(application.checkpoint) == len(ledger.sent), 60))
 
 
 def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(

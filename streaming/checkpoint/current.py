@@ -1,0 +1,61 @@
+"""Which checkpoint of an application is the current one, and how another becomes it.
+
+Every checkpoint stays in the folder in which it was made. A pointer (`state.checkpoint.pointer`) names the folder of
+the current one; an object store has no rename of a folder.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from conf.settings import Settings
+from state.checkpoint.pointer import FIRST_FOLDER, folder_in, folder_of, newest_pointer, pointer_to
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.storage.folder import Folder
+from streaming.storage.paths import checkpoint_path, pointers_path
+
+
+def current_checkpoint(spark: SparkSession, settings: Settings) -> Checkpoint:
+    """Return the current checkpoint, which may not exist. Raises CheckpointUnreadable."""
+    pointers = Folder(spark, pointers_path(settings))
+    newest = newest_pointer(pointers.names())
+    folder = FIRST_FOLDER
+    if newest is not None:
+        folder = folder_in(pointers.read(str(newest)) or "", f"{pointers.path}/{newest}")
+    return Checkpoint(spark, checkpoint_path(settings, folder))
+
+
+def checkpoint_of(spark: SparkSession, settings: Settings, generation: int) -> Checkpoint:
+    """Return the checkpoint of this generation, which follows another. It may not exist."""
+    return Checkpoint(spark, checkpoint_path(settings, folder_of(generation)))
+
+
+def moved_successor(spark: SparkSession, settings: Settings) -> Checkpoint:
+    """Return the checkpoint that an earlier version has made and not moved to its place. It may not exist."""
+    return Checkpoint(spark, checkpoint_path(settings, f"{FIRST_FOLDER}-next"))
+
+
+def moved_predecessor(spark: SparkSession, settings: Settings, generation: int) -> Checkpoint:
+    """Return the checkpoint of this generation that an earlier version has moved aside. It may not exist."""
+    return Checkpoint(spark, checkpoint_path(settings, f"{FIRST_FOLDER}-retired-{generation}"))
+
+
+def newest_generation(spark: SparkSession, settings: Settings) -> int:
+    """Return the generation of the newest pointer; 0 without pointers."""
+    return newest_pointer(Folder(spark, pointers_path(settings)).names()) or 0
+
+
+def make_current(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
+    """Write the pointer to `checkpoint`, in one step.
+
+    Raises CheckpointMismatch, and writes nothing, if there is one of its generation or a newer one.
+    """
+    generation = checkpoint.origin.generation
+    if newest_generation(spark, settings) >= generation:
+        raise CheckpointMismatch(
+            f"{checkpoint.path} cannot become the current checkpoint: there is a pointer to one as new, or newer, in "
+            f"{pointers_path(settings)}. Another command has replaced the checkpoint meanwhile"
+        )
+    folder = checkpoint.path.rpartition("/")[2]
+    Folder(spark, pointers_path(settings)).write(str(generation), pointer_to(folder), replace=False)

@@ -1,0 +1,60 @@
+"""A folder of small files on any file system that Hadoop knows: the checkpoint's files, and the pointers to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+class Folder:
+    """The folder at `path`, any Hadoop URI. Files are named by their paths below it."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        # Looked up once: each step of a dotted name costs Java a search through all jars, and a batch reads several
+        # files.
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._text_of = jvm.org.apache.commons.io.IOUtils.toString
+        self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
+        # With the SQL options, one of which names the class of the file manager: Spark gives it to its own logs so too.
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self.path = path
+        self._files = self._path_of(path).getFileSystem(self._conf)
+
+    def exists(self) -> bool:
+        """Return whether there is anything at `path`."""
+        return bool(self._files.exists(self._path_of(self.path)))
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file or folder of this name."""
+        return bool(self._files.exists(self._path_of(self.path, name)))
+
+    def names(self, name: str = "") -> list[str]:
+        """Return the names of what is in the folder, or in the folder `name` below it; empty if that is missing."""
+        folder = self._path_of(self.path, name) if name else self._path_of(self.path)
+        if not self._files.exists(folder):
+            return []
+        return [status.getPath().getName() for status in self._files.listStatus(folder)]
+
+    def read(self, name: str) -> str | None:
+        """Return the text of a file, or None if there is none."""
+        path = self._path_of(self.path, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._text_of(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str, replace: bool = True) -> None:
+        """Write a file in one step: readers find the whole text, or what was there before.
+
+        Without `replace`, an exception of Java is raised if the file exists.
+        """
+        manager = self._file_manager.create(self._path_of(self.path), self._conf)
+        manager.mkdirs(self._path_of(self.path))
+        stream = manager.createAtomic(self._path_of(self.path, name), replace)
+        stream.write(bytearray(text.encode()))
+        stream.close()

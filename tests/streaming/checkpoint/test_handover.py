@@ -1,0 +1,130 @@
+"""Which checkpoint is the current one, before and after a handover that was cut off, and in the layout of before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch, CheckpointUnreadable, InjectedFailure
+from conf.failpoints import VARIABLE
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topics import ensure_topics
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint, make_current
+from streaming.checkpoint.handover import switch_over
+from streaming.checkpoint.recovery import read_markers, recover
+from streaming.storage.paths import local_checkpoint
+from tests.conftest import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application whose topics exist."""
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    with closing(HeldLease(settings, "rescale")) as lease:
+        yield lease
+
+
+@pytest.fixture
+def first(spark: SparkSession, settings: Settings, lease: HeldLease) -> Checkpoint:
+    """A job's first checkpoint, without a batch."""
+    return recover(spark, settings, False, lease).checkpoint
+
+
+def announced(settings: Settings) -> set[str]:
+    return {marker.batch.origin.checkpoint for marker in read_markers(settings) if marker is not None}
+
+
+def test_without_a_pointer_the_checkpoint_is_where_it_always_was(
+    first: Checkpoint, spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    assert current_checkpoint(spark, settings).path == first.path == str(tmp_path / "checkpoint")
+    assert local_checkpoint(tmp_path) == tmp_path / "checkpoint"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("point", "is_announced", "is_current"),
+    [("successor-initialized", False, False), ("successor-born", True, False), ("switched-over", True, True)],
+)
+def test_a_handover_that_was_cut_off_is_done_by_the_next_try_and_no_checkpoint_moves(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, point: str, is_announced: bool, is_current: bool,
+) -> None:  # fmt: skip
+    second = replace(first.origin, checkpoint="two", generation=2)
+    monkeypatch.setenv(VARIABLE, f"{point}=raise")
+    with pytest.raises(InjectedFailure):
+        switch_over(settings, second, spark, lease)
+    monkeypatch.delenv(VARIABLE)
+    assert ("two" in announced(settings)) == is_announced
+    assert (local_checkpoint(tmp_path).name == "checkpoint-2") == is_current
+    again = replace(second, checkpoint="again")
+    if is_current:
+        with pytest.raises(CheckpointMismatch, match="cannot become the current checkpoint"):
+            switch_over(settings, again, spark, lease)
+    else:
+        switch_over(settings, again, spark, lease)
+        assert current_checkpoint(spark, settings).origin == again
+        assert announced(settings) == {"again"}
+    assert local_checkpoint(tmp_path) == Path(current_checkpoint(spark, settings).path) == tmp_path / "checkpoint-2"
+    assert json.loads((tmp_path / "checkpoints" / "2").read_text()) == {"folder": "checkpoint-2"}
+    assert Checkpoint(spark, str(tmp_path / "checkpoint")).origin == first.origin
+
+
+def test_a_process_that_comes_late_does_not_take_a_newer_pointer_back(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease
+) -> None:
+    switch_over(settings, replace(first.origin, checkpoint="three", generation=3), spark, lease)
+    late = Checkpoint(spark, f"{first.path}-2")
+    late.initialize(replace(first.origin, checkpoint="two", generation=2))
+    with pytest.raises(CheckpointMismatch, match="Another command has replaced the checkpoint meanwhile"):
+        make_current(spark, settings, late)
+    assert current_checkpoint(spark, settings).origin.checkpoint == "three"
+
+
+def test_a_checkpoint_that_has_run_is_not_begun_anew_after_its_pointer_was_lost(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    second = replace(first.origin, checkpoint="two", generation=2)
+    switch_over(settings, second, spark, lease)
+    offsets = tmp_path / "checkpoint-2" / "offsets"
+    offsets.mkdir()
+    (offsets / "0").write_text('v1\n{"batchTimestampMs": 20, "batchWatermarkMs": 10}\n{"in":{"0":7}}')
+    (tmp_path / "checkpoints" / "2").unlink()
+    with pytest.raises(CheckpointMismatch, match=r"checkpoint-2 has run already.*put the file \S+/checkpoints/2 back"):
+        switch_over(settings, replace(second, checkpoint="again"), spark, lease)
+    # Nor does a job go on from the one before.
+    with pytest.raises(CheckpointMismatch, match="was replaced by two"):
+        recover(spark, settings, False, lease)
+
+
+def test_a_damaged_pointer_is_an_error_and_not_taken_for_none(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    switch_over(settings, replace(first.origin, checkpoint="two", generation=2), spark, lease)
+    (tmp_path / "checkpoints" / "2").write_text("")
+    (tmp_path / "checkpoints" / ".2.crc").unlink(missing_ok=True)
+    with pytest.raises(CheckpointUnreadable, match="checkpoints/2 is damaged"):
+        current_checkpoint(spark, settings)
+
+
+def test_what_an_earlier_version_left_in_the_middle_of_its_moves_is_not_begun_anew(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint-retired-1")
+    Checkpoint(spark, f"{first.path}-next").initialize(replace(first.origin, checkpoint="two", generation=2))
+    with pytest.raises(CheckpointMismatch, match=r"being replaced by an earlier version.*delayline rescale"):
+        recover(spark, settings, True, lease)
