@@ -1,7 +1,7 @@
 """The lock of the jars: the SHA-256 of each, so that nobody runs others than those that were run together.
 
-After a change of a version in `spark.xml` or `broker.xml`, `python -m conf.java.jar_lock` fetches the jars and writes
-the lock anew. Its form is that of `sha256sum`.
+After a change of a version in `spark.xml`, `broker.xml` or `s3.xml`, `python -m conf.java.jar_lock` fetches the jars
+and writes the locks anew. Their form is that of `sha256sum`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from tempfile import TemporaryDirectory
 
 from conf.errors import JarsMissing
 
-LOCK = Path(__file__).with_name("jars.sha256")
+# Those that only some need are locked in a file of their own.
+_LOCKS = {"spark": "jars.sha256", "broker": "jars.sha256", "s3": "s3.sha256"}
+
+
+def lock_of(group: str) -> Path:
+    """Return the file with the SHA-256 of each jar of `group`."""
+    return Path(__file__).with_name(_LOCKS[group])
 
 
 def locked(group: str) -> dict[str, str]:
     """Return the SHA-256 of each jar of `group`, by its file's name."""
-    entries = (line.split("  ", 1) for line in LOCK.read_text().splitlines())
+    entries = (line.split("  ", 1) for line in lock_of(group).read_text().splitlines())
     return {name.removeprefix(f"{group}/"): digest for digest, name in entries if name.startswith(f"{group}/")}
 
 
@@ -36,13 +42,17 @@ def check_locked(group: str, folder: Path) -> None:
         ),
     ]
     if problems:
-        raise JarsMissing(f"the {group} jars are not those of {LOCK.name}: {'; '.join(problems)}")
+        raise JarsMissing(f"the {group} jars are not those of {lock_of(group).name}: {'; '.join(problems)}")
 
 
 def write_lock(folders: Mapping[str, Path]) -> None:
-    """Write the lock of the jars in the folder of each group."""
-    jars = [(group, jar) for group, folder in folders.items() for jar in sorted(folder.glob("*.jar"))]
-    LOCK.write_text("".join(f"{_digest(jar)}  {group}/{jar.name}\n" for group, jar in jars))
+    """Write the locks of the jars in the folder of each group."""
+    lines: dict[Path, list[str]] = {}
+    for group, folder in folders.items():
+        jars = sorted(folder.glob("*.jar"))
+        lines.setdefault(lock_of(group), []).extend(f"{_digest(jar)}  {group}/{jar.name}\n" for jar in jars)
+    for lock, of_lock in lines.items():
+        lock.write_text("".join(of_lock))
 
 
 def _digest(jar: Path) -> str:
@@ -51,10 +61,10 @@ def _digest(jar: Path) -> str:
 
 
 def _main() -> None:
-    from conf.java.jars import GROUPS, run_ivy
+    from conf.java.jars import run_ivy
 
     with TemporaryDirectory() as folder:
-        folders = {group: Path(folder, group) for group in GROUPS}
+        folders = {group: Path(folder, group) for group in _LOCKS}
         for group, own in folders.items():
             own.mkdir()
             run_ivy(group, own, print)

@@ -16,21 +16,22 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing, JavaMissing
-from conf.java.jar_lock import LOCK, check_locked, locked
+from conf.java.jar_lock import check_locked, lock_of, locked
 
 JAVA_FILES = Path(__file__).parent
 GROUPS = ("spark", "broker")
+# Only for a storage on S3.
+S3 = "s3"
 OLDEST_JAVA = 17
 # Far more than a slow line needs for 60 MB.
 FETCH_TIMEOUT_S = 1_800
 _MARKER = "complete"
-_HOW = "run `delayline jars`"
 # A cache of its own: what came from elsewhere is not the mirror's.
 _IVY_SETTINGS = """<ivysettings>
   <settings defaultResolver="mirror"/>
@@ -41,7 +42,7 @@ _IVY_SETTINGS = """<ivysettings>
 
 
 def jars_folder(group: str) -> Path:
-    """Return the folder of the jars of `group` ("spark" or "broker"), in the Python environment."""
+    """Return the folder of the jars of `group` ("spark", "broker" or "s3"), in the Python environment."""
     return Path(sys.prefix) / "share" / "delayline" / "jars" / group
 
 
@@ -55,21 +56,32 @@ def broker_jars() -> list[Path]:
     return _fetched("broker")
 
 
-def fetch_jars(progress: Callable[[str], None] = print, mirror: str = "", offline: Path | None = None) -> None:
+def s3_jars() -> list[Path]:
+    """Return the jars of Hadoop's S3 client and Spark's checkpoint file manager for it. Raises JarsMissing."""
+    return _fetched(S3)
+
+
+def fetch_jars(
+    progress: Callable[[str], None] = print,
+    mirror: str = "",
+    offline: Path | None = None,
+    groups: Sequence[str] = GROUPS,
+) -> None:
     """Fetch the groups of jars that are not complete, and report each line to `progress`.
 
     Args:
         progress: takes the lines.
         mirror: the URL of a Maven repository to ask in place of Maven Central.
         offline: a folder that has all jars, to copy them from there and ask nobody.
+        groups: the groups to fetch.
 
     Raises:
         JarsMissing: a download failed, or brought other jars than those of `jar_lock`.
         JavaMissing: there is no Java to run Ivy.
     """
-    for group in GROUPS:
+    for group in groups:
         folder = jars_folder(group)
-        if _is_complete(group):
+        if is_complete(group):
             progress(f"{group}: complete in {folder}")
             continue
         progress(f"{group}: fetching into {folder}")
@@ -118,8 +130,9 @@ def java_version(java: str) -> int:
 
 
 def _fetched(group: str) -> list[Path]:
-    if not _is_complete(group):
-        raise JarsMissing(f"the {group} jars are not in {jars_folder(group)}, or of another version; {_HOW}")
+    if not is_complete(group):
+        how = "delayline jars --s3" if group == S3 else "delayline jars"
+        raise JarsMissing(f"the {group} jars are not in {jars_folder(group)}, or of another version; run `{how}`")
     return _jars_in(jars_folder(group))
 
 
@@ -127,13 +140,14 @@ def _jars_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
-def _is_complete(group: str) -> bool:
+def is_complete(group: str) -> bool:
+    """Return whether all jars of `group` are fetched, in the versions of this Delayline."""
     marker = jars_folder(group) / _MARKER
     return marker.is_file() and marker.read_text() == _fingerprint(group)
 
 
 def _fingerprint(group: str) -> str:
-    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes() + LOCK.read_bytes()).hexdigest()
+    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes() + lock_of(group).read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -157,7 +171,7 @@ def _copy(group: str, offline: Path, folder: Path) -> None:
         # Below it in any place: as `delayline jars` keeps them, or all in one.
         jar = next(offline.rglob(name), None)
         if jar is None:
-            raise JarsMissing(f"{offline} has no {name}; put all files of {LOCK.name} there")
+            raise JarsMissing(f"{offline} has no {name}; put all files of {lock_of(group).name} there")
         shutil.copyfile(jar, folder / name)
 
 

@@ -20,11 +20,10 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import input_bounds
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.current import current_checkpoint
 from streaming.release.drain import drain
 from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
-from streaming.storage.paths import checkpoint_path
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--config", type=Path, help="the settings of the old job")
@@ -47,7 +46,7 @@ def main(old: Settings, new: Settings) -> None:
 
 def check_stopped(spark: SparkSession, old: Settings) -> None:
     """Exit if the old job has not read all of its input, or was killed in the middle of a batch."""
-    checkpoint = Checkpoint(spark, checkpoint_path(old))
+    checkpoint = current_checkpoint(spark, old)
     read, committed = checkpoint.read_offsets(), checkpoint.last_committed()
     for (topic, partition), (_, end) in input_bounds(old).items():
         if read.get(topic, {}).get(str(partition), 0) < end:

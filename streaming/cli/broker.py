@@ -17,7 +17,11 @@ _WATCH_S = 0.2
 _DEFAULT_FOLDER = Path("data/broker")
 
 
-def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
+def jars(
+    s3: Annotated[bool, typer.Option("--s3", help="Also those that a storage.path on S3 (s3a://) needs.")] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
     """Download the Java libraries of Spark's connectors and of the embedded broker. Needed once.
 
     Downloads about 60 MB into this Python environment, from Maven Central, jars.mirror or jars.folder, and checks each
@@ -25,10 +29,11 @@ def jars(config: ConfigFile = None, overrides: Overrides = None) -> None:
     start faster.
     """
     from conf.java.cds_archive import make_cds_archive
-    from conf.java.jars import fetch_jars
+    from conf.java.jars import GROUPS, S3, fetch_jars
 
     jars = settings_of(config, overrides).jars
-    fetch_jars(typer.echo, jars.mirror, Path(jars.folder) if jars.folder else None)
+    groups = (*GROUPS, S3) if s3 else GROUPS
+    fetch_jars(typer.echo, jars.mirror, Path(jars.folder) if jars.folder else None, groups)
     make_cds_archive(typer.echo)
 
 

@@ -82,9 +82,9 @@ class CheckpointWatch:
         """Return the folder of the current checkpoint: the newest pointer names it."""
         try:
             newest = max(int(file.name) for file in (self._storage / _POINTERS).iterdir() if file.name.isdigit())
+            pointer = json.loads((self._storage / _POINTERS / str(newest)).read_text())
         except (FileNotFoundError, ValueError):
             return self._storage / _FIRST
-        pointer = json.loads((self._storage / _POINTERS / str(newest)).read_text())
         return self._storage / str(pointer["folder"])
 
 

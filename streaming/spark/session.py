@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
-from conf.java.jars import JAVA_FILES, spark_jars
+from conf.java.jars import JAVA_FILES, s3_jars, spark_jars
 from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
@@ -63,7 +63,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.app.name": settings.application_id,
         "spark.master": "local[2,4]",
         # Not `spark.jars.packages`, which would put each jar on the import path of every Python worker.
-        "spark.jars": ",".join(str(jar) for jar in spark_jars()),
+        "spark.jars": ",".join(map(str, [*spark_jars(), *(s3_jars() if _is_on_s3(settings) else [])])),
         "spark.python.daemon.module": "streaming.spark.worker_daemon",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -121,8 +121,9 @@ def _file_systems(settings: Settings) -> dict[str, str]:
     """Return the options by which the JVM handles local files itself, and also a local checkpoint.
 
     Without libhadoop, Hadoop's own class starts a `chmod` or `stat` process for each file: 80 in a batch, and more than
-    half of the time of an idle batch. For other file systems, Spark's default checkpoint file manager stays: on HDFS it
-    replaces a file by an atomic rename.
+    half of the time of an idle batch. S3 cannot rename: there a file of the checkpoint is one upload, which is cut off
+    if the writing fails. For other file systems, Spark's default checkpoint file manager stays: on HDFS it replaces a
+    file by an atomic rename.
     """
     options = {
         # Spark needs the file system class before it reads `spark.jars`. The other jars are here because the CDS
@@ -134,7 +135,15 @@ def _file_systems(settings: Settings) -> dict[str, str]:
         options["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
         )
+    elif _is_on_s3(settings):
+        options["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+        )
     return options
+
+
+def _is_on_s3(settings: Settings) -> bool:
+    return storage_path(settings).startswith("s3a:")
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.errors import UsageError
+from conf.java.jars import S3, is_complete, s3_jars
 from conf.settings import Settings
 from streaming.spark.session import spark_options
 
@@ -23,10 +24,12 @@ main()
 def write_submit_files(folder: Path) -> list[Path]:
     """Write Delayline's Spark options and the launcher into `folder`, and return their paths.
 
-    The options are Delayline's defaults. They contain no setting of a deployment, and so no secret. Raises JarsMissing,
-    UsageError.
+    The options are Delayline's defaults. They contain no setting of a deployment, and so no secret. The jars include
+    those for S3 if these are fetched. Raises JarsMissing, UsageError.
     """
     options = {name: value for name, value in spark_options(Settings()).items() if name.startswith(_BEFORE_START)}
+    if is_complete(S3):
+        options["spark.jars"] = ",".join([options["spark.jars"], *map(str, s3_jars())])
     texts = {
         PROPERTIES: "".join(f"{name} {_escaped(value)}\n" for name, value in sorted(options.items())),
         LAUNCHER: _LAUNCHER_TEXT,

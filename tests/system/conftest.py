@@ -32,14 +32,11 @@ class Application:
         self.id = f"app-{uuid.uuid4().hex[:8]}"
         self.bootstrap = broker.bootstrap
         self.folder = folder
+        # The folder of `storage.path`, or where the server keeps the files of that.
+        self.storage = folder / "storage"
         self.input, self.output, self.other, self.dead = (
             f"{self.id}-{role}" for role in ("in", "out", "other", "dead")
         )
-
-    @property
-    def storage(self) -> Path:
-        """The folder of `storage.path`."""
-        return self.folder / "storage"
 
     @property
     def checkpoint(self) -> Path:

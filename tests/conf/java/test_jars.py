@@ -12,7 +12,7 @@ import pytest
 import conf.java.jars
 from conf.errors import JarsMissing, JavaMissing
 from conf.java.jar_lock import check_locked, locked
-from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, spark_jars
+from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, pyspark_jars, s3_jars, spark_jars
 
 
 def names(jars: list[Path]) -> set[str]:
@@ -64,6 +64,23 @@ def test_jars_are_fetched_once_into_the_environment(tmp_path: Path, monkeypatch:
     fetch_jars(lines.append)
     assert [line.split(" in ")[0] for line in lines] == ["spark: complete", "broker: complete"]
     assert jars_folder("spark").stat().st_mtime_ns == written_ns
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("java")
+def test_the_jars_for_s3_are_fetched_on_request_and_contain_none_that_pyspark_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(JarsMissing, match="delayline jars --s3"):
+        s3_jars()
+    fetch_jars(lambda line: None, groups=["s3"])
+    assert {"hadoop-aws", "spark-hadoop-cloud_2.13", "s3", "sts"} <= names(s3_jars())
+    # Those that pyspark ships are JetBrains', these the SDK's.
+    assert names(s3_jars()) & names(pyspark_jars()) == {"annotations"}
+    # As Hadoop's own jars, in pyspark.
+    (client,) = [jar.stem for jar in pyspark_jars() if jar.name.startswith("hadoop-client-api-")]
+    assert client.replace("client-api", "aws") in {jar.stem for jar in s3_jars()}
 
 
 def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from conf.load import load_settings
+from streaming.spark import session
 from streaming.spark.session import spark_options
 
 pytestmark = pytest.mark.usefixtures("java")
@@ -20,12 +22,21 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 @pytest.mark.parametrize(
-    ("path", "is_ours"),
-    [("./data", True), ("file:///srv/delayline", True), ("hdfs://name/delayline", False), ("s3a://bucket/x", False)],
+    ("path", "manager"),
+    [
+        ("./data", "FileSystemBasedCheckpointFileManager"),
+        ("file:///srv/delayline", "FileSystemBasedCheckpointFileManager"),
+        ("hdfs://name/delayline", None),
+        ("s3a://bucket/x", "AbortableStreamBasedCheckpointFileManager"),
+    ],
 )
-def test_only_a_local_checkpoint_has_another_file_manager_than_sparks_own(path: str, is_ours: bool) -> None:
+def test_a_checkpoint_has_the_file_manager_of_its_file_system(
+    monkeypatch: pytest.MonkeyPatch, path: str, manager: str | None
+) -> None:
+    monkeypatch.setattr(session, "s3_jars", lambda: [Path("/jars/hadoop-aws.jar")])
     options = spark_options(load_settings(None, [f"storage.path={path}"], environ={}))
-    assert (_MANAGER in options) == is_ours
+    assert (options.get(_MANAGER, "").rpartition(".")[2] or None) == manager
+    assert ("/jars/hadoop-aws.jar" in options["spark.jars"]) == path.startswith("s3a:")
 
 
 def test_the_code_cache_is_large_enough_on_the_driver_and_on_executors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     rescaled = job.command("rescale", "--shards", "2")
     assert rescaled.exit_code == 0, rescaled.output
     assert "moved from 3 to 2 shards" in rescaled.stdout
+    # As an earlier version left it, which moved folders and was cut off before its last move.
+    shutil.rmtree(application.storage / "checkpoints")
+    (application.storage / "checkpoint").rename(application.storage / "checkpoint-retired-1")
+    (application.storage / "checkpoint-2").rename(application.storage / "checkpoint-next")
+    assert "was being replaced by an earlier version" in job.failure()
+    rescaled = job.command("rescale", "--shards", "2")
+    assert rescaled.exit_code == 0, rescaled.output
+    assert "moved from 3 to 2 shards" in rescaled.stdout
+    assert application.checkpoint.name == "checkpoint-next"
     _expect_the_rest_to_wait(job, ledger)
     job.overrides.append("bucket.shards=2")
     _publish(ledger, application, 200, 12_000, 24_000)
@@ -53,6 +63,7 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     assert len(ledger.got) < len(ledger.sent)
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
+    assert application.checkpoint.name == "checkpoint-3"
     _expect_the_rest_to_wait(job, ledger)
     job.run_until(lambda: ledger.wait_for_all(60))
     # Order holds without exception: all messages were accepted before they were due, and before the handovers.
