@@ -83,7 +83,7 @@ def test_a_lost_checkpoint_is_rebuilt_and_no_message_is_lost_or_duplicated(
             for command in (("run",), ("rescale", "--shards", "3")):
                 assert service.command(*command) == 1
                 assert "checkpoint-mismatch" in service.log
-                assert "delayline rebuild --discard-checkpoint" in service.log
+            assert "delayline rebuild --discard-checkpoint" in service.log
     finish(service, ledger, application, seed=4)
 
 
