@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard conf/java/*.xml conf/java/*.
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/delayline jars
+	$(BIN)/delayline jars --s3
 	@touch $@
 
 demo: $(STAMP)
