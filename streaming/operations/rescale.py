@@ -86,7 +86,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
     # 1. Refuse a replaced checkpoint.
-    _refuse_replaced(settings, current)
+    refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     # A table of an earlier version does not take the rows of this one.
     store.create(from_arrow_schema(STORED_SCHEMA))
@@ -105,7 +105,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     return _hand_over(store, settings, shards, current, lease)
 
 
-def _refuse_replaced(settings: Settings, current: Checkpoint) -> None:
+def refuse_replaced(settings: Settings, current: Checkpoint) -> None:
     """Raise CheckpointMismatch if a marker is newer than the checkpoint, as when a newer one's pointer is lost.
 
     An earlier try may have announced the one that follows. It has handed over nothing, since the job refuses to start.

@@ -1,0 +1,65 @@
+"""Which checkpoint a rescale refuses, because another has replaced it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.progress import announce_origin, marker_key
+from sinks.topics.topics import ensure_topics
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan, Progress
+from state.order import OrderKey
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.operations.rescale import refuse_replaced
+from tests.conftest import MakeSettings
+
+FIRST = CheckpointOrigin("one", 1, 2)
+SECOND = replace(FIRST, checkpoint="two", generation=2)
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application whose topics exist."""
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def first(spark: SparkSession, tmp_path: Path) -> Checkpoint:
+    """A checkpoint that is not retired."""
+    checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint"))
+    checkpoint.initialize(FIRST)
+    return checkpoint
+
+
+def test_a_retired_checkpoint_is_taken_up_again_until_the_next_one_has_handed_over(
+    first: Checkpoint, settings: Settings
+) -> None:
+    announce_origin(settings, FIRST)
+    first.retire()
+    refuse_replaced(settings, first)
+    announce_origin(settings, SECOND)
+    refuse_replaced(settings, first)
+    producer = Producer(librdkafka_options(settings.kafka))
+    marker = Progress(BatchSpan(SECOND, 0), 1, OrderKey(1, "in", 0, 0))
+    producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
+    assert producer.flush(10) == 0
+    with pytest.raises(CheckpointMismatch, match="checkpoint one was replaced by two"):
+        refuse_replaced(settings, first)
+
+
+def test_a_checkpoint_that_is_not_retired_is_refused_if_another_was_announced(
+    first: Checkpoint, settings: Settings
+) -> None:
+    announce_origin(settings, SECOND)
+    with pytest.raises(CheckpointMismatch, match="checkpoint one was replaced by two"):
+        refuse_replaced(settings, first)
