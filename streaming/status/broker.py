@@ -9,7 +9,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import read_lease
 from sinks.internal_topics.lease_record import Lease
-from state.checkpoint.planned_batch import PlannedBatch
+from state.checkpoint.origin import Offsets
 from streaming.status.input_lag import PartitionLag, input_lag
 from streaming.status.ready import ReadyShard, ReleaseMember, ready_shards, release_members
 
@@ -34,8 +34,10 @@ class BrokerAnswer:
     ready_problem: str = ""
 
 
-def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnswer:
-    """Ask the broker for the input lag and the lease. Errors become part of the answer.
+def ask_broker(settings: Settings, read: Offsets, last_batch: int) -> BrokerAnswer:
+    """Ask the broker for the input lag and the lease, and what is ready. Errors become part of the answer.
+
+    The lag counts from the offsets `read` on, and batches up to `last_batch` have made ready what counts.
 
     Waiting messages are counted without Kafka, and an operator needs these counts when Kafka is down.
     """
@@ -45,12 +47,11 @@ def ask_broker(settings: Settings, committed: PlannedBatch | None) -> BrokerAnsw
             holder = _holder(settings)
         except CheckpointMismatch as no_lease:
             lease_problem = str(no_lease)
-        lag = input_lag(settings, committed.offsets if committed else {})
+        lag = input_lag(settings, read)
         answer = BrokerAnswer(lag, holder, lease_problem=lease_problem)
     except (BrokerUnreachable, TopicMissing, RightMissing) as problem:
         return BrokerAnswer(None, holder, str(problem), lease_problem)
     try:
-        last_batch = -1 if committed is None else committed.batch_id
         return replace(answer, ready=ready_shards(settings, last_batch), members=release_members(settings))
     except (BrokerUnreachable, TopicMissing, RightMissing, ReadyLogLost, CheckpointMismatch) as problem:
         return replace(answer, ready_problem=str(problem))

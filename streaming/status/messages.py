@@ -23,7 +23,7 @@ from state.cancel import is_ask
 from state.message import HEADERS, decode_chunk
 from state.message_ids import NO_IDS, Ids, among, id_texts, ids_of
 from streaming.checkpoint.current import current_checkpoint
-from streaming.status.ready import ready_messages
+from streaming.status.ready import EVERY_BATCH, ready_messages
 from streaming.status.storage_reader import consistent_versions
 from streaming.storage.paths import buckets_path
 
@@ -107,9 +107,13 @@ def waiting_messages(
         segments = _segments(store, version, bucket, cutoff_ms)
         overdue = [each for each in _segments(store, version, bucket, 0) if each.bucket == bucket]
         before = replace(selection, until_ms=min(selection.until_ms, cutoff_ms))
-        return _sealed(store, version, bucket, cutoff_ms, segments, selection, results).union(
-            _sealed(store, version, bucket, 0, overdue, before, results, f"bucket = {bucket}")
-        )
+        places = [
+            _sealed(store, version, bucket, cutoff_ms, segments, selection, results),
+            _sealed(store, version, bucket, 0, overdue, before, results, f"bucket = {bucket}"),
+        ]
+        if checkpoint.last_planned() is None:
+            places += _ready(spark, settings, EVERY_BATCH, selection, results)
+        return reduce(DataFrame.union, places)
     cutoff_ms = checkpoint.planned(batch_id).cutoff_ms
     last_bucket = checkpoint.origin.first_bucket + batch_id
     results = checkpoint.settings_history().at(batch_id).results
@@ -119,13 +123,21 @@ def waiting_messages(
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint.path)
     mutable = state.selectExpr("value.groupState.bucket AS chunk")
     places = [mutable.mapInArrow(_rows("mutable", selection, results), schema)]
-    shards = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
-    if shards:
-        numbers = spark.range(0, shards, 1, shards)
-        places.append(numbers.mapInArrow(_ready_rows(settings, batch_id, selection, results), schema))
+    places += _ready(spark, settings, batch_id, selection, results)
     if version is not None:
         places.append(_sealed(store, version, last_bucket, cutoff_ms, segments, selection, results))
     return reduce(DataFrame.union, places)
+
+
+def _ready(
+    spark: SparkSession, settings: Settings, last_batch: int, selection: Selection, results: str
+) -> list[DataFrame]:
+    """Return what batches up to `last_batch` have handed over, as no DataFrame or one."""
+    shards = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
+    if not shards:
+        return []
+    numbers, rows = spark.range(0, shards, 1, shards), _ready_rows(settings, last_batch, selection, results)
+    return [numbers.mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))]
 
 
 def _segments(store: BucketTable, version: int, last_bucket: int, from_ms: int) -> list[Segment]:

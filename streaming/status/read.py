@@ -15,6 +15,7 @@ from sinks.bucket_table import BucketTable
 from streaming.checkpoint.current import current_checkpoint
 from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds, WaitingEstimate
 from streaming.status.broker import ask_broker
+from streaming.status.ready import EVERY_BATCH
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
 from streaming.status.storage_reader import consistent_versions, reader_session, retry_while_files_vanish
 from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
@@ -40,7 +41,12 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     planned = checkpoint.planned(last_planned) if in_flight and last_planned is not None else None
     # Taken before the counting, which may take long: the counts describe this moment.
     now_ms = clock_ms()
-    broker = ask_broker(settings, committed)
+    if committed is not None:
+        broker = ask_broker(settings, committed.offsets, committed.batch_id)
+    else:
+        is_new = checkpoint.is_initialized()
+        last_batch = EVERY_BATCH if is_new and planned is None else -1
+        broker = ask_broker(settings, checkpoint.origin.offsets if is_new else {}, last_batch)
     mutable: list[MutableBucket] = []
     sealed = SealedBuckets(store, None, [])
     if committed is not None:

@@ -21,6 +21,8 @@ from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
 from state.order import count_before
 
+# Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
+EVERY_BATCH = 2**62
 _POLL_S = 1.0
 _TIMEOUT_S = 10.0
 

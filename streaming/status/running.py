@@ -33,7 +33,7 @@ def status_of_job(settings: Settings) -> Status | None:
 
 def status_from(job: JobStatus, settings: Settings) -> Status:
     """Return the whole status: what `job` said, and what the broker says."""
-    broker = ask_broker(settings, job.done)
+    broker = ask_broker(settings, job.done.offsets if job.done else {}, job.done.batch_id if job.done else -1)
     ready = broker.ready or []
     shards, of_ready = shard_statuses(job.shards, ready), histogram_of(ready, job.now_ms).counts
     return Status(
