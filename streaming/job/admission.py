@@ -1,8 +1,9 @@
 """Admission: which records a batch refuses, so that of no input topic more messages wait than its policy allows.
 
-The number of waiting messages of a topic is that in mutable buckets, by what the shards told last, and that in sealed
-segments. The messages of a segment are taken for evenly spread between its first and its last due time. What is sealed
-is counted as it is sealed, and anew by the table's metadata before records are refused: merges drop cancelled messages.
+The number of waiting messages of a topic is that in mutable buckets, by Spark's state at the start and what the
+shards told since, and that in sealed segments. The messages of a segment are taken for evenly spread between its
+first and its last due time. What is sealed is counted as it is sealed, and anew by the table's metadata before
+records are refused: merges drop cancelled messages.
 
 A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
 not what is handed over at once and never waits. The offsets are in the checkpoint before the batch runs, so that a
@@ -15,22 +16,27 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
 from state.buckets.operator import KEPT, SEALED
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
+from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
 # How long a count by the table's metadata is taken for the present one.
 _COUNTED_S = 60.0
+_KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
 
 
 @dataclass
@@ -91,6 +97,8 @@ class Admission:
         from_offsets: Offsets = {}
         if self._counted_s is not None:
             from_offsets = self._refused_from(most, span)
+        if self._counted_s is None and span.batch_id:
+            self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
         if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
             self._count(most, span.previous_ms)
             from_offsets = self._refused_from(most, span)
@@ -116,12 +124,29 @@ class Admission:
                 found[topic] = offsets
         return found
 
+    def _kept_after(self, batch_id: int, batch_settings: BatchSettings) -> dict[int, Mapping[str, int]]:
+        """Return how many messages of each topic the shards keep after a committed batch, by Spark's state."""
+        state = self._store.spark.read.format("statestore").option("batchId", batch_id).load(self._checkpoint.path)
+        chunks = state.selectExpr("key.shard_key AS shard_key", "value.groupState.bucket AS chunk")
+        kept: dict[int, dict[str, int]] = {}
+        for row in chunks.mapInArrow(_counting, from_arrow_schema(_KEPT)).collect():
+            kept.setdefault(batch_settings.shard_keys.index(row["shard_key"]), {})[row["topic"]] = row["count"]
+        return dict(kept)
+
     def _count(self, topics: Iterable[str], cutoff_ms: int) -> None:
         self._waiting.sealed.clear()
         for row in self._store.counted_by_topic(topics, cutoff_ms):
             segment = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
             self._waiting.sealed.setdefault(row["topic"], []).append(segment)
         self._counted_s = time.monotonic()
+
+
+def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys, chunks = (batch.column(name).to_pylist() for name in ("shard_key", "chunk"))
+        for key, chunk in zip(keys, chunks, strict=True):
+            topics, counts = pc.value_counts(decode_chunk(chunk).column("topic")).flatten()
+            yield pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(key), len(topics)), topics, counts], schema=_KEPT)
 
 
 def offsets_after(room: int, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
