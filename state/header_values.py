@@ -17,15 +17,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGITS_OF_SECONDS = (9, 10)
 _LEAST_DIGITS_OF_MICROSECONDS = 15
 # Far above what any form needs, so that none has to be searched for in a value of megabytes.
-_MOST_BYTES = 1_024
+MOST_TEXT_BYTES = 1_024
 
 
 def header_text(value: bytes | None) -> str:
     """Return the text of a header's value, without blanks and quotes around it. Raises ValueError if it is no text."""
     if value is None:
         raise ValueError("it has no value")
-    if len(value) > _MOST_BYTES:
-        raise ValueError(f"{quoted(value)} has {len(value)} bytes, more than {_MOST_BYTES}")
+    if len(value) > MOST_TEXT_BYTES:
+        raise ValueError(f"{quoted(value)} has {len(value)} bytes, more than {MOST_TEXT_BYTES}")
     if len(value) in (4, 8) and not value.strip().decode("latin-1").isprintable():
         number = int.from_bytes(value, signed=True)
         raise ValueError(f"{value!r} is binary, perhaps the number {number}: write it as text")

@@ -32,6 +32,10 @@ MESSAGE_SCHEMA = pa.schema(
     ]
 )
 
+# The last timestamp of a record that Spark can read, since it counts microseconds in 64 bits: in the year 294,247. The
+# first one is as far before 1970.
+LAST_MS = ((1 << 63) - 1) // 1000
+
 # Headers that the service adds to every message; those of a dead letter are in `state.dead_letter`.
 ID_HEADER = "delayline-id"
 DELIVER_AT_HEADER = "delayline-deliver-at"

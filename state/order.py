@@ -61,5 +61,7 @@ def count_before(ordered: pa.Table, key: OrderKey) -> int:
     """Return how many messages at the head of `ordered`, which is in delivery order, come before `key`."""
     dues = ordered.column("deliver_at_ms").to_numpy()
     below, same = (int(np.searchsorted(dues, key.deliver_at_ms, side=side)) for side in ("left", "right"))
+    if below == same:
+        return below
     # Many messages can be due in the same millisecond; the rest of the key orders them.
     return below + int(up_to(ordered.slice(below, same - below), key, inclusive=False).sum())

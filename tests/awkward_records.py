@@ -34,8 +34,8 @@ class Awkward:
     error: str | None = None
     is_stub: bool = False
     delay_ms: int | None = None
-    # Added to the time of publication, times this factor: microseconds instead of milliseconds.
-    stamp_factor: int = 1
+    # The record's timestamp is the time of publication times this: in microseconds, or seconds, instead of ms.
+    stamp_factor: float = 1
 
 
 def _zeros(value_bytes: int, key_bytes: int = 0) -> Callable[[], tuple[bytes | None, bytes | None]]:
@@ -86,7 +86,12 @@ def awkward_records() -> Iterator[Awkward]:
     topics = tuple(("deliver-to", b"%d" % number) for number in range(30_000))
     yield Awkward("30,000 topics", headers=topics, error="bad-deliver-to")
     yield Awkward("microseconds", headers=(("deliver-after", b"1s"),), error="delay-too-long", stamp_factor=1_000)
+    yield Awkward("seconds", headers=(("deliver-after", b"1s"),), error="bad-timestamp", stamp_factor=0.001)
     yield Awkward("forged stub", headers=(("delayline-stub", b"{}"), ("deliver-at", b"soon")), error="bad-deliver-at")
+    facts = b'{"key_bytes":null,"value_bytes":2,"value_sha256":"%s","headers":3}' % (b"0f" * 32)
+    for name, content in (("facts", facts), ("null", None)):
+        forged: tuple[Header, ...] = (("deliver-at", b"soon"), ("delayline-stub", content))
+        yield Awkward(f"stub forged with {name}", lambda: (None, None), forged, "bad-deliver-at")
     yield Awkward("3 MB of JSON", _document, headers=(("deliver-after", b"1s"),), delay_ms=1_000)
     yield Awkward("3 MB of JSON for 1 MB", _document, (_TO_ELSEWHERE,), "message-too-large", is_stub=True)
     yield Awkward("large and bad", _zeros(20 * MB), (("deliver-at", b"soon"),), "bad-deliver-at", is_stub=True)

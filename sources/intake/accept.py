@@ -24,7 +24,7 @@ from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
 from sources.intake.replacements import check_replacements, with_asks
 from sources.intake.schedule import parse_deliver_to
-from sources.intake.stubs import header_counts, sizes, with_stubs
+from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
 from state.cancel import CANCEL_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.message import HEADERS, MESSAGE_SCHEMA
@@ -90,7 +90,7 @@ def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
             own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
             if len(own):
                 of_topic = records.take(pa.array(own))
-                by_key = cancels_by_key(of_topic, presets_named(names))
+                by_key = cancels_by_key(of_topic, presets_named(names), batch_settings)
                 # A record with one of Delayline's own headers is a message, whatever a preset makes of it.
                 for header in (batch_settings.headers.deliver_at, batch_settings.headers.deliver_after,
                                batch_settings.headers.delay_level):  # fmt: skip
@@ -138,7 +138,7 @@ def _accepted(
         if kind is _Kind.ASKS:
             asked = asked_keys(headers, len(timestamps), rejections)
         else:
-            by_key = cancels_by_key(records, presets) & ~has_header(records, CANCEL_NAME_HEADER)
+            by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
             has_names = policy.names != OFF or any(preset.named for preset in presets)
             asked = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
             terms, asked = cancel_terms(topic, asked), ask_keys(records.column("topic"), asked)
@@ -149,11 +149,13 @@ def _accepted(
         refuse_waiting(records, deliver_at, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
         if batch_settings.results:
-            check_replacements(headers, len(timestamps), rejections)
+            check_replacements(headers, records, rejections)
             given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
         counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
         envelope.check_partitions(counts, rejections)
-    carried = _check_sizes(records, envelope.growth(records), batch_settings, rejections)
+    carried, stubs = _check_sizes(records, envelope.growth(records), batch_settings, rejections)
+    if batch_settings.marks_whole:
+        carried = with_marks(carried, np.setdiff1d(np.array(list(rejections.errors), np.int64), stubs))
     keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
@@ -224,8 +226,8 @@ def _route(
 
 def _check_sizes(
     records: pa.Table, growth: Ints | int, batch_settings: BatchSettings, rejections: Rejections
-) -> pa.Table:
-    """Reject rows that are too large; return key, value and headers of all rows, with stubs for the largest.
+) -> tuple[pa.Table, Ints]:
+    """Reject rows that are too large; return key, value and headers of all rows, and which rows are stubs: the largest.
 
     A message is larger than its record by `growth` bytes.
     """
@@ -245,12 +247,16 @@ def _check_sizes(
         np.flatnonzero(has_too_many), MessageTooLarge(f"a message may have {_MOST_HEADERS} headers: send fewer")
     )
     carried = max(most, min(batch_settings.dead_letter_bytes, MOST_MESSAGE_BYTES))
-    return with_stubs(records, np.flatnonzero((nbytes > carried) | has_too_many))
+    stubs = np.flatnonzero((nbytes > carried) | has_too_many)
+    return with_stubs(records, stubs), stubs
 
 
 def _allowed(topic: str, batch_settings: BatchSettings) -> str:
     if not batch_settings.allows(topic):
         raise TopicNotAllowed(f"{topic!r} is not among topics.allowed_outputs, or is one of the job's own topics")
     if topic not in batch_settings.partitions:
-        raise TopicUnknown(f"{topic!r} is allowed but did not exist when the job started; create it and restart")
+        raise TopicUnknown(
+            f"{topic!r} is allowed but did not exist when the job started, or the job had no right to write to it; see "
+            "to that, and restart"
+        )
     return topic

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.durations import format_duration
-from conf.errors import BadSchedule, DelayTooLong, TwoDelays
+from conf.errors import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
 from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
 from sources.intake.presets import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
@@ -150,6 +150,14 @@ class _Rules:
         # An instant is shortened to one after the later of both clocks: a record with an old stamp would be early else.
         since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
         delays = parsed - since if is_instant else parsed
+        if not is_instant:
+            no_stamp = timestamps[rows] < self.batch_settings.least_timestamp_ms
+            rejections.reject(
+                rows[no_stamp],
+                BadTimestamp(
+                    f"{asked_by} counts from the record's timestamp, which lies before May 1970: is it in milliseconds?"
+                ),
+            )
         too_long = delays > most_ms
         if too_long.any() and not self.policy.clamps:
             rejections.reject(rows[too_long], DelayTooLong(f"{asked_by} asks for more than {longest}"))

@@ -7,7 +7,7 @@ name, and headers that say where it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadDeliverTo
-from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
+from conf.settings import HeaderSettings
+from sources.intake.header_columns import (
+    Headers,
+    Ints,
+    Rejections,
+    flatten,
+    one_array,
+    only,
+    parse_distinct,
+    without_headers,
+)
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Origin, Preset
+from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text, whole_number
 from state.message import HEADERS
 
@@ -26,20 +37,39 @@ Mask = npt.NDArray[np.bool_]
 _ADDED_BYTES = 512
 
 
-def cancels_by_key(records: pa.Table, presets: Sequence[Preset]) -> Mask:
-    """Return which of `records`, of one topic that has `presets`, cancel what has their key as its name."""
+def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings: BatchSettings) -> Mask:
+    """Return which of `records`, of one topic that has `presets`, cancel what has their key as its name.
+
+    A record with a null value is a message all the same if Delayline's own headers, or those of another preset, say
+    when or where it shall be delivered: then a publisher of that scheduler has written it.
+    """
     cancels = np.zeros(records.num_rows, dtype=bool)
     headers: Headers | None = None
     for preset in presets:
         if preset.cancels_by_null_value:
             # The reader leaves out a large value, but never its length.
-            cancels |= np.asarray(pc.is_null(records.column("value_bytes")))
+            is_null = np.array(pc.is_null(records.column("value_bytes")))
+            if batch_settings.null_value_alone:
+                headers = headers or flatten(one_array(records.column("headers")))
+                # Not the preset's own: the scheduler's tombstones have all headers of their schedules.
+                names = _delivery_headers(batch_settings.headers, [each for each in presets if each != preset])
+                is_null[headers.rows[np.asarray(pc.is_in(headers.keys, pa.array(names, pa.string())))]] = False
+            cancels |= is_null
         if preset.cancel_header:
             headers = headers or flatten(one_array(records.column("headers")))
             name, wanted = preset.cancel_header
             rows, values = headers.named(name)
             cancels[rows[np.asarray(pc.is_in(values, pa.array(wanted, pa.binary())))]] = True
     return cancels
+
+
+def _delivery_headers(own: HeaderSettings, presets: Iterable[Preset]) -> list[str]:
+    """Return the names of the headers that say when or where: Delayline's `own`, and those of `presets`."""
+    names = [own.deliver_at, own.deliver_after, own.delay_level, own.deliver_to]
+    for preset in presets:
+        names += [*(header.name for header in preset.schedule), *preset.refused]
+        names += [preset.target] if preset.target else []
+    return names
 
 
 class Envelope:
@@ -101,7 +131,7 @@ class Envelope:
             own = of_preset[left[of_preset]]
             if len(own):
                 if preset.replaces_origin:
-                    headers = _without(headers, own, [name for name, _ in preset.origin])
+                    headers = without_headers(headers, own, [name for name, _ in preset.origin])
                 headers = _with_added(headers, own, preset.origin, records)
                 keys = _replaced(keys, own, *self._first(preset.key, own))
         return keys, headers
@@ -144,19 +174,6 @@ def _replaced(keys: pa.Array, own: Ints, rows: Ints, values: pa.Array) -> pa.Arr
     places[rows] = len(keys) + np.arange(len(rows))
     both = pa.concat_arrays([keys, values.cast(keys.type)])
     return both.take(pa.array(places, mask=places < 0))
-
-
-def _without(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
-    """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
-    lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
-    rows, flat = np.repeat(np.arange(len(headers)), lengths), headers.flatten()
-    leaves = np.isin(rows, own) & np.asarray(pc.is_in(pc.struct_field(flat, 0), pa.array(names, pa.string())))
-    if not leaves.any():
-        return headers
-    lengths -= np.bincount(rows[leaves], minlength=len(headers))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    left = flat.filter(pa.array(~leaves))
-    return pa.ListArray.from_arrays(pa.array(offsets), left, mask=headers.is_null()).cast(HEADERS)
 
 
 def _with_added(headers: pa.Array, own: Ints, added: Sequence[tuple[str, Origin]], records: pa.Table) -> pa.Array:

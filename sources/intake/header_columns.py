@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import Rejected
+from state.message import HEADERS
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,6 +54,19 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def only(mask: npt.NDArray[np.bool_], rows: Ints, values: pa.Array) -> tuple[Ints, pa.Array]:
     return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
+
+
+def without_headers(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
+    """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
+    lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
+    rows, flat = np.repeat(np.arange(len(headers)), lengths), headers.flatten()
+    leaves = np.isin(rows, own) & np.asarray(pc.is_in(pc.struct_field(flat, 0), pa.array(names, pa.string())))
+    if not leaves.any():
+        return headers
+    lengths -= np.bincount(rows[leaves], minlength=len(headers))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    left = flat.filter(pa.array(~leaves))
+    return pa.ListArray.from_arrays(pa.array(offsets), left, mask=headers.is_null()).cast(HEADERS)
 
 
 def parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:

@@ -14,10 +14,10 @@ from enum import Enum
 from conf.errors import BadSchedule, Rejected, quoted
 from conf.settings import PRESETS
 from sources.intake.schedule import parse_delay_level, parse_deliver_at
-from state.header_values import MAX_INSTANT_MS, header_text, whole_number
+from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, whole_number
 
-# Perhaps in quotes, as `header_text` allows.
-_NEGATIVE = re.compile(rb'\s*"?\s*-[0-9]+\s*"?\s*')
+# Perhaps in quotes, as `header_text` allows. Blanks are matched in one way alone, which takes linear time.
+_NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -107,7 +107,8 @@ def _delay(name: str, unit_ms: int = 1, may_yield: bool = False) -> ScheduleHead
     parse = _number(name, unit_ms)
 
     def parse_delay(value: bytes | None) -> int:
-        return 0 if value and _NEGATIVE.fullmatch(value) else parse(value)
+        is_negative = value is not None and len(value) <= MOST_TEXT_BYTES and _NEGATIVE.fullmatch(value)
+        return 0 if is_negative else parse(value)
 
     return ScheduleHeader(name, Meaning.DELAY, parse_delay, may_yield=may_yield)
 

@@ -8,19 +8,29 @@ import pyarrow.compute as pc
 
 from conf.errors import BadReplaces, quoted
 from sources.intake.cancels import ask_rows, has_header, ids_named
-from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
+from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only, without_headers
 from state.cancel import CONDITION_HEADER, CONDITIONS, REPLACES_HEADER, WAITING, terms_of
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
 from state.message import HEADERS
+from state.message_ids import ids_from_texts
 
 
-def check_replacements(headers: Headers, count: int, rejections: Rejections) -> None:
-    """Reject those of `count` records that cannot be followed in what they replace, or on which condition."""
-    rows, _ = headers.named(REPLACES_HEADER)
-    if len(rows):
-        ids_named(headers, REPLACES_HEADER, BadReplaces, count, rejections)
-        _conditions(headers, count, rejections)
+def check_replacements(headers: Headers, records: pa.Table, rejections: Rejections) -> None:
+    """Reject those of `records` that cannot be followed in what they replace, or on which condition."""
+    if not len(headers.named(REPLACES_HEADER)[0]):
+        return
+    keys = ids_named(headers, REPLACES_HEADER, BadReplaces, records.num_rows, rejections)
+    _conditions(headers, records.num_rows, rejections)
+    rows = np.flatnonzero(np.asarray(pc.is_valid(keys)))
+    asked, own = ids_from_texts(keys.take(pa.array(rows)).cast(pa.string())), records.take(pa.array(rows))
+    # The id of a message that was published is lower. Of itself nothing would be left.
+    comes_later = np.asarray(pc.greater_equal(asked.column("offset"), own.column("offset")))
+    for name in ("topic", "partition"):
+        comes_later &= np.asarray(pc.equal(asked.column(name), own.column(name)))
+    rejections.reject(
+        rows[comes_later], BadReplaces(f"{REPLACES_HEADER} names the message itself, or one that comes after it")
+    )
 
 
 def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
@@ -37,11 +47,7 @@ def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
     own = messages.take(pa.array(rows))
     all_headers = one_array(messages.column("headers").cast(HEADERS))
     names = (REPLACES_HEADER, CONDITION_HEADER)
-    lists = all_headers.take(pa.array(rows)).to_pylist()
-    kept = pa.array([[header for header in each if header["key"] not in names] for each in lists], HEADERS)
-    places = np.arange(len(all_headers))
-    places[rows] = len(all_headers) + np.arange(len(rows))
-    cleaned = pa.concat_arrays([all_headers, kept]).take(pa.array(places))
+    cleaned = without_headers(all_headers, rows, names)
     left = messages.set_column(messages.schema.get_field_index("headers"), "headers", cleaned)
     return pa.concat_tables([left, _asks(own, batch_settings, clock_ms)])
 

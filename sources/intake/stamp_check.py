@@ -1,7 +1,4 @@
-"""Finding input records whose timestamp Spark cannot read.
-
-Spark counts microseconds in 64 bits, but Kafka accepts any 64-bit number of milliseconds.
-"""
+"""Finding input records whose timestamp Spark cannot read: Kafka accepts any 64-bit number of milliseconds."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
+from state.message import LAST_MS
 
-# The last timestamp that Spark can read: in the year 294,247. The first one is as far before 1970.
-LAST_MS = ((1 << 63) - 1) // 1000
 _TIMEOUT_S = 60.0
 _POLL_MESSAGES = 10_000
 _POLL_S = 0.5

@@ -1,5 +1,7 @@
 """Putting a stub in the place of a record that is too large to be carried (`state.stub`): pure, on Arrow tables.
 
+And marking a whole dead letter that would look like one.
+
 A key or a value above `MOST_MESSAGE_BYTES` does not even leave the JVM: the reader's expressions (`COLUMNS`) leave it
 out, and give its length and hash in columns of their own.
 """
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.settings import MOST_MESSAGE_BYTES
-from state.stub import HEADER_BYTES, Stub, digest, headers_left, key_left
+from state.stub import HEADER_BYTES, STUB_HEADER, WHOLE, Stub, digest, headers_left, key_left
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,13 +52,38 @@ def header_counts(records: pa.Table) -> Ints:
 
 def with_stubs(records: pa.Table, rows: Ints) -> pa.Table:
     """Return key, value and headers of `records`, with those of a stub in each of `rows`."""
-    whole = records.select(["key", "value", "headers"])
+    return _replaced(
+        records.select(["key", "value", "headers"]), rows, [_stub(records.slice(row, 1)) for row in rows.tolist()]
+    )
+
+
+def with_marks(carried: pa.Table, rows: Ints) -> pa.Table:
+    """Return `carried`, which has key, value and headers, with the mark of a whole dead letter on each that needs it.
+
+    `rows` are the whole dead letters.
+    """
+    rows = rows[np.asarray(carried.column("value").take(pa.array(rows)).is_null())]
     if not len(rows):
-        return whole
-    stubs = pa.Table.from_pylist([_stub(records.slice(row, 1)) for row in rows.tolist()], schema=whole.schema)
-    chosen = np.arange(records.num_rows)
-    chosen[rows] = records.num_rows + np.arange(len(rows))
-    return pa.concat_tables([whole, stubs]).take(pa.array(chosen))
+        return carried
+    counts = header_counts(carried)
+    rows = rows[counts[rows] > 0]
+    names = pc.struct_field(pc.list_flatten(carried.column("headers")), [0])
+    last = names.take(pa.array(np.cumsum(counts)[rows] - 1))
+    rows = rows[np.asarray(pc.equal(last, STUB_HEADER).fill_null(False))]
+    marked = carried.take(pa.array(rows)).to_pylist()
+    name, value = WHOLE
+    for record in marked:
+        record["headers"].append({"key": name, "value": value})
+    return _replaced(carried, rows, marked)
+
+
+def _replaced(table: pa.Table, rows: Ints, others: list[dict[str, Any]]) -> pa.Table:
+    """Return `table` with `others` in place of `rows`."""
+    if not len(rows):
+        return table
+    chosen = np.arange(table.num_rows)
+    chosen[rows] = table.num_rows + np.arange(len(rows))
+    return pa.concat_tables([table, pa.Table.from_pylist(others, schema=table.schema)]).take(pa.array(chosen))
 
 
 def _stub(record: pa.Table) -> dict[str, Any]:

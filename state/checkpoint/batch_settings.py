@@ -46,6 +46,12 @@ class DelayPolicy:
     most_waiting: int | None = None
 
 
+# What Arrow needs to know where a header's name and value end. A publisher may send tens of thousands of empty ones.
+HEADER_BYTES = 8
+
+# In April 1970. As seconds, timestamps from 1973 on to the year 2286 are below it.
+_LEAST_TIMESTAMP_MS = 10**10
+
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
 _GROUP_BYTES = 64 * 1024 * 1024
 
@@ -63,6 +69,13 @@ class BatchSettings:
     - `policy`: what holds for the delays of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
+    - `least_timestamp_ms`: no delay counts from an earlier timestamp of a record: it is one in seconds, or none
+    - `header_bytes`: what a header counts beside its name and value, when messages are counted in bytes
+    - `marks_whole`: whether a whole dead letter that looks like a stub is marked (`state.stub`)
+    - `null_value_alone`: whether a null value, where it cancels by key, does so only in a record that nothing else says
+      when or where to deliver (`sources.intake.envelopes`); before, also with headers of other presets
+    - `overdue_has_name`: whether a message that is overdue and waits has its name (`streaming.job.names`); before, a
+      name was free as soon as its message was due
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     """
@@ -89,6 +102,11 @@ class BatchSettings:
     dead_letter_bytes: int = 2**63 - 1
     internal_suffixes: tuple[str, ...] = ()
     group_bytes: int = 2**63 - 1
+    header_bytes: int = 0
+    least_timestamp_ms: int = 0
+    marks_whole: bool = False
+    null_value_alone: bool = False
+    overdue_has_name: bool = False
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
@@ -154,6 +172,11 @@ def batch_settings_from(
         dead_letter_bytes=dead_letter_bytes,
         internal_suffixes=INTERNAL_SUFFIXES,
         group_bytes=_GROUP_BYTES,
+        header_bytes=HEADER_BYTES,
+        least_timestamp_ms=_LEAST_TIMESTAMP_MS,
+        marks_whole=True,
+        null_value_alone=True,
+        overdue_has_name=True,
         presets=settings.presets.by_topic,
         policy=_policy_from(settings.policies.of_all),
         policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},

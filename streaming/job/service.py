@@ -36,7 +36,8 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease, read_lease
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics
-from sources.intake.stamp_check import LAST_MS, unreadable_records
+from sources.intake.stamp_check import unreadable_records
+from state.message import LAST_MS
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import input_starts, recover
 from streaming.job.batch import BatchRunner

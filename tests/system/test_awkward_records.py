@@ -91,7 +91,7 @@ def _publish(ledger: Ledger, application: Application, record: Awkward, partitio
     ledger.publish(
         application.input, value, headers, key=key, partition=partition, name=record.name,
         output=application.dead if record.error else application.output, delay_ms=record.delay_ms,
-        timestamp_ms=time.time_ns() // 1_000_000 * record.stamp_factor,
+        timestamp_ms=int(time.time_ns() // 1_000_000 * record.stamp_factor),
     )  # fmt: skip
     for _ in range(2):
         ledger.publish(

@@ -113,6 +113,7 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
     # and replacements have tests of their own.
     elsewhere = {
         errors.RecordRefused,
+        errors.TopicClosed,
         errors.BadSchedule,
         errors.BadCancel,
         errors.BadName,
@@ -120,6 +121,7 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
         errors.BadExpiry,
         errors.Expired,
         errors.TooManyWaiting,
+        errors.BadTimestamp,
     }
     assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - elsewhere
 
@@ -140,7 +142,7 @@ def test_one_bad_record_does_not_affect_the_others() -> None:
     ("timestamp_ms", "plain_ms", "after_10s_ms"),
     [
         (-1, CLOCK_MS, CLOCK_MS + 10_000),
-        (0, 0, 10_000),
+        (10**10, 10**10, 10**10 + 10_000),
         (CLOCK_MS, CLOCK_MS, CLOCK_MS + 10_000),
         # A plain message is due at once, whatever its timestamp. A delay counts from the timestamp.
         (CLOCK_MS + 300 * DAY_MS, CLOCK_MS, CLOCK_MS + 300 * DAY_MS + 10_000),
@@ -150,6 +152,16 @@ def test_records_with_odd_timestamps_are_accepted(timestamp_ms: int, plain_ms: i
     assert accept_one(timestamp_ms=timestamp_ms)["deliver_at_ms"] == plain_ms
     delayed = accept_one(("deliver-after", b"10s"), timestamp_ms=timestamp_ms)
     assert (delayed["deliver_at_ms"], delayed["error_code"]) == (after_10s_ms, None)
+
+
+@pytest.mark.parametrize("timestamp_ms", [0, CLOCK_MS // 1000, 10**10 - 1])
+@pytest.mark.parametrize("header", [("deliver-after", b"1h"), ("delay-level", b"3")])
+def test_no_delay_counts_from_a_timestamp_in_seconds(timestamp_ms: int, header: tuple[str, bytes]) -> None:
+    delayed = accept_one(header, timestamp_ms=timestamp_ms)
+    assert delayed["error_code"] == "bad-timestamp"
+    assert "is it in milliseconds" in delayed["error_text"]
+    # What asks for no delay does not need it.
+    assert accept_one(timestamp_ms=timestamp_ms)["deliver_at_ms"] == timestamp_ms
 
 
 def test_deliver_to_chooses_topic_and_partition_and_combines_with_a_delay() -> None:

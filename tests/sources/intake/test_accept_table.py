@@ -80,6 +80,7 @@ def test_values_under_a_null_list_of_headers_are_not_read() -> None:
     hidden = pa.ListArray.from_arrays(
         pa.array([0, 1, 2, 3], pa.int32()), flat, type=HEADERS, mask=pa.array([False, True, False])
     )
-    table = records([{"offset": offset, "timestamp_ms": 1000} for offset in range(3)])
+    table = records([{"offset": offset, "timestamp_ms": CLOCK_MS} for offset in range(3)])
     table = table.set_column(RECORD_SCHEMA.get_field_index("headers"), "headers", hidden)
-    assert accept(table, BATCH_SETTINGS, CLOCK_MS).column("deliver_at_ms").to_pylist() == [2000, 1000, 1000]
+    dues = accept(table, BATCH_SETTINGS, CLOCK_MS).column("deliver_at_ms").to_pylist()
+    assert dues == [CLOCK_MS + 1000, CLOCK_MS, CLOCK_MS]

@@ -43,10 +43,13 @@ KARAFKA_TOMBSTONE = [
 ]
 
 
-def accepted(preset: str, *rows: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Ask]]:
+def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], list[Ask]]:
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
     settings = some_batch_settings(
-        presets={TOPIC: tuple(preset.split(","))}, allowed_outputs=("orders",), partitions=PARTITIONS | {RESULTS: 3}
+        presets={TOPIC: tuple(preset.split(","))},
+        allowed_outputs=("orders",),
+        partitions=PARTITIONS | {RESULTS: 3},
+        **changes,
     )
     found = accept(table, settings, CLOCK_MS)
     return found.to_pylist(), asks_of(asks_in(found, RESULTS))
@@ -177,6 +180,49 @@ def test_a_null_value_with_a_header_of_ours_is_a_message() -> None:
     row = {"headers": headers(("deliver-after", b"5s")), "key": b"k", "value": None}
     (message,), asks = accepted("etf1", row)
     assert (message["deliver_at_ms"], message["output_topic"], asks) == (WRITTEN_MS + 5_000, "delayline-out", [])
+
+
+@pytest.mark.parametrize(
+    ("presets", "own", "due_ms", "output"),
+    [
+        ("etf1,rabbitmq", [("x-delay", b"60000")], WRITTEN_MS + 60_000, "delayline-out"),
+        ("etf1,karafka", KARAFKA, DUE_S * 1_000, "orders"),
+        ("etf1,rocketmq", [("REAL_TOPIC", b"orders")], WRITTEN_MS, "orders"),
+        ("etf1", [("deliver-to", b"orders")], WRITTEN_MS, "orders"),
+        ("etf1", [("deliver-at", b"%d" % (DUE_S * 1_000))], DUE_S * 1_000, "delayline-out"),
+    ],
+)
+def test_a_null_value_that_others_schedule_is_a_message_beside_etf1(
+    presets: str, own: list[tuple[str, bytes]], due_ms: int, output: str
+) -> None:
+    row = {"headers": headers(*own), "key": b"k", "value": None}
+    for order in (presets, ",".join(reversed(presets.split(",")))):
+        (message, *_), asks = accepted(order, row)
+        assert (message["error_code"], message["deliver_at_ms"], message["output_topic"]) == (None, due_ms, output)
+        assert all(ask.condition == ALWAYS for ask in asks), "nobody asks for a cancel"
+
+
+@pytest.mark.parametrize("own", [[("x-delay", b"60000")], KARAFKA, [("deliver-to", b"orders")]])
+def test_a_replayed_batch_takes_a_null_value_for_a_cancel_as_it_did(own: list[tuple[str, bytes]]) -> None:
+    row = {"headers": headers(*own), "key": b"k", "value": None}
+    (message,), (ask,) = accepted("etf1,rabbitmq,karafka", row, null_value_alone=False)
+    assert (message["output_topic"], ask.condition) == (RESULTS, None)
+
+
+def test_a_cancel_of_karafka_and_a_tombstone_of_etf1_cancel_beside_the_other() -> None:
+    rows: list[dict[str, Any]] = [
+        {"headers": headers(*KARAFKA_TOMBSTONE), "key": b"k", "value": None},
+        {"headers": headers(*ETF1), "key": b"e", "value": None},
+        {"key": b"e", "value": None},
+    ]
+    _, asks = accepted("etf1,karafka", *rows)
+    assert [(ask.condition, ask.name) for ask in asks] == [(None, named(TOPIC, key)) for key in (b"k", b"e", b"e")]
+
+
+def test_a_null_value_whose_schedule_repeats_is_a_dead_letter_beside_etf1() -> None:
+    row = {"headers": headers(("AMQ_SCHEDULED_CRON", b"0 * * * *")), "key": b"k", "value": None}
+    (message,), asks = accepted("etf1,activemq", row)
+    assert (message["error_code"], asks) == ("bad-schedule", [])
 
 
 def test_of_two_presets_each_record_has_the_envelope_of_its_own() -> None:

@@ -120,6 +120,23 @@ def test_a_header_about_a_schedule_is_refused_with_it_and_means_nothing_without(
     assert (alone["error_code"], alone["deliver_at_ms"]) == (None, WRITTEN_MS)
 
 
+@pytest.mark.parametrize("value", [b" ", b"-1 ", b'" '], ids=["blanks", "blanks behind a number", "blanks in quotes"])
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [("rabbitmq", "x-delay"), ("activemq", "AMQ_SCHEDULED_PERIOD"), ("rocketmq", "TIMER_DELAY_SEC")],
+)
+def test_a_header_of_blanks_costs_no_more_than_its_length(preset: str, name: str, value: bytes) -> None:
+    # With a pattern that tries each place of the blanks, a value of this length takes an hour.
+    message = accepted(preset, (name, value[:-1] + value[-1:] * 600_000))
+    assert message["error_code"] == "bad-schedule"
+    assert len(message["error_text"]) <= 1024
+
+
+@pytest.mark.parametrize("value", [b"-5", b' " -5 " ', b'"-5"', b" -5 "])
+def test_a_negative_delay_may_be_in_quotes(value: bytes) -> None:
+    assert accepted("rabbitmq", ("x-delay", value))["deliver_at_ms"] == WRITTEN_MS
+
+
 def test_the_limits_of_delays_hold_for_presets() -> None:
     assert accepted("rabbitmq", ("x-delay", b"9" * 30))["error_code"] == "delay-too-long"
     assert accepted("rocketmq", ("TIMER_DELAY_SEC", b"9" * 18))["error_code"] == "delay-too-long"

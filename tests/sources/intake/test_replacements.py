@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -50,6 +51,34 @@ def test_the_condition_is_waiting_by_default_and_asks_carry_it_with_the_due_time
         Ask(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
         Ask(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
     ]
+
+
+@pytest.mark.parametrize("condition", [WAITING, ALWAYS])
+@pytest.mark.parametrize("offset", [1, 2, 2**40])
+def test_a_message_that_replaces_itself_or_a_later_one_is_refused(offset: int, condition: str) -> None:
+    asks = headers(("delayline-replaces", b"delayline-in/0/%d" % offset), ("delayline-if", condition.encode()), DELAY)
+    before, message = accepted({}, {"headers": asks})
+    assert before["error_code"] is None
+    assert message["error_code"] == "bad-replaces"
+    # In other partitions, offsets say nothing about what comes later.
+    for place in (b"delayline-in/1/%d", b"other/0/%d"):
+        elsewhere = headers(("delayline-replaces", place % offset), DELAY)
+        assert [row["error_code"] for row in accepted({}, {"headers": elsewhere})] == [None] * 3
+
+
+def test_tens_of_thousands_of_headers_of_a_replacement_stay_in_arrow() -> None:
+    many = headers(REPLACES, DELAY, *[("h", b"")] * 40_000)
+    table = records([{"timestamp_ms": WRITTEN_MS, "headers": many} for _ in range(5)])
+    tracemalloc.start()
+    try:
+        messages = accept(table, BATCH_SETTINGS, CLOCK_MS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert messages.num_rows == 10
+    assert len(messages.column("headers")[0]) == 40_001
+    # As Python objects they would take more than ten times as much. Arrow's own memory is not traced; numpy's is.
+    assert peak < 5 * table.nbytes
 
 
 def test_message_and_ask_never_have_the_same_place_in_the_order() -> None:

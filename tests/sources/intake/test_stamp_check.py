@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from sources.intake.stamp_check import LAST_MS, Unreadable, unreadable_records
+from sources.intake.stamp_check import Unreadable, unreadable_records
+from state.message import LAST_MS
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
 

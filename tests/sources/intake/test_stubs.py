@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from conf.errors import MOST_TEXT_BYTES
 from conf.settings import MOST_MESSAGE_BYTES
+from sinks.release.records import records as written
+from sources.dead_letters.letter import read_letter
 from sources.intake import accept as accepting
 from sources.intake import due_times
 from sources.intake.accept import accept
-from sources.intake.stamp_check import LAST_MS
+from sources.subscriber import Received
+from state.message import LAST_MS
 from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, read_stub
 from tests.messages import headers, records, some_batch_settings
 
@@ -105,6 +108,44 @@ def test_none_of_many_repeated_headers_is_parsed(monkeypatch: pytest.MonkeyPatch
     assert parsed == []
 
 
+FORGED = Stub(1, 2_000_000, "0f" * 32, 3).to_header()
+BAD = ("deliver-at", b"soon")
+
+
+@pytest.mark.parametrize("last", [FORGED, (STUB_HEADER, None), (STUB_HEADER, b"mine")], ids=["facts", "null", "text"])
+@pytest.mark.parametrize(
+    ("value", "first", "is_marked"), [(None, BAD, True), (b"v", BAD, False), (None, ("a", b"1"), False)]
+)
+def test_no_header_of_its_publisher_makes_a_stub_of_a_whole_dead_letter(
+    value: bytes | None, first: tuple[str, bytes], last: tuple[str, bytes | None], is_marked: bool
+) -> None:
+    given = headers(first, last)
+    others: list[dict[str, Any]] = [{"value": None, "headers": None}, {"value": None, "headers": headers(last, BAD)}]
+    table = records([*others, {"key": b"k", "value": value, "headers": given}])
+    accepted = accept(table, BATCH_SETTINGS, CLOCK_MS)
+    found = accepted.column("headers").to_pylist()
+    assert found == [None, others[1]["headers"], [*given, *headers((STUB_HEADER, None))] if is_marked else given]
+    if first == BAD:
+        *_, record = written(accepted.combine_chunks().to_batches()[0])
+        read = read_letter(Received("dead", 0, 0, 0, record.key, record.value, record.headers, 0))
+        assert read is not None
+        assert (read.stub, headers(*read.headers)) == (None, given)
+
+
+def test_a_stub_is_not_marked_as_whole_whatever_its_record_ends_with() -> None:
+    for value, key in ((None, b"k" * 30_000), (b"x" * 30_000, b"k")):
+        _, stub = split(accept_one(key=key, value=value, headers=headers(BAD, FORGED)))
+        assert stub is not None
+        assert (stub.key_bytes, stub.headers) == (len(key), 2)
+
+
+def test_settings_from_before_the_mark_mark_nothing() -> None:
+    given = headers(BAD, FORGED)
+    before = some_batch_settings(marks_whole=False)
+    (message,) = accept(records([{"value": None, "headers": given}]), before, CLOCK_MS).to_pylist()
+    assert (message["error_code"], message["headers"]) == ("bad-deliver-at", given)
+
+
 NAMES = st.one_of(
     st.sampled_from(["deliver-at", "deliver-after", "delay-level", "deliver-to", "", STUB_HEADER]),
     st.text(st.characters(codec="utf-8"), max_size=2_000),
@@ -142,6 +183,10 @@ ROWS = st.lists(
 )
 
 
+def seems_a_stub(row: dict[str, Any]) -> bool:
+    return row["value"] is None and bool(row["headers"]) and row["headers"][-1]["key"] == STUB_HEADER
+
+
 @given(ROWS)
 @settings(max_examples=400)
 def test_whatever_the_records_are_each_comes_out_whole_or_as_a_stub_with_a_short_error(
@@ -156,7 +201,9 @@ def test_whatever_the_records_are_each_comes_out_whole_or_as_a_stub_with_a_short
         assert is_dead or message["deliver_at_ms"] <= CLOCK_MS + 367 * 86_400_000
         # A timestamp near the end of 64 bits does not wrap a due time into the past of 1970.
         assert message["deliver_at_ms"] >= 0
-        if all(message[name] == row[name] for name in ("key", "value", "headers")):
+        marks = headers((STUB_HEADER, None)) if is_dead and seems_a_stub(row) else []
+        whole = row | {"headers": [*row["headers"], *marks] if marks else row["headers"]}
+        if all(message[name] == whole[name] for name in ("key", "value", "headers")):
             continue
         assert is_dead
         kept, stub = split(message)

@@ -87,6 +87,14 @@ def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
     assert getattr(SettingsHistory.from_json(json.dumps(written)).newest, name) > 2**60
 
 
+@pytest.mark.parametrize("name", ["null_value_alone", "overdue_has_name"])
+def test_settings_from_before_a_rule_do_without_it(name: str) -> None:
+    assert getattr(OLD, name)
+    written = json.loads(SettingsHistory(((0, OLD),)).to_json())
+    del written["rules"][0][name]
+    assert not getattr(SettingsHistory.from_json(json.dumps(written)).newest, name)
+
+
 def test_settings_from_when_segments_were_cut_by_due_time_are_read_without_those_of_the_cut() -> None:
     history = SettingsHistory(((0, OLD), (7, NEW)))
     written = json.loads(history.to_json())

@@ -1,0 +1,146 @@
+"""A fuzzer of `accept`: all headers that mean anything, of all presets, with hostile values, under any policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import MOST_TEXT_BYTES
+from conf.settings import PRESETS
+from sources.intake.accept import accept
+from sources.intake.presets import Preset, presets_named
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, REPLACES_HEADER, asks_in, asks_of, is_ask
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
+from state.names import CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, NAME_HEADER, OFF
+from state.stub import STUB_HEADER
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+DAY_MS = 86_400_000
+RESULTS = "delayline-results"
+INPUTS = ["delayline-in", "other-in", "third"]
+EXPIRY_HEADER = "expirytime"
+
+
+def _names_of(preset: Preset) -> list[str]:
+    single = [preset.target, preset.key, preset.partition, preset.partition_key]
+    several = [*(header.name for header in preset.schedule), *preset.refused, *preset.refused_with_schedule]
+    pairs = [pair[0] for pair in (preset.version, preset.cancel_header, *preset.origin) if pair is not None]
+    return [name for name in [*single, *several, *pairs] if name]
+
+
+_KNOWN = [
+    "deliver-at", "deliver-after", "delay-level", "deliver-to", EXPIRY_HEADER,
+    CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, NAME_HEADER, CANCEL_NAME_HEADER,
+    ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER,
+    *(name for preset in presets_named(PRESETS) for name in _names_of(preset)),
+]  # fmt: skip
+_PLAIN = [
+    None, b"", b"0", b"7", b"-7", b'"7"', b"1.", b"cancel", b"schedule", b"waiting", b"always", b"a name", b"\xff\xfe",
+    b"@at 2026-12-24T18:00:00Z", b"%d" % CLOCK_MS, b"%d" % (CLOCK_MS // 1000), b"2026-12-24T18:00:00Z", b"PT1H",
+    b"1h30m", b"orders", b"delayline-in", b"delayline-in/0/3", b"third/1/99999", b"x/0/1", b"\0\0\0\0\0\0\0\x05",
+    CLOCK_MS.to_bytes(6),
+]  # fmt: skip
+# What a pattern might search again and again, or a number grow with.
+_LONG = [
+    piece * 600_000 for piece in (b" ", b"1", b"-", b'"', b"a/", b"1h", b"\0", b"\xc3\xa9", b"PT", b"9", b"\t\n", b"{")
+]
+_VALUES = st.one_of(st.sampled_from(_PLAIN), st.binary(max_size=20), st.text(max_size=12).map(str.encode))
+_NAMES = st.one_of(st.sampled_from(_KNOWN), st.text(max_size=5))
+_HEADER_LISTS = st.one_of(
+    st.none(),
+    st.lists(st.tuples(_NAMES, _VALUES), max_size=5),
+    st.tuples(st.sampled_from(_KNOWN), st.sampled_from(_PLAIN), st.integers(2, 200)).map(lambda a: [a[:2]] * a[2]),
+)
+_PAYLOADS = st.one_of(st.none(), st.binary(max_size=8), st.just(b"k"))
+_RECORDS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": _PAYLOADS,
+            "value": _PAYLOADS,
+            "headers": _HEADER_LISTS.map(lambda pairs: None if pairs is None else headers(*pairs)),
+            "topic": st.sampled_from(INPUTS),
+            "partition": st.integers(0, 3),
+            "timestamp_ms": st.sampled_from([-1, 0, CLOCK_MS // 1000, CLOCK_MS - 5, CLOCK_MS * 1000, 2**62]),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda rows: [row | {"offset": offset} for offset, row in enumerate(rows)])
+_POLICIES = st.builds(
+    DelayPolicy,
+    default_ms=st.sampled_from([0, 5_000]),
+    fixed_ms=st.sampled_from([None, None, 0, 7_000]),
+    most_ms=st.sampled_from([None, 1_000, 30 * DAY_MS]),
+    clamps=st.booleans(),
+    expiry_header=st.sampled_from(["", EXPIRY_HEADER]),
+    names=st.sampled_from([OFF, FROM_HEADER, FROM_KEY]),
+)
+_PRESETS = st.dictionaries(
+    st.sampled_from(INPUTS), st.lists(st.sampled_from(PRESETS), min_size=1, max_size=7, unique=True).map(tuple)
+)
+_BATCH_SETTINGS = st.builds(
+    lambda presets, policy, policies: some_batch_settings(
+        presets=presets,
+        policy=policy,
+        policies=policies,
+        allowed_outputs=("orders",),
+        partitions=PARTITIONS | {RESULTS: 3},
+    ),
+    _PRESETS,
+    _POLICIES,
+    st.dictionaries(st.sampled_from(INPUTS), _POLICIES, max_size=2),
+)
+
+
+def _ids(table: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(table.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True))
+
+
+@given(_RECORDS, _BATCH_SETTINGS)
+@settings(max_examples=60, deadline=None)
+def test_each_record_becomes_one_message_ask_or_dead_letter(
+    rows: list[dict[str, Any]], batch_settings: BatchSettings
+) -> None:
+    accepted = accept(records(rows), batch_settings, CLOCK_MS)
+    own, more = accepted.slice(0, len(rows)), accepted.slice(len(rows))
+    assert _ids(own) == [(row["topic"], row["partition"], row["offset"]) for row in rows]
+    # Beside them, asks of messages that replace others: one of each at the most.
+    assert all(is_ask(more, RESULTS).to_pylist())
+    assert len(set(_ids(more))) == more.num_rows
+    assert len(asks_of(asks_in(accepted, RESULTS))) == sum(is_ask(accepted, RESULTS).to_pylist())
+    for row in accepted.to_pylist():
+        _check(row, batch_settings)
+    # A record is treated as if it had come alone.
+    alone = accept(records(rows[:1]), batch_settings, CLOCK_MS)
+    assert alone.to_pylist()[0] == own.to_pylist()[0]
+
+
+def _check(row: dict[str, Any], batch_settings: BatchSettings) -> None:
+    dead = row["error_code"] is not None
+    assert (row["output_topic"] == batch_settings.dead_letter) == dead
+    assert (row["error_text"] is not None) == dead
+    assert len((row["error_text"] or "").encode()) <= MOST_TEXT_BYTES
+    # The broker's client may choose the partition of a dead letter.
+    assert dead or 0 <= row["output_partition"] < batch_settings.partitions[row["output_topic"]]
+    assert 0 <= row["deliver_at_ms"] <= max(CLOCK_MS, row["timestamp_ms"]) + batch_settings.max_delay_ms + 2 * DAY_MS
+    assert dead or row["deliver_at_ms"] <= CLOCK_MS + batch_settings.max_delay_ms + 2 * DAY_MS
+
+
+@given(st.sampled_from(_KNOWN), st.sampled_from(_LONG), st.sampled_from(PRESETS))
+@settings(max_examples=100, deadline=None)
+def test_a_header_of_600_kb_and_more_is_read_in_linear_time(name: str, value: bytes, preset: str) -> None:
+    policy = DelayPolicy(expiry_header=EXPIRY_HEADER, names=FROM_HEADER)
+    batch_settings = some_batch_settings(
+        presets={"delayline-in": (preset,)}, policy=policy, partitions=PARTITIONS | {RESULTS: 3}
+    )
+    long = pa.array([[{"key": name, "value": value}]], HEADERS)
+    table = records([{"timestamp_ms": CLOCK_MS}])
+    table = table.set_column(table.schema.get_field_index("headers"), "headers", long)
+    # A search that is quadratic takes an hour, and the limit of a test's time ends it.
+    for row in accept(table, batch_settings, CLOCK_MS).to_pylist():
+        _check(row, batch_settings)
