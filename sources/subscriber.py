@@ -26,6 +26,8 @@ from state.message import DELIVER_AT_HEADER, ID_HEADER
 CONNECT_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _POLL_MESSAGES = 500
+# More than any due time has. A dead letter keeps what its publisher has set, and a longer number is no instant.
+_MOST_DIGITS = 18
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +59,9 @@ class Received:
     def deliver_at_ms(self) -> int | None:
         """The due time, epoch ms; None if Delayline did not deliver the record."""
         value = self.header(DELIVER_AT_HEADER)
-        return int(value) if value is not None and value.isdigit() else None
+        if value is None or not value.isdigit() or len(value) > _MOST_DIGITS:
+            return None
+        return int(value)
 
     @property
     def lateness_ms(self) -> int | None:
@@ -123,6 +127,23 @@ class Subscriber:
                 seen += 1
                 yield received(message, received_ms)
 
+    def partitions(self, topic: str) -> list[int]:
+        """Return the numbers of a topic's partitions, in order, of any topic. No broker creates it in reply.
+
+        Raises BrokerUnreachable, TopicMissing, RightMissing.
+        """
+        try:
+            described = self._consumer.list_topics(topic, CONNECT_TIMEOUT_S).topics[topic]
+            if described.error is not None and described.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise TopicMissing(
+                    f"{topic} at {self._servers}: create it with `delayline topics create`, or name another"
+                )
+            if described.error is not None:
+                raise KafkaException(described.error)
+        except KafkaException as error:
+            raise self._unreachable(error.args[0], topic) from error
+        return sorted(described.partitions)
+
     def close(self) -> None:
         """Disconnect."""
         self._consumer.close()
@@ -136,16 +157,10 @@ class Subscriber:
         self.close()
 
     def _start_offsets(self, from_beginning: bool) -> dict[int, int]:
+        numbers = self.partitions(self.topic)
         try:
-            described = self._consumer.list_topics(self.topic, CONNECT_TIMEOUT_S).topics[self.topic]
-            if described.error is not None and described.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise TopicMissing(
-                    f"{self.topic} at {self._servers}: create it with `delayline topics create`, or name another"
-                )
-            if described.error is not None:
-                raise KafkaException(described.error)
             offsets = {}
-            for number in sorted(described.partitions):
+            for number in numbers:
                 # For a reader of committed records, the end is before a transaction that is still open.
                 low, high = self._consumer.get_watermark_offsets(
                     TopicPartition(self.topic, number), CONNECT_TIMEOUT_S, cached=False
@@ -153,7 +168,7 @@ class Subscriber:
                 offsets[number] = low if from_beginning else high
             return offsets
         except KafkaException as error:
-            raise self._unreachable(error.args[0]) from error
+            raise self._unreachable(error.args[0], self.topic) from error
 
     def _check(self, error: KafkaError) -> None:
         # The client recovers from a lost connection by itself, and the group is neither joined nor written to.
@@ -161,13 +176,13 @@ class Subscriber:
         if lost or error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             log.warning("%s", error.str())
             return
-        raise self._unreachable(error)
+        raise self._unreachable(error, self.topic)
 
-    def _unreachable(self, error: KafkaError) -> BrokerUnreachable | RightMissing:
+    def _unreachable(self, error: KafkaError, topic: str) -> BrokerUnreachable | RightMissing:
         if is_refusal(error):
-            return right_missing("Read", f"topic {self.topic}")
+            return right_missing("Read" if topic == self.topic else "Describe", f"topic {topic}")
         return BrokerUnreachable(
-            f"{self.topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
+            f"{topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
             "and are kafka.bootstrap_servers and kafka.security.protocol right?"
         )
 

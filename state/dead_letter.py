@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from state.message import ID_HEADER
+from state.message import ID_HEADER, LAST_MS
 from state.message_ids import parse_id
 
 ERROR_HEADER = "delayline-error"
@@ -49,7 +49,10 @@ def error_code(headers: Sequence[tuple[str, bytes | None]]) -> str:
 
 
 def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers, Verdict] | None:
-    """Return the record's own headers and its verdict, or None if the service did not write the last headers."""
+    """Return the record's own headers and its verdict, or None if the service did not write the last headers.
+
+    A timestamp later than `LAST_MS` is not the service's: a record that is resent with one would end the job.
+    """
     own, service = list(headers[:-SERVICE_HEADERS]), headers[-SERVICE_HEADERS:]
     if [name for name, _ in service] != _SERVICE_HEADERS:
         return None
@@ -58,6 +61,8 @@ def split_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Headers,
         place = parse_id(identity)
     except ValueError:
         return None
-    if not (stamp.isascii() and stamp.isdigit()):
+    # By its length first, since Python refuses to parse a number of thousands of digits.
+    is_number = stamp.isascii() and stamp.isdigit() and len(stamp) <= len(str(LAST_MS))
+    if not is_number or int(stamp) > LAST_MS:
         return None
     return own, Verdict(*place, code, text, int(stamp))

@@ -14,6 +14,7 @@ from conf.errors import Rejected
 from sinks.release.wall_clock import now_ms
 from state.dead_letter import Headers, error_headers
 from state.message import DELIVER_AT_HEADER, ID_HEADER
+from state.stub import mark_of_whole
 
 # Lets the client choose by the key, as Kafka's own partitioner would.
 ANY_PARTITION = -1
@@ -102,8 +103,10 @@ def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejecte
 
     `timestamp_ms` (epoch ms) is the input record's.
     """
-    # The due time is the last header; a dead letter has the error in its place.
-    headers = [*record.headers[:-1], *error_headers(error.code, str(error), timestamp_ms)]
+    # The last two headers are the message id and the due time; a dead letter has the error in place of that.
+    own, identity = record.headers[:-2], record.headers[-2]
+    marks = mark_of_whole(record.value, own)
+    headers = [*own, *marks, identity, *error_headers(error.code, str(error), timestamp_ms)]
     return Record(now_ms(), topic, ANY_PARTITION, record.key, record.value, headers)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sinks.release.records import NO_TIMESTAMP, Record, record_bytes, record_id
 from state.dead_letter import SERVICE_HEADERS
-from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, digest, headers_left, key_left
+from state.stub import MOST_STUB_BYTES, Stub, digest, headers_left, key_left, split_stub
 
 
 def as_stub(letter: Record) -> Record:
@@ -15,10 +15,11 @@ def as_stub(letter: Record) -> Record:
     It has a key, since a compacted topic demands one: the message id if the record has no short one. It has no
     timestamp, since this host's clock may be ahead of what the topic takes.
     """
-    own, service = letter.headers[:-SERVICE_HEADERS], letter.headers[-SERVICE_HEADERS:]
-    # The intake may have made a stub of it, with what it alone knows.
-    is_stub = letter.value is None and bool(own) and own[-1][0] == STUB_HEADER
-    if not is_stub or record_bytes(letter) > MOST_STUB_BYTES:
+    before, service = letter.headers[:-SERVICE_HEADERS], letter.headers[-SERVICE_HEADERS:]
+    own, stub = split_stub(letter.key, letter.value, before, record_id(letter))
+    own = own if stub is None else before
+    # The intake may have made a stub of it, with what it alone knows. One that is larger only looks like a stub.
+    if stub is None or record_bytes(letter) > MOST_STUB_BYTES:
         sizes = np.array([len(name.encode()) + len(value or b"") for name, value in own], dtype=np.int64)
         facts = Stub(
             None if letter.key is None else len(letter.key),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conf.errors import BadDeliverAt, UsageError
+from conf.errors import UsageError
 
 if TYPE_CHECKING:
     from conf.settings import Settings
@@ -65,21 +65,14 @@ def instant_ms(option: str, text: str | None, now_ms: int, ago: bool = False) ->
 
     A duration is an instant so long after `now_ms`, or before it if `ago`. Raises UsageError.
     """
-    from conf.durations import parse_duration_ms
-    from sources.intake.schedule import parse_deliver_at
+    from streaming.status.instants import named_instant_ms
 
     if text is None:
         return None
     try:
-        # A bare number is epoch ms, not a duration.
-        return parse_deliver_at(os.fsencode(text))
-    except BadDeliverAt:
-        try:
-            return now_ms + parse_duration_ms(text) * (-1 if ago else 1)
-        except ValueError:
-            which = "that long ago" if ago else "so long from now"
-            forms = f"epoch ms, ISO-8601 with an offset (2026-12-24T18:00:00Z), or a duration (2h) for {which}"
-            raise UsageError(f"{option} {text!r}: write {forms}") from None
+        return named_instant_ms(text, now_ms, ago)
+    except ValueError as problem:
+        raise UsageError(f"{option} {problem}") from None
 
 
 def utf8(option: str, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +50,7 @@ def peek(
     """
     from conf.errors import UsageError
     from sources.canceller import place_of
+    from streaming.status.json_values import json_line
     from streaming.status.look import Look, look, message_fields
     from streaming.status.storage_reader import reader_session
 
@@ -73,8 +73,7 @@ def peek(
     if output_format == "table":
         typer.echo(_line({name: name for name in _COLUMNS}))
     for row in rows:
-        fields = json.dumps(message_fields(row), ensure_ascii=False) if output_format == "json" else _line(_cells(row))
-        typer.echo(fields)
+        typer.echo(json_line(message_fields(row)) if output_format == "json" else _line(_cells(row)))
     if ids and len(rows) < len(set(ids)):
         typer.echo(f"{len(set(ids)) - len(rows)} of {len(set(ids))} do not wait", err=True)
         raise typer.Exit(1)

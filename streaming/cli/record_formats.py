@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -11,7 +10,7 @@ import typer
 
 from conf.durations import format_duration
 from sources.subscriber import Received
-from streaming.status.json_values import text_or_base64
+from streaming.status.json_values import json_line, text_or_base64
 
 Show = Callable[[Received], None]
 # Width of each column; the last one takes the rest of the line.
@@ -23,7 +22,7 @@ _ON_TIME_MS = 1_000
 
 def as_json() -> Show:
     """Return a function that prints a record as one line of JSON; `subscribe --help` lists the fields."""
-    return lambda record: typer.echo(json.dumps(json_fields(record), ensure_ascii=False))
+    return lambda record: typer.echo(json_line(json_fields(record)))
 
 
 def as_rows() -> Show:
@@ -71,7 +70,7 @@ def _cells(record: Received) -> dict[str, str]:
         "received": received.strftime("%H:%M:%S.") + f"{record.received_ms % 1000:03}",
         "lateness": "-" if record.lateness_ms is None else format_duration(record.lateness_ms),
         "topic/partition/offset": f"{record.topic}/{record.partition}/{record.offset}",
-        "id": record.id or "-",
+        "id": "-" if record.id is None else printable(record.id),
         "key": shown(record.key),
         "value": shown(record.value),
     }
@@ -81,8 +80,11 @@ def shown(value: bytes | None) -> str:
     """Return the beginning of `value` as text that a terminal can show."""
     if value is None:
         return "(null)"
-    text = value[:200].decode(errors="replace")
-    # The terminal would interpret control characters.
+    return printable(value[:200].decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Return `text` with another character for each that a terminal would obey and not show."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -105,11 +104,16 @@ def resend(
 
 
 def _row(outcome: Outcome) -> str:
+    from streaming.cli.record_formats import printable
+
     result = f"refused: {outcome.refusal}" if outcome.refusal else outcome.new_id or "would be resent"
-    return f"{outcome.letter.id}  {outcome.letter.code}  {result}"
+    # Whoever may write to the dead-letter topic chooses the code.
+    return f"{outcome.letter.id}  {printable(outcome.letter.code)}  {result}"
 
 
 def _json(outcome: Outcome) -> str:
+    from streaming.status.json_values import json_line
+
     letter = outcome.letter
     fields = {
         "id": letter.id,
@@ -120,7 +124,7 @@ def _json(outcome: Outcome) -> str:
         "new_id": outcome.new_id,
         "refusal": outcome.refusal,
     }
-    return json.dumps(fields, ensure_ascii=False)
+    return json_line(fields)
 
 
 def _codes(codes: list[str]) -> frozenset[str]:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-
-import pyarrow as pa
+from typing import NamedTuple
 
 from conf.durations import format_duration
 from conf.errors import MessageTooLarge, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.release.expiry import Expiry
 from sinks.release.record_check import compresses
 from sinks.release.records import Record, record_bytes
 from sinks.resender import Outgoing, Resender
@@ -21,11 +21,10 @@ from sinks.topics.topics import check_topics, input_retentions, partition_counts
 from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, read_letter
 from sources.dead_letters.position import ResendPosition
 from sources.dead_letters.reader import DeadLetterReader
-from sources.intake.accept import accept
 from sources.subscriber import Received
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from state.message import HEADERS
+from streaming.operations.resend_check import refusals
 
 # The most that is held in memory at a time, and sent in one transaction.
 MAX_CHUNK_LETTERS = 1_000
@@ -124,15 +123,15 @@ class _Run:
 
     def outcomes(self) -> Iterator[Outcome]:
         starts = {number: 0 if self.request.again else position.offset for number, position in self.positions.items()}
-        for chunk in _chunks(self.reader.records(starts)):
+        for chunk in chunks(self.reader.records(starts)):
             yield from self._resend(chunk)
 
-    def _resend(self, chunk: list[tuple[Received, DeadLetter | None]]) -> list[Outcome]:
+    def _resend(self, chunk: list[Found]) -> list[Outcome]:
         # 1. Divide the letters into chosen and skipped.
         chosen, skipped = [], []
-        for record, letter in chunk:
-            self.read_to[record.partition] = record.offset + 1
-            was_done = self.positions[record.partition].is_done(record.offset)
+        for partition, offset, letter in chunk:
+            self.read_to[partition] = offset + 1
+            was_done = self.positions[partition].is_done(offset)
             if letter is None or (was_done and not self.request.again):
                 continue
             # A letter of another input topic belongs to another job that shares the dead-letter topic.
@@ -195,9 +194,7 @@ class _Run:
         too_large = [self._too_large(record) for record in records]
         if not self.request.checked or not records:
             return too_large
-        # After the messages come the asks of those that replace others.
-        accepted = accept(_table(records), self.batch_settings, _now_ms()).slice(0, len(records))
-        errors = accepted.column("error_text").to_pylist()
+        errors = refusals(records, self.batch_settings, Expiry.of(self.settings), _now_ms())
         reasons = zip(too_large, errors, map(self._too_old, records), strict=True)
         return [large or error or old for large, error, old in reasons]
 
@@ -220,36 +217,30 @@ class _Run:
         )
 
 
-def _chunks(records: Iterable[Received]) -> Iterator[list[tuple[Received, DeadLetter | None]]]:
-    chunk: list[tuple[Received, DeadLetter | None]] = []
+class Found(NamedTuple):
+    """What a partition of the dead-letter topic has at an offset: a letter, or None for another record."""
+
+    partition: int
+    offset: int
+    letter: DeadLetter | None
+
+
+def chunks(records: Iterable[Received]) -> Iterator[list[Found]]:
+    """Yield what `records` are, `MAX_CHUNK_LETTERS` at a time, or fewer that have `MAX_CHUNK_BYTES`.
+
+    A record that is no letter may be as large as anybody likes, and is not kept.
+    """
+    chunk: list[Found] = []
     nbytes = 0
     for record in records:
         letter = read_letter(record)
-        chunk.append((record, letter))
+        chunk.append(Found(record.partition, record.offset, letter))
         nbytes += 0 if letter is None else letter.nbytes
         if len(chunk) >= MAX_CHUNK_LETTERS or nbytes >= MAX_CHUNK_BYTES:
             yield chunk
             chunk, nbytes = [], 0
     if chunk:
         yield chunk
-
-
-def _table(records: list[Outgoing]) -> pa.Table:
-    headers = [[{"key": name, "value": value} for name, value in record.headers] for record in records]
-    return pa.table(
-        {
-            "key": pa.array([record.key for record in records], pa.binary()),
-            "key_bytes": pa.array([_length(record.key) for record in records], pa.int32()),
-            "value": pa.array([record.value for record in records], pa.binary()),
-            "value_bytes": pa.array([_length(record.value) for record in records], pa.int32()),
-            "value_sha256": pa.nulls(len(records), pa.string()),
-            "headers": pa.array(headers, HEADERS),
-            "topic": pa.array([record.topic for record in records]),
-            "partition": pa.array([record.partition or 0 for record in records], pa.int32()),
-            "offset": pa.array(range(len(records)), pa.int64()),
-            "timestamp_ms": pa.array([record.timestamp_ms for record in records], pa.int64()),
-        }
-    )
 
 
 def _stub_refusal(letter: DeadLetter) -> str | None:
@@ -261,10 +252,6 @@ def _stub_refusal(letter: DeadLetter) -> str | None:
         f"{letter.input_partition} of {letter.topic} at offset {letter.input_offset}, as long as that topic keeps it: "
         "publish it again from there, smaller, or after raising the limits"
     )
-
-
-def _length(content: bytes | None) -> int | None:
-    return None if content is None else len(content)
 
 
 def _now_ms() -> int:

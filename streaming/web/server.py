@@ -28,9 +28,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conf.durations import parse_duration_ms
-from conf.errors import BadDeliverAt, DelaylineError, MissingExtra, UsageError
+from conf.errors import DelaylineError, MissingExtra, UsageError
 from conf.settings import Settings
-from sources.intake.schedule import parse_deliver_at
+from streaming.status.instants import named_instant_ms
 from streaming.status.look import Look, message_fields
 from streaming.web.actions import cancel, postpone
 from streaming.web.history import History
@@ -250,9 +250,9 @@ def _instant_ms(name: str, text: str | None, now_ms: int) -> int | None:
     if text is None:
         return None
     try:
-        return parse_deliver_at(text.encode())
-    except BadDeliverAt:
-        return now_ms + _duration_ms(name, text)
+        return named_instant_ms(text, now_ms)
+    except ValueError as problem:
+        raise UsageError(f"{name}: {problem}") from problem
 
 
 async def _refused(_: Request, problem: Exception) -> Response:

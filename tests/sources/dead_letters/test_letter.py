@@ -7,6 +7,7 @@ import pytest
 
 from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, Headers, read_letter
 from sources.subscriber import Received
+from state.message import LAST_MS
 from state.stub import Stub
 
 SERVICE: Headers = [
@@ -58,6 +59,9 @@ def test_a_letter_separates_the_original_record_from_the_headers_that_the_servic
         [*SERVICE, ("x", b"")],
         [*SERVICE[:3], ("delayline-timestamp", b"soon")],
         [*SERVICE[:3], ("delayline-timestamp", None)],
+        [*SERVICE[:3], ("delayline-timestamp", b"%d" % (LAST_MS + 1))],
+        [*SERVICE[:3], ("delayline-timestamp", b"9" * 20)],
+        [*SERVICE[:3], ("delayline-timestamp", b"1" * 5_000)],
         [("delayline-id", b"in/2"), *SERVICE[1:]],
         [("delayline-id", b"in/2/x"), *SERVICE[1:]],
         [("delayline-id", None), *SERVICE[1:]],
@@ -65,6 +69,18 @@ def test_a_letter_separates_the_original_record_from_the_headers_that_the_servic
 )
 def test_a_record_that_no_job_wrote_is_not_a_letter(headers: Headers) -> None:
     assert read_letter(record(headers)) is None
+
+
+def test_headers_count_by_what_they_take_in_memory_and_not_by_their_content_alone() -> None:
+    assert letter(*[("", b"")] * 50_000).nbytes > 10_000_000
+    with_value = replace(letter(("a", b"12"), ("b", None)), value=b"123")
+    assert with_value.nbytes - replace(letter(("", b""), ("", b"")), key=None).nbytes == len(b"ka12b123")
+
+
+def test_a_letter_may_have_the_last_timestamp_that_the_job_reads() -> None:
+    last = read_letter(record([*SERVICE[:3], ("delayline-timestamp", b"%d" % LAST_MS)]))
+    assert last is not None
+    assert last.timestamp_ms == LAST_MS
 
 
 @pytest.mark.parametrize(
@@ -109,13 +125,57 @@ def test_a_letter_that_comes_back_keeps_the_link_to_its_first_id() -> None:
     assert HeaderChanges().applied(returned) == [("a", b"1"), ("delayline-first-id", b"in/0/1")]
 
 
+DIGEST = "0f" * 32
+STUB = Stub(1, 2_000_000, DIGEST, 3)
+
+
 def test_a_stub_is_told_from_a_whole_letter_with_such_a_header() -> None:
-    stub = Stub(1, 2_000_000, "ab", 3)
-    own: Headers = [("a", b"1"), stub.to_header()]
+    own: Headers = [("a", b"1"), STUB.to_header()]
     read = letter(*own)
-    assert (read.stub, read.headers) == (stub, [("a", b"1")])
+    assert (read.stub, read.headers) == (STUB, [("a", b"1")])
     whole = read_letter(replace(record([*own, *SERVICE]), value=b"v"))
     assert whole is not None
     assert (whole.stub, whole.headers) == (None, own)
     assert letter(("delayline-stub", b"mine")).stub is None
     assert letter(("delayline-stub", None)).stub is None
+
+
+@pytest.mark.parametrize(
+    "last", [STUB.to_header(), ("delayline-stub", None), ("delayline-stub", b"mine")], ids=["facts", "null", "text"]
+)
+def test_the_mark_of_the_service_makes_a_letter_whole_whatever_its_publisher_has_written(
+    last: tuple[str, bytes | None],
+) -> None:
+    own: Headers = [("a", b"1"), last]
+    read = letter(*own, ("delayline-stub", None))
+    assert (read.stub, read.headers) == (None, own)
+    assert HeaderChanges().applied(read) == [*own, ("delayline-first-id", b"in/2/7")]
+
+
+@pytest.mark.parametrize(
+    ("stub", "key", "is_stub"),
+    [
+        (Stub(1, None, None, 1), b"k", True),
+        (Stub(None, 0, DIGEST, 50_001), None, True),
+        # A topic that demands a key gets the message id as one.
+        (Stub(None, 2_000_000, DIGEST, 1), b"in/2/7", True),
+        (Stub(30_000, 2, DIGEST, 1), b"in/2/7", True),
+        (Stub(30_000, 2, DIGEST, 1), None, True),
+        # No stub is like these.
+        (Stub(1, 2, "a", 3), b"k", False),
+        (Stub(1, 2, None, 3), b"k", False),
+        (Stub(1, None, DIGEST, 3), b"k", False),
+        (Stub(2, 2, DIGEST, 3), b"k", False),
+        (Stub(1, 2, DIGEST, 3), None, False),
+        (Stub(None, 2, DIGEST, 3), b"k", False),
+        (Stub(30_000, 2, DIGEST, 3), b"k", False),
+        (Stub(1, 2, DIGEST, 0), b"k", False),
+    ],
+)
+def test_a_letter_from_before_the_mark_is_a_stub_unless_it_contradicts_itself(
+    stub: Stub, key: bytes | None, is_stub: bool
+) -> None:
+    own: Headers = [("a", b"1"), stub.to_header()]
+    read = read_letter(replace(record([*own, *SERVICE]), key=key))
+    assert read is not None
+    assert (read.stub, read.headers) == ((stub, own[:1]) if is_stub else (None, own))

@@ -24,6 +24,7 @@ from sources.subscriber import Received, Subscriber
 from state.stub import Stub
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
+from streaming.operations.resend import MAX_CHUNK_BYTES, chunks
 from tests.conftest import MakeSettings, MakeTopic
 
 PATIENCE_MS = 20_000
@@ -168,7 +169,7 @@ def test_the_rest_can_be_skipped_for_good(desk: Desk) -> None:
 
 
 def test_a_stub_is_refused_with_the_place_of_its_record(desk: Desk) -> None:
-    header = Stub(None, 3_000_000, "ab", 0).to_header()
+    header = Stub(None, 3_000_000, "0f" * 32, 0).to_header()
     stub, whole = desk.add({"headers": [header], "value": None, "input_partition": 2}, {"headers": [header]})
     result = desk.resend("--unchecked")
     assert (result.exit_code, result.stderr) == (1, "1 resent, 1 refused\n")
@@ -177,6 +178,15 @@ def test_a_stub_is_refused_with_the_place_of_its_record(desk: Desk) -> None:
     assert "it is a stub, without the record's value (3000000 bytes)" in row
     assert f"in partition 2 of {desk.input} at offset {offset}" in row
     assert desk.inputs(1)[0].header("delayline-first-id") == whole.encode()
+
+
+def test_a_whole_letter_whose_publisher_has_forged_a_stub_is_resent_with_that_header(desk: Desk) -> None:
+    forged = Stub(None, 2, "0f" * 32, 3).to_header()
+    desk.add({"headers": [forged, ("delayline-stub", None)], "value": None})
+    assert len(desk.resent()) == 1
+    (record,) = desk.inputs(1)
+    assert [name for name, _ in record.headers] == ["delayline-stub", "delayline-first-id"]
+    assert record.headers[0] == forged
 
 
 def test_a_letter_that_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk) -> None:
@@ -193,6 +203,17 @@ def test_a_letter_that_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk
     assert len(desk.inputs(1)) == 1
     assert desk.resent("--unchecked") == [bad]
     assert len(desk.inputs(2)) == 2
+
+
+def test_a_letter_that_would_expire_again_is_refused_unless_its_delay_counts_from_now(desk: Desk) -> None:
+    (identity,) = desk.add({"code": "expired", "headers": [("deliver-after", b"1m")]})
+    policy = ("--code", "expired", "--set", "policies.expire_after=10m")
+    refused = desk.resend(*policy)
+    assert (refused.exit_code, refused.stderr) == (1, "0 resent, 1 refused\n")
+    assert "refused: expired: it could be delivered " in refused.stdout
+    assert desk.inputs(0) == []
+    assert desk.resent(*policy, "--stamp", "now") == [identity]
+    assert len(desk.inputs(1)) == 1
 
 
 def test_the_delay_of_a_letter_counts_from_its_publication(desk: Desk) -> None:
@@ -254,6 +275,18 @@ def test_many_letters_are_sent_in_several_transactions(desk: Desk, monkeypatch: 
     assert set(desk.resent("--code", "two-delays")) == set(ids)
     assert len(desk.resent()) == 10
     assert len(desk.inputs(110)) == 110
+
+
+def test_a_chunk_is_bounded_by_the_memory_that_empty_headers_take_and_keeps_no_record_that_is_no_letter() -> None:
+    service: Headers = [("delayline-id", b"in/0/1"), ("delayline-error", b"e"), ("delayline-error-text", b"why")]
+    service.append(("delayline-timestamp", b"1"))
+    many = [("", b"")] * 10_000
+    letters = (Received("dead", 0, offset, 0, None, None, [*many, *service], 0) for offset in range(20))
+    found = [[each.offset for each in chunk] for chunk in chunks(letters)]
+    assert [offset for chunk in found for offset in chunk] == list(range(20))
+    assert max(map(len, found)) < 10
+    others = (Received("dead", 0, offset, 0, None, bytes(MAX_CHUNK_BYTES), [], 0) for offset in range(20))
+    assert list(chunks(others)) == [[(0, offset, None) for offset in range(20)]]
 
 
 def test_a_letter_too_large_for_its_topic_stays_a_dead_letter_and_many_small_ones_do_not_count_as_one(

@@ -147,7 +147,10 @@ def test_without_a_token_messages_are_for_a_browser_on_this_host(open_site: Site
         ({"ids": ["other/0/1"]}, "bad-usage: 'other/0/1': other is not in topics.input (in)"),
         ({"key": 3}, "bad-usage: key: a text"),
         ({"key": "\ud800"}, "bad-usage: key: a text in Unicode"),
-        ({"due_from": "tomorrow"}, "bad-usage: due_from: "),
+        ({"due_from": "tomorrow"}, "bad-usage: due_from: 'tomorrow': write epoch ms"),
+        ({"due_from": "1798135200"}, "bad-usage: due_from: '1798135200' is seconds by its length"),
+        ({"due_until": "1798135200000000"}, "bad-usage: due_until: '1798135200000000' is microseconds or less"),
+        ({"due_until": "999999999999999999w"}, "bad-usage: due_until: '999999999999999999w' is too long"),
         ({"due_from": "2h", "due_until": "1h"}, "bad-usage: due_until: nothing is due before that"),
     ],
 )

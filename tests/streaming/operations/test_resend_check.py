@@ -1,0 +1,76 @@
+"""What a resend refuses since the job would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.load import load_settings
+from sinks.release.expiry import Expiry
+from sinks.resender import Outgoing
+from state.checkpoint.batch_settings import batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
+from streaming.operations.resend_check import refusals
+from tests.messages import PARTITIONS
+
+NOW_MS, MINUTE, HOUR = 1_798_135_200_000, 60_000, 3_600_000
+SETTINGS = load_settings(
+    None,
+    [
+        "topics.input=delayline-in,other,endless",
+        "policies.expire_after=1m",
+        "policies.other.expiry_header=until",
+        "policies.other.expire_after=",
+        "policies.endless.expire_after=",
+    ],
+    environ={},
+)
+PARTITION_COUNTS = PARTITIONS | {"delayline-results": 2}
+BATCH_SETTINGS = batch_settings_from(SETTINGS, PARTITION_COUNTS, (0,), CheckpointOrigin("resend", 0, 1))
+
+
+def outgoing(*headers: tuple[str, bytes | None], topic: str = "delayline-in", age_ms: int = HOUR) -> Outgoing:
+    return Outgoing(topic, 0, NOW_MS - age_ms, b"k", b"v", list(headers))
+
+
+def refused(*records: Outgoing) -> list[str | None]:
+    return refusals(records, BATCH_SETTINGS, Expiry.of(SETTINGS), NOW_MS)
+
+
+def until(after_ms: int) -> tuple[str, bytes]:
+    return "until", b"%d" % (NOW_MS + after_ms)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (outgoing(("deliver-after", b"30m")), "it could be delivered 30m after it was due, and expire_after of "),
+        (outgoing(), "it could be delivered 1h after it was due"),
+        (outgoing(("deliver-after", b"59m")), None),
+        (outgoing(("deliver-after", b"2h")), None),
+        # As with --stamp now.
+        (outgoing(("deliver-after", b"30m"), age_ms=0), None),
+        (outgoing(topic="endless"), None),
+        (outgoing(until(-1), topic="other"), "after the instant in its until"),
+        (outgoing(until(1), topic="other"), None),
+        (outgoing(topic="other"), None),
+        # It expires before it is due: that the batch refuses already.
+        (outgoing(("deliver-after", b"3h"), until(1), topic="other"), "expires before it is due"),
+    ],
+)
+def test_what_would_expire_again_is_refused(record: Outgoing, why: str | None) -> None:
+    (error,) = refused(record)
+    assert (error is None) == (why is None)
+    assert error is None or (error.startswith("expired: ") and (why or "") in error)
+
+
+def test_each_record_has_its_own_reason_and_an_ask_and_a_replacement_have_none() -> None:
+    ask = outgoing(("delayline-cancel", b"delayline-in/0/1"))
+    replacement = outgoing(("delayline-replaces", b"delayline-in/0/1"), ("deliver-after", b"2h"))
+    bad = outgoing(("deliver-after", b"soon"))
+    codes: list[Any] = [
+        None if error is None else error.partition(":")[0]
+        for error in refused(outgoing(), ask, bad, replacement, outgoing(age_ms=0), outgoing())
+    ]
+    assert codes == ["expired", None, "bad-deliver-after", None, None, "expired"]
