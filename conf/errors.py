@@ -19,7 +19,7 @@ DelaylineError
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
     |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
-    |-- BadDeliverTo, TopicNotAllowed, TopicUnknown
+    |-- BadDeliverTo, TopicNotAllowed, TopicUnknown, TopicClosed
     `-- MessageTooLarge, RecordRefused
 """
 
@@ -349,6 +349,12 @@ class BadSchedule(Rejected):
     code = "bad-schedule"
 
 
+class BadTimestamp(Rejected):
+    """The delay would count from a record timestamp that is none in milliseconds: the message would be due in 1970."""
+
+    code = "bad-timestamp"
+
+
 class DelayTooLong(Rejected):
     """The delay exceeds `limits.max_delay`, or the policy `max_delay` of its input topic."""
 
@@ -384,6 +390,12 @@ class TopicNotAllowed(Rejected):
 
 
 class TopicUnknown(Rejected):
-    """The deliver-to topic is allowed, but did not exist when the job started."""
+    """The deliver-to topic is allowed, but did not exist when the job started, or the job may not write to it."""
 
     code = "topic-unknown"
+
+
+class TopicClosed(Rejected):
+    """The output topic was deleted or barred, or lost the message's partition, while the message waited."""
+
+    code = "topic-closed"

@@ -4,10 +4,10 @@ It knows Kafka and no Spark, runs in processes of its own (`delayline release`, 
 while the job is down. Shards are divided between the processes by a consumer group.
 
 Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
-is released next), `ring` and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`,
-`record_check` and `reports` (what a topic refuses), `expiry` (what comes too late to be of use), `recall` (asks for a
-cancel), `stubs` (what takes the place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was
-released), `wall_clock`.
+is released next), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
+gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `closed_topics` (which take nothing),
+`expiry` (what comes too late to be of use), `recall` (asks for a cancel), `stubs` (what takes the place of a refused
+dead letter), `rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
 **Position.** A transaction has messages and the position after them, two bounds that only grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
@@ -22,6 +22,10 @@ dead-letter topic. If that refuses it as well, a stub does, of which only the si
 record for certain: no batch of several records is larger than its topic takes, so a batch refused for its size is a
 single record; and brokers name each invalid record of a batch. A callback for each record costs time, so a transaction
 is first written without.
+
+**Closed topics.** An output topic that a publisher has named may be gone or barred when a message is due. Once that is
+certain (`closed_topics`), its messages become dead letters, and all others go on in order. Each transaction with a
+message for it looks again, every few seconds. Without a topic of the settings the process ends: an operator is needed.
 
 **Neighbours.** What a topic accepts is no burden to others. Brokers are asked again about the topic concerned alone. If
 it takes less than the client's `batch.size`, its records are counted, and flushed before a batch would be too large.

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from conf.durations import format_duration
 from conf.errors import Expired
 from conf.settings import Policy, Settings
-from sinks.release.records import Record, record_due_ms, record_id
+from sinks.release.records import Record, record_due_ms, record_id, records
 from state.header_values import header_text, parse_instant
 from state.message_ids import parse_id
 
@@ -58,6 +58,15 @@ class Expiry:
                 doubted |= np.asarray(pc.equal(topics, topic)) & (overdue_ms > least_ms)
         never = np.asarray(pc.is_in(batch.column("output_topic"), pa.array(self.never, pa.string())))
         return np.asarray(doubted & ~never)
+
+    def expired(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
+        """Return which messages are expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`."""
+        expired = self.doubted(batch, clock_ms)
+        rows = np.flatnonzero(expired)
+        if len(rows) and any(each.expiry_header for each in (self.of_all, *self.by_topic.values())):
+            doubted = records(batch.take(pa.array(rows)))
+            expired[rows] = [self.objection(record, clock_ms) is not None for record in doubted]
+        return expired
 
     def objection(self, record: Record, clock_ms: int) -> Expired | None:
         """Return the error of a record that is expired at `clock_ms` (epoch ms), or None."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import Rejected
 from conf.kafka.rights import write_barred
 from conf.settings import Settings
+from sinks.release.closed_topics import ClosedTopics, refused_by
 from sinks.release.expiry import Expiry
 from sinks.release.pending import Planned
 from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stub_refused
-from sinks.release.reports import topic_gone
+from sinks.release.records import message_ids
+from sinks.release.reports import Unwritable, topic_gone
 from sinks.release.wall_clock import now_ms
-from sinks.topics.limits import TopicLimits, barred_topics, missing_topics, read_limits
+from sinks.topics.limits import TopicLimits, read_limits, topic_access
 
 # How old what is known of a topic's limits may be when a record is refused by them.
 _FRESH_S = 1.0
@@ -24,8 +28,11 @@ _FRESH_S = 1.0
 class Topics:
     """What is known of the topics that a shard writes to, and of the messages that they refused."""
 
-    def __init__(self, settings: Settings, options: Mapping[str, str]) -> None:
-        """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time."""
+    def __init__(self, settings: Settings, options: Mapping[str, str], closed: ClosedTopics | None = None) -> None:
+        """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time.
+
+        `closed` are the closed topics that the process knows of.
+        """
         self._options = options
         self._dead_letter = settings.topics.dead_letter
         self._expiry = Expiry.of(settings)
@@ -37,6 +44,7 @@ class Topics:
         self.refused: dict[tuple[str, bytes], Rejected] = {}
         # The topics that did not take the present time of this host.
         self._stamped_by_due: set[str] = set()
+        self.closed = closed or ClosedTopics(settings, options)
 
     @property
     def check(self) -> RecordCheck:
@@ -51,6 +59,7 @@ class Topics:
             self._expiry,
             now_ms(),
             self._stamped_by_due,
+            self.closed.now,
         )
 
     def learn(self, topics: Collection[str]) -> None:
@@ -79,8 +88,10 @@ class Topics:
         """Return the check for a transaction. Raises KafkaException.
 
         Reads unknown limits; and before a record is refused, reads those of its topic again: they may have been raised.
+        Looks whether a closed topic takes records again.
         """
         named = set(planned.messages.column("output_topic").unique().to_pylist())
+        self.closed.look_again(named)
         if unknown := {*named, self._dead_letter} - self.limits.keys():
             self.learn(unknown)
         # It sees what is learned below: it has the same mapping.
@@ -89,6 +100,7 @@ class Topics:
         for part in planned.messages.to_batches():
             rows = pa.array(check.doubted(part, planned.largest_bytes))
             doubted.update(part.column("output_topic").filter(rows).unique().to_pylist())
+        doubted -= check.closed.keys()
         if doubted:
             doubted.add(self._dead_letter)
             stale_s = time.monotonic() - _FRESH_S
@@ -96,15 +108,52 @@ class Topics:
                 self.learn(stale)
         return check
 
+    def goes_to(self, messages: pa.Table, clock_ms: int) -> pa.ChunkedArray:
+        """Return the topic to which each of `messages` goes, if it is written at `clock_ms` (epoch ms).
+
+        That is the dead-letter topic for what is expired, or is for a closed topic. What else a topic will refuse is
+        not known before.
+        """
+        outputs, closed = messages.column("output_topic"), self.closed.now
+        if not self._expiry.exists and not closed:
+            return outputs
+        dead = refused_by(messages, closed)
+        if self._expiry.exists:
+            dead |= np.concatenate([self._expiry.expired(part, clock_ms) for part in messages.to_batches()] or [dead])
+        return pc.if_else(pa.array(dead), self._dead_letter, outputs)
+
+    def went_to(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.ChunkedArray:
+        """Return the topic to which each of `messages` was written; `replaced` has the ids of those refused."""
+        outputs = messages.column("output_topic")
+        if not replaced:
+            return outputs
+        return pc.if_else(
+            pc.is_in(message_ids(messages), pa.array([*replaced], pa.binary())), self._dead_letter, outputs
+        )
+
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""
         outputs = planned.messages.column("output_topic").unique().to_pylist()
         ready = set() if planned.passed_on is None else {self._ready_topic}
-        return {*outputs, self._dead_letter, self._position_topic} | ready
+        closed = {topic for topic, each in self.closed.now.items() if not each.partitions}
+        return {*outputs, self._dead_letter, self._position_topic} - closed | ready
 
-    def look_for(self, topics: Collection[str]) -> None:
-        """Raise TopicMissing or RightMissing for the first of `topics` that is gone, or may not be written to."""
-        for topic in missing_topics(self._options, topics):
-            raise topic_gone(topic)
-        for topic in barred_topics(self._options, topics):
-            raise write_barred(topic)
+    def look_for(self, topics: Collection[str]) -> Unwritable | None:
+        """Return one of `topics` that is gone, or may not be written to, if there is any. Raises KafkaException.
+
+        One without which the service cannot go on comes first.
+        """
+        found = topic_access(self._options, topics)
+        for topic in sorted(found, key=self.closed.may_close):
+            if found[topic].kind != "open":
+                return Unwritable(topic, topic_gone(topic) if found[topic].kind == "gone" else write_barred(topic))
+        return None
+
+
+def needs_of(messages: pa.Table) -> dict[str, int]:
+    """Return the output topics of `messages`, and how many partitions of each they need."""
+    highest = messages.group_by("output_topic").aggregate([("output_partition", "max")])
+    pairs = zip(
+        highest.column("output_topic").to_pylist(), highest.column("output_partition_max").to_pylist(), strict=True
+    )
+    return {topic: partition + 1 for topic, partition in pairs}

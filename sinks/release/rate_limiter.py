@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Event
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.shards import shard_of
+
+# Takes messages, and returns the topic to which each of them goes: its output topic, or the dead-letter topic.
+GoesTo = Callable[[pa.Table], pa.ChunkedArray]
+# A limited output topic, or None for all together.
+Rated = str | None
 
 
 class RateLimiter:
@@ -20,57 +27,52 @@ class RateLimiter:
     """
 
     def __init__(self, per_second: float, by_topic: Mapping[str, float]) -> None:
-        self._per_second = per_second
-        self._by_topic = dict(by_topic)
-        # By topic, and by None for all together: when the next message may go.
-        self._free_at_s: dict[str | None, float] = {}
-
-    def most_at_once(self, messages: int) -> int:
-        """Return how many of `messages` may go together, so that a subscriber has no more than a second's worth."""
-        return min(messages, _a_seconds(self._per_second)) if self._per_second else messages
+        rates: list[tuple[Rated, float]] = [(None, per_second), *by_topic.items()]
+        self._rates = {name: rate for name, rate in rates if rate}
+        # When the next message may go.
+        self._free_at_s: dict[Rated, float] = {}
 
     @property
-    def most_at_once_by_topic(self) -> Mapping[str, int]:
-        """How many messages of each limited output topic may go together."""
-        return {topic: _a_seconds(per_second) for topic, per_second in self._by_topic.items()}
+    def most_at_once(self) -> Mapping[Rated, int]:
+        """How many messages may go together by each limit, so that a subscriber has no more than a second's worth."""
+        return {name: max(1, int(per_second)) for name, per_second in self._rates.items()}
 
-    def wait(self, messages: pa.Table, stopping: Event) -> bool:
-        """Wait for the turn of `messages`, which go together; return False if `stopping` is set before it has come."""
-        if not self._free_at_s:
-            return True
-        free_at_s = max(self._free_at_s.get(name, 0.0) for name in (None, *self._limited(messages)))
-        wait_s = free_at_s - time.monotonic()
+    def charges(self, messages: pa.Table, goes_to: GoesTo) -> dict[Rated, int]:
+        """Return how many of `messages` count for each limit, without those for which none does."""
+        if not self._rates:
+            return {}
+        topics = goes_to(messages)
+        counts = {name: int(counts_for(messages, topics, name).sum()) for name in self._rates}
+        return {name: count for name, count in counts.items() if count}
+
+    def wait(self, names: Iterable[Rated], stopping: Event) -> bool:
+        """Wait for the turn of messages that count for `names`; return False if `stopping` is set before it comes."""
+        wait_s = max((self._free_at_s.get(name, 0.0) for name in names), default=0.0) - time.monotonic()
         return wait_s <= 0 or not stopping.wait(wait_s)
 
-    def spend(self, messages: pa.Table) -> None:
-        """Count messages that are committed now."""
-        if self._per_second:
-            self._count(None, messages.num_rows / self._per_second)
-        for topic, count in self._limited(messages).items():
-            self._count(topic, count / self._by_topic[topic])
+    def spend(self, charges: Mapping[Rated, int], begun_s: float) -> None:
+        """Count messages that are written, since `begun_s` by the monotonic clock."""
+        for name, count in charges.items():
+            self._free_at_s[name] = max(self._free_at_s.get(name, 0.0), begun_s) + count / self._rates[name]
 
-    def _count(self, name: str | None, seconds: float) -> None:
-        self._free_at_s[name] = max(self._free_at_s.get(name, 0.0), time.monotonic()) + seconds
 
-    def _limited(self, messages: pa.Table) -> dict[str, int]:
-        """Return how many of `messages` each limited output topic has, if it has any."""
-        if not self._by_topic:
-            return {}
-        counts = pc.value_counts(messages.column("output_topic")).to_pylist()
-        return {each["values"]: each["counts"] for each in counts if each["values"] in self._by_topic}
+def counts_for(messages: pa.Table, topics: pa.ChunkedArray, name: Rated) -> npt.NDArray[np.bool_]:
+    """Return which of `messages`, which go to `topics`, count for the limit of `name`.
+
+    What became a dead letter on the way reaches no subscriber: it counts for the dead-letter topic alone.
+    """
+    return np.asarray(pc.equal(topics, messages.column("output_topic") if name is None else name), dtype=bool)
 
 
 def shares(rates: Mapping[str, int], partitions: Mapping[str, int], shard: int, shards: int) -> dict[str, float]:
     """Return what one shard of `shards` may release of each topic's rate, in messages/s.
 
-    Its share is that of the topic's partitions to which it delivers; a topic without any is left out.
+    Its share is that of the topic's partitions to which it delivers; a topic without any is left out. Of a topic that
+    is not there, all shards have the same: it may be created at any time.
     """
     own = {
         topic: sum(shard_of(topic, partition, shards) == shard for partition in range(partitions[topic]))
         for topic in rates.keys() & partitions.keys()
     }
-    return {topic: rates[topic] * count / partitions[topic] for topic, count in own.items() if count}
-
-
-def _a_seconds(per_second: float) -> int:
-    return max(1, int(per_second))
+    missing = {topic: rate / shards for topic, rate in rates.items() if topic not in partitions}
+    return missing | {topic: rates[topic] * count / partitions[topic] for topic, count in own.items() if count}

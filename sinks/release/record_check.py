@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch
+from sinks.release.closed_topics import Closed, refused_by
 from sinks.release.expiry import Expiry
 from sinks.release.records import (
     OVERDUE_MS,
@@ -37,7 +38,8 @@ _BATCH_BYTES = 1_000_000
 class RecordCheck:
     """What is known when a transaction is written: what the topics accept, and what they refused before.
 
-    `stamped_by_due` are topics whose overdue records must not have the present time as their timestamp.
+    `stamped_by_due` are topics whose overdue records must not have the present time as their timestamp. `closed` are
+    those that take no records, or not in each partition.
     The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
@@ -52,6 +54,7 @@ class RecordCheck:
     # The clock by which messages expire, epoch ms: the same for a whole transaction.
     clock_ms: int
     stamped_by_due: Collection[str] = ()
+    closed: Mapping[str, Closed] = field(default_factory=dict)
 
     def apart(self, batch: pa.RecordBatch, largest_bytes: int) -> list[int]:
         """Return the rows of the messages that must be written one by one: the doubted ones, and those to small topics.
@@ -78,6 +81,8 @@ class RecordCheck:
             doubted |= _bools(by_due) & (batch.column("deliver_at_ms").to_numpy() < now_ms() - OVERDUE_MS)
         if self.expiry.exists:
             doubted |= self.expiry.doubted(batch, self.clock_ms)
+        if self.closed:
+            doubted |= refused_by(batch, self.closed)
         if self.refused:
             known = pa.array({identity for _, identity in self.refused}, pa.binary())
             doubted |= _bools(pc.is_in(message_ids(batch), known))
@@ -123,6 +128,8 @@ class RecordCheck:
         limits = self.limits[topic]
         if self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
             return expired
+        if (closed := self.closed.get(topic)) is not None and record.partition >= closed.partitions:
+            return closed.error
         if self.refused and (known := self.refused.get((topic, record_id(record)))):
             return known
         if record.key is None and limits.needs_key:

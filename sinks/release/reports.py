@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from conf.errors import DelaylineError, MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
 from conf.kafka.rights import write_barred
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
@@ -33,6 +33,15 @@ class Refused(Exception):
         self.topic = topic
         self.error = error
         self.refusals = refusals
+
+
+class Unwritable(Exception):
+    """`topic` is gone, barred, or lacks a partition, by what a client has heard: `error` says so to an operator."""
+
+    def __init__(self, topic: str, error: DelaylineError) -> None:
+        super().__init__(str(error))
+        self.topic = topic
+        self.error = error
 
 
 class DeliveryReports:
@@ -69,8 +78,8 @@ class DeliveryReports:
     def error(self, error: KafkaError, topic: str, partition: int) -> Exception:
         """Return the exception for a record's failure.
 
-        It is Refused, TopicMissing, TopicMismatch if there is no such partition, RightMissing, or a KafkaException
-        that names the partition, unless it is the whole transaction's.
+        It is Refused; Unwritable with TopicMissing, RightMissing, or TopicMismatch if there is no such partition; or a
+        KafkaException that names the partition, unless it is the whole transaction's.
         """
         refusal = f"{topic}/{partition} does not take the record: {error.str()}"
         if error.code() in _TOO_LARGE:
@@ -84,14 +93,15 @@ class DeliveryReports:
             for_timestamp = error.code() == KafkaError.INVALID_TIMESTAMP
             return Refused(topic, RecordRefused(f"{refusal}. {advice}", for_timestamp), {})
         if error.code() in _NO_TOPIC:
-            return topic_gone(topic)
+            return Unwritable(topic, topic_gone(topic))
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return write_barred(f"{topic}/{partition}")
+            return Unwritable(topic, write_barred(f"{topic}/{partition}"))
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            return TopicMismatch(
+            mismatch = TopicMismatch(
                 f"messages wait for partition {partition} of {topic}, which has fewer: it was created anew while the "
                 f"job ran. Give it at least {partition + 1} partitions, and start the job again. Nothing is lost"
             )
+            return Unwritable(topic, mismatch)
         if error.code() in _OF_NO_RECORD:
             return KafkaException(error)
         return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))

@@ -27,6 +27,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
+from sinks.release.reports import Unwritable
 from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
 from sinks.release.wall_clock import now_ms
 
@@ -91,12 +92,14 @@ class Ring:
         self._ender = threading.Thread(target=self._end_all, name=f"shard-{shard}-end", daemon=True)
         self._ender.start()
 
-    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
+    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str]:
         """Fill the next transaction, and pass it on to be ended when its last message is due.
 
+        Returns the reasons of the messages that became dead letters, by message id.
+
         Waits while all producers are in use. Raises what `TransactionWriter.fill` does, and the failure of an earlier
-        transaction: ClockSetBack, or a KafkaException. When it raises GroupRefused, all earlier transactions are
-        committed.
+        transaction: ClockSetBack, or a KafkaException. When it raises GroupRefused or Unwritable, all earlier
+        transactions are committed.
         """
         while True:
             self.check()
@@ -107,14 +110,17 @@ class Ring:
                 continue
         try:
             writer.fill(planned, position, search)
-        except GroupRefused:
+        except (GroupRefused, Unwritable):
             # Otherwise they would have to be written again, and the refused one is searched as the first one.
             self.wait_all()
             raise
         failpoint("transaction-filled")
+        # Once it is passed on, the writer may be filled again.
+        replaced = writer.replaced
         with self._changed:
             self._filled.append((writer, planned))
             self._changed.notify_all()
+        return replaced
 
     def check(self) -> None:
         """Raise the failure of a transaction, if one failed."""

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import TypeVar
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
@@ -22,18 +23,22 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
+from sinks.release.closed_topics import ClosedTopics
 from sinks.release.counts import ReleaseCounts
-from sinks.release.known_topics import Topics
+from sinks.release.known_topics import Topics, needs_of
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
-from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import RateLimiter, shares
+from sinks.release.reports import Unwritable
 from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
+from sinks.release.room import Limits
 from sinks.release.transaction import FaultSearch, GroupRefused
 from sinks.release.wall_clock import now_ms, wait_until
 from sinks.topics.topics import partition_counts
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
@@ -63,6 +68,11 @@ class ReleaseContext:
     member: str
     counts: ReleaseCounts = field(default_factory=ReleaseCounts)
 
+    @cached_property
+    def closed(self) -> ClosedTopics:
+        """The output topics that do not take records any more."""
+        return ClosedTopics(self.settings, librdkafka_options(self.settings.kafka))
+
 
 @dataclass(frozen=True)
 class Backlog:
@@ -89,6 +99,9 @@ class ShardRelease:
         self._counted_s = 0.0
         self._context = context
         self._settings = context.settings
+        self._closed = context.closed
+        # How many closed topics had been found to take records again when the rates were read.
+        self._reopened = 0
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
@@ -110,15 +123,15 @@ class ShardRelease:
         self._most_pending_bytes = int(share * (1 - _SHARE_OF_TRANSACTIONS))
         self._most_transaction_bytes = int(share * _SHARE_OF_TRANSACTIONS) // PRODUCERS
 
-    @property
-    def _limits(self) -> Limits:
+    def _limits(self, topics: Topics, clock_ms: int) -> Limits:
         release = self._settings.release
         return Limits(
-            self._limiter.most_at_once(release.transaction_messages),
+            release.transaction_messages,
             self._most_transaction_bytes,
             # Three quarters of a transaction's time are left for the work on it.
             min(release.slice, release.transaction_timeout // 4),
-            self._limiter.most_at_once_by_topic,
+            self._limiter.most_at_once,
+            partial(topics.goes_to, clock_ms=clock_ms),
         )
 
     def _rate_limiter(self, partitions: Mapping[str, int]) -> RateLimiter:
@@ -130,6 +143,7 @@ class ShardRelease:
     def _read_rates(self) -> None:
         """Read how many partitions the topics have whose rates are limited."""
         retry = self._retry()
+        self._reopened = self._closed.reopened
         while limited := self._settings.rates.by_topic:
             try:
                 self._limiter = self._rate_limiter(partition_counts(self._settings, limited))
@@ -174,7 +188,7 @@ class ShardRelease:
         """
         self._in_flight.clear()
         self._search = None
-        topics = Topics(self._settings, self._options)
+        topics = Topics(self._settings, self._options, self._closed)
         self._read_rates()
         # 1. Open the ring.
         self._ring = self._open_ring(topics)
@@ -191,12 +205,15 @@ class ShardRelease:
                 # 3. Take in, plan and write.
                 while not self._stopping.is_set():
                     self._settle(topics)
+                    if self._closed.reopened != self._reopened:
+                        # It may have been created again, with another number of partitions.
+                        self._read_rates()
                     next_ms = pending.next_due_ms
                     self.drained = next_ms is None and not self._in_flight
                     self._count(pending)
                     early_ms = _POLL_S * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
                     self._take(reader, pending, min(max(early_ms, 0) / 1000, _POLL_S))
-                    planned = self._plan(reader, pending)
+                    planned = self._plan(topics, reader, pending)
                     self._write(topics, planned)
         except ClockSetBack:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
@@ -232,13 +249,14 @@ class ShardRelease:
             self._reading = self._reading or self._retry()
             self._reading.wait(problem)
 
-    def _plan(self, reader: LogReader, pending: Pending) -> Planned | None:
+    def _plan(self, topics: Topics, reader: LogReader, pending: Pending) -> Planned | None:
         """Return the next transaction, or None if none is due within the lead."""
         retry = self._retry()
         while True:
             clock_ms = now_ms()
             try:
-                return pending.plan(clock_ms, clock_ms + self._settings.release.lead, self._limits)
+                limits = self._limits(topics, clock_ms)
+                return pending.plan(clock_ms, clock_ms + self._settings.release.lead, limits)
             except PayloadMissing as missing:
                 # What is read again for asks is needed once, and may be more than there is room for.
                 if pending.nbytes > self._most_pending_bytes:
@@ -267,29 +285,33 @@ class ShardRelease:
     def _write(self, topics: Topics, planned: Planned | None) -> None:
         """Write a transaction, and again with a new ring what is not committed after a failure.
 
-        If a topic refuses it, it is written with a dead letter for each message that is to blame.
+        If a topic refuses it, it is written with a dead letter for each message that is to blame. So it is if a topic
+        is gone, or barred, and the service can do without it.
         """
         todo: deque[Planned] = deque()
         if planned is not None:
-            if not self._limiter.wait(planned.messages, self._stopping):
+            charges = self._limiter.charges(planned.messages, partial(topics.goes_to, clock_ms=now_ms()))
+            if not self._limiter.wait(charges, self._stopping):
                 # The next process plans it again.
                 return
             self._in_flight.append(planned)
             todo.append(planned)
-            self._limiter.spend(planned.messages)
         retry = self._retry()
         while True:
             begun_ms = now_ms()
             try:
                 self._ring.check()
                 while todo:
-                    begun_ms = now_ms()
+                    begun_ms, begun_s = now_ms(), time.monotonic()
                     if todo[0].passed_on is not None:
                         # Until it is committed, it hides what follows in the ready log of another shard.
                         self._ring.wait_all()
-                    self._ring.write(todo[0], self._signed(todo[0].position), self._search)
+                    replaced = self._ring.write(todo[0], self._signed(todo[0].position), self._search)
                     self._search = None
-                    todo.popleft()
+                    if todo.popleft() is planned:
+                        # Only now is known what has expired while it waited, or was refused.
+                        went_to = partial(topics.went_to, replaced=replaced)
+                        self._limiter.spend(self._limiter.charges(planned.messages, went_to), begun_s)
                 return
             except GroupRefused as refusal:
                 self._settle(topics)
@@ -300,6 +322,10 @@ class ShardRelease:
                 changed = before != topics.limits[refusal.topic]
                 self._reopen(topics, retry)
                 self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=changed)
+            except Unwritable as unwritable:
+                self._settle(topics)
+                self._close_topic(unwritable, retry)
+                self._reopen(topics, retry)
             except KafkaException as failure:
                 self._recover(topics, retry, failure)
             todo = deque(self._in_flight)
@@ -308,24 +334,41 @@ class ShardRelease:
         """Open a new ring after `failure`.
 
         Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
-        gone, or may not be written to.
+        gone, or may not be written to, without which the service cannot go on.
         """
         self._ring.close()
         if failure.args[0].code() in _FENCED:
             raise ShardTaken(f"another release process has taken it ({failure})") from failure
         self._search = None
+        unwritable = None
         if failure.args[0].code() in _OF_SOME_TOPIC:
             named = {topic for planned in self._in_flight for topic in topics.of(planned)}
-            self._ask(retry, lambda: topics.look_for(named))
-        retry.wait(failure)
+            unwritable = self._ask(retry, lambda: topics.look_for(named))
+        if unwritable is not None:
+            self._close_topic(unwritable, retry)
+        else:
+            retry.wait(failure)
         self._reopen(topics, retry)
 
+    def _close_topic(self, unwritable: Unwritable, retry: BrokerRetry) -> None:
+        """Wait until it is certain that topics take no records: what is for them becomes dead letters from then on.
+
+        If it is not, return after a pause. Raises the error of a topic without which the service cannot go on.
+        """
+        self._ring.close()
+        self._search = None
+        if not self._closed.may_close(unwritable.topic):
+            raise unwritable.error
+        # At once all that the transactions in flight are for: each takes some seconds.
+        needs = needs_of(pa.concat_tables([planned.messages for planned in self._in_flight]))
+        if unwritable.topic not in self._ask(retry, lambda: self._closed.confirm(needs, self._stopping)):
+            retry.wait(BrokerUnreachable(f"brokers do not agree about {unwritable.topic}: {unwritable.error}"))
+
     @staticmethod
-    def _ask(retry: BrokerRetry, question: Callable[[], None]) -> None:
+    def _ask(retry: BrokerRetry, question: Callable[[], Answer]) -> Answer:
         while True:
             try:
-                question()
-                return
+                return question()
             except KafkaException as problem:
                 retry.wait(problem)
 

@@ -127,9 +127,9 @@ class TransactionWriter:
     def fill(self, planned: Planned, position: Position, search: FaultSearch | None) -> None:
         """Write a transaction, and wait until the brokers have all of its records.
 
-        Raises GroupRefused if a topic refuses a record that was expected to be accepted; TopicMissing, TopicMismatch or
-        RightMissing for a topic that was deleted, has too few partitions, or that the login may not write to, and for a
-        dead-letter topic that does not even take stubs; KafkaException for other errors.
+        Raises GroupRefused if a topic refuses a record that was expected to be accepted; Unwritable for a topic that
+        was deleted, has too few partitions, or that the login may not write to; TopicMismatch for a dead-letter topic
+        that does not even take stubs; KafkaException for other errors.
         """
         check = self._topics.check_of(planned)
         topics = self._topics.of(planned)
@@ -282,7 +282,8 @@ class TransactionWriter:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
             if waited_s > _SLOW_S and not asked:
                 asked = True
-                self._topics.look_for(topics)
+                if (unwritable := self._topics.look_for(topics)) is not None:
+                    raise unwritable
         self._reports.check()
         self._unflushed.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
@@ -35,6 +35,18 @@ class TopicLimits:
     max_bytes: int = NO_LIMIT
     needs_key: bool = False
     max_age_ms: int = ANY_AGE
+
+
+@dataclass(frozen=True)
+class TopicAccess:
+    """Whether a login may write to a topic, and to how many `partitions`.
+
+    `gone` is a topic that does not exist, `hidden` one that the login may not even describe, `barred` any other one
+    that it may not write to.
+    """
+
+    kind: Literal["open", "gone", "hidden", "barred"]
+    partitions: int = 0
 
 
 def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
@@ -101,22 +113,35 @@ def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[
 
 def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
     """Return those of `topics` that the login can see but may not write to. Raises KafkaException."""
+    return [topic for topic, access in topic_access(options, topics).items() if access.kind == "barred"]
+
+
+def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:
+    """Return what a broker says about each of `topics` and this login. No broker creates them in reply.
+
+    Raises KafkaException if no broker answers.
+    """
+    if not topics:
+        return {}
     client = AdminClient(dict(options))
     answers = client.describe_topics(
         TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
     )
-    barred = []
+    found = {}
     for topic, answer in answers.items():
         try:
-            allowed = answer.result().authorized_operations
+            described = answer.result()
         except KafkaException as problem:
-            if problem.args[0].code() not in _OF_TOPIC:
+            code = problem.args[0].code()
+            if code not in _OF_TOPIC:
                 raise
+            found[topic] = TopicAccess("gone" if code == KafkaError.UNKNOWN_TOPIC_OR_PART else "hidden")
             continue
+        allowed = described.authorized_operations
         # None from a broker before Kafka 2.3, which does not report it.
-        if allowed is not None and AclOperation.WRITE not in allowed:
-            barred.append(topic)
-    return barred
+        may_write = allowed is None or AclOperation.WRITE in allowed
+        found[topic] = TopicAccess("open", len(described.partitions)) if may_write else TopicAccess("barred")
+    return found
 
 
 def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, Any]:

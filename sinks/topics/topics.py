@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.admin import ACLOperation, KafkaAdminClient, OffsetSpec
 from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
@@ -43,10 +43,19 @@ class TopicReport:
 
 
 def needed_topics(settings: Settings) -> dict[str, Role]:
-    """Return the topics that must exist, with the role of each. Patterns on the allow-list require no topic."""
+    """Return the topics that should exist, with the role of each. Patterns on the allow-list require no topic."""
     exact = [name for name in settings.topics.allowed_outputs if not set(name) & set("*?[")]
+    outputs: dict[str, Role] = dict.fromkeys(exact, "output")
+    return {**dict.fromkeys(settings.topics.input, "input"), **outputs, **required_topics(settings)}
+
+
+def required_topics(settings: Settings) -> dict[str, Role]:
+    """Return the topics without which the service does not run, with the role of each.
+
+    The others are outputs that a publisher chooses: without one of these only its messages are dead letters.
+    """
     roles: dict[str, Role] = dict.fromkeys(settings.topics.input, "input")
-    roles |= dict.fromkeys([settings.topics.output, *exact], "output")
+    roles[settings.topics.output] = "output"
     roles[settings.topics.dead_letter] = "dead letter"
     roles[settings.results_topic] = "results"
     roles[settings.progress_topic] = "progress"
@@ -57,44 +66,74 @@ def needed_topics(settings: Settings) -> dict[str, Role]:
 
 
 def partition_counts(settings: Settings, topics: Collection[str] | None = None) -> dict[str, int]:
-    """Return the partition count of each of `topics`, without those that do not exist. Raises BrokerUnreachable.
+    """Return the partition count of each of `topics`, without those that do not exist.
 
     None means every topic to which the job may write messages: the output topic, the dead-letter topic, the results
     topic, and the topics that the allow-list has, but never the job's input and internal topics.
+
+    Raises RightMissing for a topic without which the service does not run, and whose existence the broker hides;
+    BrokerUnreachable.
     """
     with connected(settings) as admin:
         if topics is None:
-            # Also the topics that the settings name: the listing leaves out names that begin like Kafka's own.
-            topics = _writable(settings, sorted({*_names(admin), *needed_topics(settings)}))
-        return _counts(admin, topics)
+            return _counts(_possible_outputs(admin, settings))
+        return _counts(_described(admin, topics, required_topics(settings)))
+
+
+def offered_topics(settings: Settings) -> dict[str, int]:
+    """Return the partition count of every topic to which the job may write messages, as it is when the job starts.
+
+    That is what `partition_counts` returns, without the topics that the broker says this login may not write to. They
+    are logged. Raises what that does.
+    """
+    with connected(settings) as admin:
+        described = _possible_outputs(admin, settings)
+    required = required_topics(settings)
+    # With `release.processes` of 0 another login writes, of whose rights nothing is known here.
+    barred = [each["name"] for each in described if settings.release.processes and _is_barred(each)]
+    if barred := [name for name in barred if name not in required]:
+        log.warning(
+            "the login of [kafka] may not write to %s: messages to it become dead letters (topic-unknown) until the "
+            "next start",
+            ", ".join(barred),
+        )
+    return {name: count for name, count in _counts(described).items() if name not in barred}
 
 
 def show_topics(settings: Settings) -> list[TopicReport]:
     """Return the state of each topic that the job needs. Raises BrokerUnreachable."""
     needed = needed_topics(settings)
     with connected(settings) as admin:
-        counts = _counts(admin, needed)
+        counts = _counts(_described(admin, needed))
     return [
         TopicReport(name, role, counts.get(name, 0), "exists" if name in counts else "missing")
         for name, role in needed.items()
     ]
 
 
-def check_topics(settings: Settings) -> dict[str, int]:
+def check_topics(settings: Settings, all_outputs: bool = False) -> dict[str, int]:
     """Return the partition count of every topic that the job needs, and log a warning if dead letters may be refused.
 
-    Warns of input topics that let in records which the job could not read.
+    Warns of input topics that let in records which the job could not read, and of topics that only the allow-list names
+    and that do not exist; with `all_outputs` one of these is an error as well.
 
     Raises TopicMissing (which names each missing topic), TopicMismatch if an internal topic has a wrong form or the
     dead-letter topic takes no stubs, RightMissing, BrokerUnreachable.
     """
     needed = needed_topics(settings)
+    required = needed if all_outputs else required_topics(settings)
     with connected(settings) as admin:
-        counts = _counts(admin, needed)
-        if missing := [f"{name} ({role})" for name, role in needed.items() if name not in counts]:
+        counts = _counts(_described(admin, needed, required))
+        if missing := [f"{name} ({role})" for name, role in needed.items() if name in required.keys() - counts.keys()]:
             raise TopicMissing(
                 f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
                 "create them with `delayline topics create`, or name others in [topics]"
+            )
+        if lacking := sorted(needed.keys() - counts.keys()):
+            log.warning(
+                "topics.allowed_outputs names %s, which does not exist, or which the login of [kafka] may not "
+                "describe: messages to it become dead letters",
+                ", ".join(lacking),
             )
         _check_shards(admin, settings, counts)
         _check_policy(admin, settings.lease_topic)
@@ -113,7 +152,7 @@ def ensure_topics(
     """
     needed = needed_topics(settings)
     with connected(settings) as admin:
-        existing = _counts(admin, needed)
+        existing = _counts(_described(admin, needed))
         # Before any topic is created: a refusal should change nothing.
         _check_shards(admin, settings, existing)
         wanted = {
@@ -127,7 +166,7 @@ def ensure_topics(
         if letters and (needed_bytes := dead_letter_limits(settings)[1]):
             letters[settings.topics.dead_letter]["configs"] = {"max.message.bytes": str(needed_bytes)}
         created |= _create(admin, letters)
-        counts = _counts(admin, needed)
+        counts = _counts(_described(admin, needed))
     return [
         TopicReport(name, role, counts.get(name, 0), "created" if name in created else "exists")
         for name, role in needed.items()
@@ -140,7 +179,7 @@ def ensure_shards(settings: Settings, shards: int) -> None:
     Raises TopicMissing, TopicMismatch, BrokerUnreachable.
     """
     with connected(settings) as admin:
-        counts = _counts(admin, _sharded(settings))
+        counts = _counts(_described(admin, _sharded(settings)))
         if settings.progress_topic not in counts:
             raise TopicMissing(
                 f"{settings.progress_topic} (progress): nothing else records what is handed over; restore it from a "
@@ -155,7 +194,7 @@ def ensure_shards(settings: Settings, shards: int) -> None:
 def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
     """Return, for each (input topic, partition), the offsets of its first record and of the next record."""
     with connected(settings) as admin:
-        counts = _counts(admin, settings.topics.input)
+        counts = _counts(_described(admin, settings.topics.input))
         partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         first, last = (
             admin.list_partition_offsets(dict.fromkeys(partitions, spec))
@@ -193,16 +232,40 @@ def _names(admin: KafkaAdminClient) -> list[str]:
     return sorted(name for name in admin.list_topics() if not name.startswith("__"))
 
 
-def _counts(admin: KafkaAdminClient, topics: Collection[str]) -> dict[str, int]:
+def _described(
+    admin: KafkaAdminClient, topics: Collection[str], required: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return what the broker says of each of `topics` that exists and that it shows.
+
+    Raises RightMissing if it hides one that is `required`: any of them by default.
+    """
     # The client takes an empty list for "all topics".
-    described = admin.describe_topics(list(topics)) if topics else []
+    described: list[dict[str, Any]] = admin.describe_topics(list(topics)) if topics else []
     problems = {topic["name"]: for_code(topic["error_code"]) for topic in described}
-    if hidden := [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]:
+    hidden = [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]
+    if hidden := [name for name in hidden if required is None or name in required]:
         raise RightMissing(
             f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe "
             "there"
         )
-    return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
+    return [topic for topic in described if topic["error_code"] == 0]
+
+
+def _possible_outputs(admin: KafkaAdminClient, settings: Settings) -> list[dict[str, Any]]:
+    # Also the topics that the settings name: the listing leaves out names that begin like Kafka's own.
+    names = _writable(settings, sorted({*_names(admin), *needed_topics(settings)}))
+    return _described(admin, names, required_topics(settings))
+
+
+def _counts(described: list[dict[str, Any]]) -> dict[str, int]:
+    return {topic["name"]: len(topic["partitions"]) for topic in described}
+
+
+def _is_barred(described: dict[str, Any]) -> bool:
+    """Return whether a broker has said that the login may not write to a topic."""
+    # Describe is among them, or the broker reports none, as before Kafka 2.3.
+    allowed: list[str] = described.get("authorized_operations") or []
+    return bool(allowed) and ACLOperation.WRITE.name not in allowed
 
 
 def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:

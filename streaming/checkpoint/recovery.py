@@ -19,7 +19,7 @@ from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.limits import dead_letter_bytes
-from sinks.topics.topics import partition_counts
+from sinks.topics.topics import offered_topics, partition_counts
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
@@ -272,7 +272,7 @@ def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | 
     if planned is not None and not history.entries:
         raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {CHECKPOINT_REMEDY}")
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
-    counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
+    counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
     batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes)
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))

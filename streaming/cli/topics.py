@@ -55,7 +55,7 @@ def show(output_format: RecordFormat = "table", config: ConfigFile = None, overr
 
     settings = settings_of(config, overrides)
     _print(show_topics(settings), output_format)
-    check_topics(settings)
+    check_topics(settings, all_outputs=True)
 
 
 def _print(reports: Sequence[TopicReport], output_format: str) -> None:

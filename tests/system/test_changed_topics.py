@@ -19,7 +19,7 @@ _FLOOD = 6_000
 
 @pytest.mark.thorough
 @pytest.mark.takes(100)
-def test_added_partitions_are_used_expired_records_and_a_deleted_output_topic_are_named_and_nothing_else_is_lost(
+def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic_of_a_publisher_stops_nothing(
     application: Application, make_service: MakeService
 ) -> None:
     side = f"{application.id}-side"
@@ -48,21 +48,31 @@ def test_added_partitions_are_used_expired_records_and_a_deleted_output_topic_ar
 
     _expire_unread(application, admin, service, side)
 
-    # The output topic of a waiting message is deleted.
+    # The output topic of waiting messages is deleted: these alone become dead letters.
     service.overrides.append("topics.skip_expired=true")
     service.start()
-    _send(application, side, delay=b"4s")
+    for number in range(20):
+        ledger.publish(
+            application.input, b"%d" % number, [("deliver-to", side.encode()), ("deliver-after", b"4s")],
+            key=b"k%d" % number, output=application.dead,
+        )  # fmt: skip
     publish_mixed(ledger, application, 100, seed=3, longest_ms=9_000)
     admin.delete_topics([side])[side].result()
-    assert service.wait(90) == 1
-    assert f"topic-missing: topic {side}, to which the job writes, is gone" in service.log
-    assert "goes on without records" in (application.folder / "run-3.log").read_text()
+    ledger.verify_after_outage(90)
+    assert service.log.count(f"messages to {side} become dead letters: topic-closed: output topic {side} was") == 1
+    assert "goes on without records" in service.log
+    # It is created again. When the next message is due, the last look was more than a few seconds ago.
     admin.create_topics([NewTopic(side, 2, 1)])[side].result()
+    _send(application, side, delay=b"9s")
+    assert_eventually(lambda: _count(application, side) == 1, 60)
+    # It is deleted for good: the job starts without it.
+    admin.delete_topics([side])[side].result()
+    assert service.stop() == 0, service.log[-3000:]
     service.start()
+    assert f"topics.allowed_outputs names {side}, which does not exist" in service.log
     publish_mixed(ledger, application, 100, seed=4, longest_ms=3_000)
     ledger.verify_after_outage(60)
     assert _partitions(ledger, application.output) == {0, 1, 2, 3}
-    assert_eventually(lambda: _count(application, side) == 1)
     assert service.stop() == 0, service.log[-3000:]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from conf.settings import Policy, Settings
 from sinks.release.expiry import Expiry
+from sinks.release.known_topics import Topics
 from sinks.release.records import records
+from sinks.release.room import Limits, Room
 from sinks.release.wall_clock import now_ms
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
@@ -56,6 +61,7 @@ def test_a_message_expires_by_the_policies_of_its_input_topic(
     assert found is None or (why or "") in str(found)
     # Whatever expires is doubted.
     assert found is None or OWN.doubted(batch, clock_ms).tolist() == [True]
+    assert OWN.expired(batch, clock_ms).tolist() == [why is not None]
 
 
 def test_dead_letters_and_what_is_in_time_are_not_doubted() -> None:
@@ -65,9 +71,50 @@ def test_dead_letters_and_what_is_in_time_are_not_doubted() -> None:
     assert OWN.doubted(batch, DUE_MS + 10 * MINUTE).tolist() == [True, True, False]
 
 
+def test_of_several_messages_those_are_expired_to_whose_policy_it_is_too_late() -> None:
+    batch = batch_of(
+        {}, {"topic": "other", "headers": headers(UNTIL)}, {"topic": "other"}, {"topic": "both"}, {"topic": "other"}
+    )
+    assert OWN.expired(batch, DUE_MS + MINUTE).tolist() == [False] * 5
+    assert OWN.expired(batch, DUE_MS + 3 * MINUTE).tolist() == [True, True, False, True, False]
+
+
 def test_nothing_expires_without_a_policy() -> None:
     assert not Expiry.of(Settings()).exists
     assert OWN.exists
+
+
+def test_what_is_expired_goes_to_the_dead_letter_topic_and_costs_nothing_of_a_rate() -> None:
+    settings = Settings.model_validate({"policies": {"expire_after": "1m"}})
+    topics = Topics(settings, {})
+    old, recent = {"deliver_at_ms": DUE_MS - 2 * MINUTE}, {"deliver_at_ms": DUE_MS}
+    rows = messages([{**old, "offset": n} for n in range(4)] + [{**recent, "offset": n} for n in range(4, 9)])
+    goes_to = partial(topics.goes_to, clock_ms=DUE_MS)
+    assert goes_to(rows).to_pylist() == ["delayline-dead-letter"] * 4 + ["delayline-out"] * 5
+    room = Room(Limits(100, 10**6, 20, {"delayline-out": 2, None: 3}, goes_to))
+    assert room.first_of(rows, np.ones(9, np.int64)) == 6
+    # Others may have expired, or have been refused, when they are written.
+    replaced = {b"delayline-in/0/%d" % n: "expired" for n in (0, 8)}
+    assert topics.went_to(rows, replaced).to_pylist() == [
+        "delayline-dead-letter", *["delayline-out"] * 7, "delayline-dead-letter",
+    ]  # fmt: skip
+    assert topics.went_to(rows, {}).to_pylist() == ["delayline-out"] * 9
+
+
+def test_what_is_expired_does_not_wait_for_the_rate_of_its_output_topic_and_the_others_are_not_late_for_it(
+    make_bench: MakeBench, broker: Any
+) -> None:
+    bench: ReleaseBench = make_bench(broker)
+    output = bench.settings.topics.output
+    bench.change("policies.expire_after=1m", f"rates.{output}=10", "release.messages_per_second=20")
+    due_ms = now_ms() - 10 * MINUTE
+    old = [{"offset": n, "deliver_at_ms": due_ms + n} for n in range(2_000)]
+    recent = [{"offset": n, "deliver_at_ms": now_ms() - 1_000 + n} for n in range(2_000, 2_025)]
+    begun_s = time.monotonic()
+    assert bench.release(messages({"output_topic": output, **row} for row in old + recent)) == 2_025
+    # Those of the rest: ten at once, ten a second later, and five after another second.
+    assert 2 <= time.monotonic() - begun_s < 60
+    assert ids(bench.read(output)) == [*range(2_000, 2_025)]
 
 
 def test_what_expired_is_a_dead_letter_with_all_that_it_had_and_the_others_come_out_in_order(

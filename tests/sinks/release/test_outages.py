@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
-from sinks.release import transaction
+from sinks.release import closed_topics, transaction
 from sinks.release.shard import ShardRelease
 from sinks.topics import limits
 from sinks.topics.limits import missing_topics
@@ -178,3 +178,62 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     assert bench.release() == 10
     # The first messages were deleted with the topic.
     assert sorted(_released(bench)) == [*range(10, 30)]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for topics sooner than after several seconds, and at closed ones for each transaction."""
+    monkeypatch.setattr(transaction, "_SLOW_S", 1.0)
+    monkeypatch.setattr(closed_topics, "_CONFIRM_S", 0.5)
+    monkeypatch.setattr(closed_topics, "_LOOK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("restarted", [False, True])
+def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_until_it_is_there_again(
+    broker: EmbeddedBroker, make_bench: MakeBench, caplog: pytest.LogCaptureFixture, restarted: bool
+) -> None:
+    bench = make_bench(broker, "release.transaction_messages=5")
+    output, side = bench.settings.topics.output, f"{bench.settings.application_id}-side"
+    client = AdminClient(dict(bench.options))
+
+    def due(first: int) -> pa.Table:
+        """Ten messages: in turn to the output topic, and to one of two partitions of the other."""
+        return messages(
+            {"offset": first + n, "deliver_at_ms": 1, "output_topic": [output, side][n % 2],
+             "output_partition": int(n % 4 == 3)} for n in range(10)
+        )  # fmt: skip
+
+    create_topics(broker, NewTopic(side, 2, 1))
+    release = bench.start()
+    bench.hand_over(due(0))
+    bench.wait(release)
+    assert sorted(ids(bench.read(side))) == [1, 3, 5, 7, 9]
+    client.delete_topics([side])[side].result()
+    assert_eventually(lambda: missing_topics(bench.options, [side]) == [side])
+    assert_eventually(lambda: not (broker.directory / "data" / f"{side}-0").exists())
+    if restarted:
+        bench.stop(release)
+        release = bench.start()
+    for first in (10, 20):
+        bench.hand_over(due(first))
+        bench.wait(release)
+    assert ids(bench.read(output)) == [*range(0, 30, 2)]
+    letters = bench.read(bench.dead_letter)
+    assert sorted(ids(letters)) == [*range(11, 30, 2)]
+    assert {dict(letter.headers() or [])["delayline-error"] for letter in letters} == {b"topic-closed"}
+    assert caplog.text.count(f"output topic {side} was deleted") == 1
+
+    # It comes back with one partition, and then with both.
+    create_topics(broker, NewTopic(side, 1, 1))
+    bench.hand_over(due(30))
+    bench.wait(release)
+    assert ids(bench.read(side)) == [31, 35, 39]
+    assert {33, 37} <= set(ids(bench.read(bench.dead_letter)))
+    client.create_partitions([NewPartitions(side, 2)])[side].result()
+    assert_eventually(lambda: len(client.list_topics(side, 10).topics[side].partitions) == 2)
+    bench.hand_over(due(40))
+    bench.wait(release)
+    assert sorted(ids(bench.read(side))) == [31, 35, 39, 41, 43, 45, 47, 49]
+    assert len(bench.read(bench.dead_letter)) == 12
+    assert f"output topic {side} takes records again" in caplog.text

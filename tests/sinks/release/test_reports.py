@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import RightMissing
-from sinks.release.reports import DeliveryReports, Refused
+from sinks.release.reports import DeliveryReports, Refused, Unwritable
 
 
 def _error(code: int) -> Exception:
@@ -15,7 +15,8 @@ def _error(code: int) -> Exception:
 
 def test_a_missing_permission_is_named_with_the_partition() -> None:
     problem = _error(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    assert isinstance(problem, RightMissing)
+    assert isinstance(problem, Unwritable)
+    assert isinstance(problem.error, RightMissing)
     assert "write to orders/3: the login of [kafka] needs the right Write there" in str(problem)
 
 

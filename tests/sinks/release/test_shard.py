@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
+from conf.load import load_settings
 from sinks.internal_topics.position import Position, position_key
 from sinks.release import shard as shard_module
-from sinks.release.pending import Pending
-from sinks.release.shard import ShardRelease
+from sinks.release.known_topics import Topics
+from sinks.release.pending import Pending, Planned
+from sinks.release.rate_limiter import RateLimiter
+from sinks.release.ring import Ring
+from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
 from state.order import OrderKey, in_order
@@ -156,6 +160,34 @@ def test_a_limited_topic_gets_no_more_in_a_second_than_its_limit(bench: ReleaseB
     assert bench.release(_due(bench, [1] * 250)) == 250
     assert time.monotonic() - begun_s >= 2
     assert _released(bench) == [*range(250)]
+
+
+class _Ring:
+    """A ring whose topics refuse some messages, by their ids."""
+
+    def __init__(self, replaced: dict[bytes, str]) -> None:
+        self.replaced = replaced
+
+    def check(self) -> None:
+        pass
+
+    def write(self, *_: object) -> dict[bytes, str]:
+        return self.replaced
+
+
+def test_what_became_a_dead_letter_while_it_was_written_costs_nothing_of_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent = []
+    monkeypatch.setattr(RateLimiter, "spend", lambda _, charges, __: spent.append(charges))
+    settings = load_settings(None, ["release.messages_per_second=10"], environ={})
+    release = ShardRelease(ReleaseContext(settings, "test"), 0)
+    topics = Topics(settings, {})
+    for replaced in ({}, {b"delayline-in/0/%d" % n: "expired" for n in range(3)}):
+        release._ring = cast(Ring, _Ring(replaced))
+        table = messages({"offset": n} for n in range(3))
+        release._write(topics, Planned(table, Position("id"), 100))
+    assert spent == [{None: 3}, {}]
 
 
 @pytest.mark.parametrize("point", ["position-unread", "transaction-filled", "transaction-ended"])

@@ -6,9 +6,10 @@ import time
 from functools import partial
 from typing import cast
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AclOperation, ResourceType
+from confluent_kafka.admin import AclOperation, NewTopic, ResourceType
 
 from conf.errors import RightMissing
 from conf.kafka.options import librdkafka_options
@@ -16,13 +17,23 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import _last_value, newest_value
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.ready_log.writer import fence_writers
+from sinks.release import closed_topics
 from sinks.release.ring import PRODUCERS, ring_id
-from sinks.topics.topics import check_topics, ensure_topics, input_retentions, needed_topics, show_topics
+from sinks.topics.topics import (
+    check_topics,
+    ensure_topics,
+    input_retentions,
+    needed_topics,
+    offered_topics,
+    partition_counts,
+    show_topics,
+)
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench
+from tests.sinks.release.conftest import ReleaseBench, create_topics
+from tests.sinks.release.conftest import ids as offsets
 from tests.strict_broker import Allow
 
 _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
@@ -56,6 +67,29 @@ def test_a_configuration_that_may_not_be_described_is_named_with_the_permission(
         check_topics(guest)
     with pytest.raises(RightMissing, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
         input_retentions(guest)
+
+
+def test_a_topic_that_the_job_may_not_write_to_is_not_offered_to_publishers(
+    strict: EmbeddedBroker, guest: Settings, allow: Allow, caplog: pytest.LogCaptureFixture
+) -> None:
+    allow(list(needed_topics(guest)), AclOperation.DESCRIBE)
+    barred, hidden, open_to_all = sides = [f"{guest.application_id}-side-{n}" for n in range(3)]
+    create_topics(strict, *(NewTopic(side, 1, 1) for side in sides))
+    allow([barred], AclOperation.DESCRIBE)
+    allow([open_to_all], AclOperation.WRITE)
+    for allowed in (sides, [f"{guest.application_id}-*"]):
+        settings = guest.model_copy(
+            update={"topics": guest.topics.model_copy(update={"allowed_outputs": tuple(allowed)})}
+        )
+        # The output topic is an operator's: without the right to write to it the job ends.
+        offered = {guest.topics.output, guest.topics.dead_letter, guest.results_topic, open_to_all}
+        assert offered_topics(settings).keys() == offered
+        assert f"may not write to {barred}: messages" in caplog.text
+        assert hidden not in partition_counts(settings, sides)
+        # Another login writes then.
+        apart = settings.model_copy(update={"release": settings.release.model_copy(update={"processes": 0})})
+        assert offered_topics(apart).keys() == offered | {barred}
+        assert partition_counts(settings).keys() == offered | {barred}
 
 
 def test_the_newest_record_is_read_without_permission_on_a_group(
@@ -119,6 +153,52 @@ def test_a_topic_without_write_permission_is_named_and_messages_are_released_onc
             bench.release()
     allow([topics[barred]], AclOperation.WRITE)
     assert bench.release() == 2
+
+
+# Without Describe the broker does not even say that the topic exists.
+@pytest.mark.parametrize("granted", [[AclOperation.WRITE], [AclOperation.WRITE, AclOperation.DESCRIBE]])
+def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_and_gets_messages_once_it_is_granted(
+    strict: EmbeddedBroker,
+    owner: Settings,
+    guest: Settings,
+    allow: Allow,
+    revoke: Allow,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    granted: list[AclOperation],
+) -> None:
+    monkeypatch.setattr(closed_topics, "_CONFIRM_S", 0.5)
+    monkeypatch.setattr(closed_topics, "_LOOK_EVERY_S", 0.0)
+    side, output = f"{owner.application_id}-side", owner.topics.output
+    create_topics(strict, NewTopic(side, 1, 1))
+    topics = [output, owner.topics.dead_letter, owner.position_topic]
+    allow([*topics, owner.ready_topic], *_SEE)
+    allow(topics, AclOperation.WRITE)
+    allow([side], *granted)
+    ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
+    allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
+    bench = ReleaseBench(strict, guest)
+
+    def due(first: int) -> pa.Table:
+        return messages({"offset": first + n, "output_topic": [output, side][n % 2]} for n in range(6))
+
+    release = bench.start()
+    bench.hand_over(due(0))
+    bench.wait(release)
+    revoke([side], AclOperation.WRITE)
+    for first in (10, 20):
+        bench.hand_over(due(first))
+        bench.wait(release)
+    assert offsets(bench.read(output)) == [0, 2, 4, 10, 12, 14, 20, 22, 24]
+    letters = bench.read(bench.dead_letter)
+    assert sorted(offsets(letters)) == [11, 13, 15, 21, 23, 25]
+    assert {dict(letter.headers() or [])["delayline-error"] for letter in letters} == {b"topic-closed"}
+    assert caplog.text.count(f"messages to {side} become dead letters: topic-closed") == 1
+    allow([side], AclOperation.WRITE)
+    bench.hand_over(due(30))
+    bench.wait(release)
+    assert offsets(bench.read(side)) == [1, 3, 5, 31, 33, 35]
+    bench.stop(release)
 
 
 def test_a_dead_letter_topic_without_write_permission_is_named_when_a_message_is_redirected_to_it(

@@ -22,6 +22,7 @@ from sinks.topics.topics import (
     input_retentions,
     needed_topics,
     partition_counts,
+    required_topics,
     show_topics,
 )
 from sources.publisher import Publisher
@@ -93,6 +94,19 @@ def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings
         assert missing in message
     assert settings.topics.output not in message
     assert "delayline topics create" in message
+
+
+def test_an_output_topic_that_only_the_allow_list_names_is_missed_and_not_demanded(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensure_topics(settings)
+    topics = settings.topics.model_copy(update={"allowed_outputs": ("mail-*", "nowhere")})
+    wider = settings.model_copy(update={"topics": topics})
+    assert "nowhere" not in check_topics(wider)
+    assert "topics.allowed_outputs names nowhere, which does not exist" in caplog.text
+    with pytest.raises(TopicMissing, match=r"nowhere \(output\) at "):
+        check_topics(wider, all_outputs=True)
+    assert required_topics(wider) == needed_topics(settings)
 
 
 def test_internal_topics_are_created_in_the_form_that_the_job_needs(

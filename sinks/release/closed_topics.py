@@ -1,0 +1,161 @@
+"""Output topics that do not take records any more: what is to go there becomes dead letters, until they do again.
+
+A publisher chooses the output topic of a message (`deliver-to`), and its owner may delete it or bar it while the
+message waits. That must not stop what others have published. So a topic is *closed* here that is gone, may not be
+written to, or has fewer partitions than messages were accepted for. The topics of the settings are never closed:
+without one of these an operator is needed.
+
+A topic is closed only if a broker says so twice, some seconds apart, and knows another topic of the service: one that
+has no leader, or that not all brokers have heard of yet, is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.errors import TopicClosed
+from conf.settings import Settings
+from sinks.topics.limits import TopicAccess, topic_access
+from sinks.topics.topics import required_topics
+
+log = logging.getLogger(__name__)
+
+# More than brokers take to hear of a topic that was created, or of a right.
+_CONFIRM_S = 3.0
+# How often a broker is asked whether a closed topic takes records again, if there are any for it.
+_LOOK_EVERY_S = 5.0
+_LOG_EVERY_S = 60.0
+# Topics, and how many partitions of each messages were accepted for.
+Needs = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A topic that takes records in its first `partitions` alone. Messages were accepted for `needed` of them."""
+
+    error: TopicClosed
+    partitions: int
+    needed: int
+
+
+class ClosedTopics:
+    """The closed topics that a release process knows of. All of its shards share them."""
+
+    def __init__(self, settings: Settings, options: Mapping[str, str]) -> None:
+        """Know of none. `options` are librdkafka's."""
+        self._options = options
+        self._required = required_topics(settings)
+        # It must be there for the release of any shard.
+        self._known_topic = settings.position_topic
+        # Replaced as a whole, so that it can be read at any time.
+        self._closed: Mapping[str, Closed] = {}
+        self._changing, self._looking = threading.Lock(), threading.Lock()
+        # By topic and the monotonic clock.
+        self._looked_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
+        # How often a topic was found to take records again.
+        self.reopened = 0
+
+    @property
+    def now(self) -> Mapping[str, Closed]:
+        """The topics that are closed."""
+        return self._closed
+
+    def may_close(self, topic: str) -> bool:
+        """Return whether the service goes on without `topic`: a publisher has named it."""
+        return topic not in self._required
+
+    def confirm(self, needs: Needs, stopping: threading.Event) -> Collection[str]:
+        """Close those of the topics `needs` that do not take records, and return of which that was not known before.
+
+        It takes some seconds, unless it is `stopping`. Raises KafkaException if no broker answers.
+        """
+        before = self._closed
+        needs = {
+            topic: max(needed, before[topic].needed if topic in before else 0)
+            for topic, needed in needs.items()
+            if self.may_close(topic)
+        }
+        first = self._look(needs)
+        if not first or stopping.wait(_CONFIRM_S):
+            return ()
+        second = self._look({topic: needs[topic] for topic in first})
+        self._change({topic: needs[topic] for topic in first}, second)
+        return [
+            topic
+            for topic, closed in second.items()
+            if topic not in before or closed.partitions != before[topic].partitions
+        ]
+
+    def look_again(self, topics: Collection[str]) -> None:
+        """Look whether those of `topics` that are closed take records again, if the last look was some seconds ago.
+
+        Raises KafkaException if no broker answers.
+        """
+        if not self._closed.keys() & topics:
+            return
+        # Of several shards one looks, and the others go by what it has found.
+        with self._looking:
+            stale_s = time.monotonic() - _LOOK_EVERY_S
+            closed = self._closed
+            needs = {topic: closed[topic].needed for topic in closed.keys() & topics if self._looked_s[topic] < stale_s}
+            if needs:
+                self._change(needs, self._look(needs))
+
+    def _look(self, needs: Needs) -> dict[str, Closed]:
+        """Return those of the topics `needs` that are closed by what a broker says now."""
+        if not needs:
+            return {}
+        found = topic_access(self._options, {*needs, self._known_topic})
+        known = found.get(self._known_topic)
+        if known is None or known.kind != "open":
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, self._known_topic, retriable=True))
+        return {
+            topic: Closed(TopicClosed(_cause(topic, found[topic])), found[topic].partitions, needed)
+            for topic, needed in needs.items()
+            if topic in found and found[topic].partitions < needed
+        }
+
+    def _change(self, looked_at: Needs, found: dict[str, Closed]) -> None:
+        """Take `found` for what is closed of the topics that were looked at, and log it once a minute."""
+        with self._changing:
+            now_s = time.monotonic()
+            reopened = self._closed.keys() & looked_at.keys() - found.keys()
+            self._closed = {topic: closed for topic, closed in self._closed.items() if topic not in looked_at} | found
+            self._looked_s |= dict.fromkeys(looked_at, now_s)
+            self.reopened += len(reopened)
+            logged = [topic for topic in found if self._logged_s.get(topic, -_LOG_EVERY_S) <= now_s - _LOG_EVERY_S]
+            self._logged_s |= dict.fromkeys(logged, now_s)
+        for topic in logged:
+            log.warning("messages to %s become dead letters: %s", topic, found[topic].error)
+        for topic in reopened:
+            log.warning("output topic %s takes records again", topic)
+
+
+def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]) -> npt.NDArray[np.bool_]:
+    """Return which of `messages` are for a topic that is `closed`, or for a partition that it lacks."""
+    refused = np.zeros(messages.num_rows, dtype=bool)
+    partitions = messages.column("output_partition").to_numpy()
+    for topic, each in closed.items():
+        refused |= np.asarray(pc.equal(messages.column("output_topic"), topic)) & (partitions >= each.partitions)
+    return refused
+
+
+def _cause(topic: str, found: TopicAccess) -> str:
+    cause = {
+        "gone": "was deleted",
+        "hidden": "may not be described by the login of [kafka] any more, and so not be written to",
+        "barred": "may not be written to: the login of [kafka] has no right Write there",
+        "open": f"has {found.partitions} partitions, fewer than when the message was accepted",
+    }[found.kind]
+    return f"output topic {topic} {cause}"

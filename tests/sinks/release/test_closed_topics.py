@@ -1,0 +1,267 @@
+"""Output topics that are gone, barred or cut short: when they count as that, and what becomes of their messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from typing import cast
+
+import pytest
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicMismatch, TopicMissing
+from conf.load import load_settings
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.internal_topics.position import Position
+from sinks.release import closed_topics, known_topics
+from sinks.release.closed_topics import ClosedTopics, refused_by
+from sinks.release.known_topics import Topics, needs_of
+from sinks.release.pending import Planned
+from sinks.release.reports import Unwritable
+from sinks.release.ring import Ring
+from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.topics.limits import TopicAccess
+from tests.messages import messages
+
+_GONE, _HIDDEN, _BARRED = TopicAccess("gone"), TopicAccess("hidden"), TopicAccess("barred")
+_OPEN = TopicAccess("open", 4)
+
+
+class _Broker(threading.Event):
+    """What a broker says about topics, and a clock; to wait on it takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+        self.topics: dict[str, TopicAccess] = {"delayline-position": TopicAccess("open", 1)}
+        # What it says from later on: after so many seconds, by topic.
+        self.later: dict[str, TopicAccess] = {}
+        self.asked = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.now_s += timeout or 0
+        self.topics |= self.later
+        return self.is_set()
+
+    def access(self, _: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:
+        self.asked += 1
+        return {topic: self.topics[topic] for topic in topics if topic in self.topics}
+
+
+@pytest.fixture
+def broker_says(monkeypatch: pytest.MonkeyPatch) -> _Broker:
+    """What the broker says, to be changed."""
+    broker = _Broker()
+    monkeypatch.setattr(closed_topics, "topic_access", broker.access)
+    monkeypatch.setattr(closed_topics, "time", broker)
+    return broker
+
+
+@pytest.fixture
+def closed() -> ClosedTopics:
+    """What a process knows at first: no closed topic."""
+    return ClosedTopics(Settings(), {})
+
+
+@pytest.mark.parametrize(
+    ("access", "text"),
+    [
+        (_GONE, "output topic side was deleted"),
+        (_HIDDEN, "may not be described by the login"),
+        (_BARRED, "has no right Write there"),
+        (TopicAccess("open", 3), "has 3 partitions, fewer than when"),
+    ],
+)
+def test_a_topic_is_closed_once_a_broker_has_said_so_twice(
+    broker_says: _Broker, closed: ClosedTopics, access: TopicAccess, text: str
+) -> None:
+    broker_says.topics["side"] = access
+    assert list(closed.confirm({"side": 4, "delayline-out": 9}, broker_says)) == ["side"]
+    assert (broker_says.asked, broker_says.now_s) == (2, 103)
+    assert text in str(closed.now["side"].error)
+    assert closed.now["side"].partitions == access.partitions
+    # That is nothing new any more.
+    assert not closed.confirm({"side": 4}, broker_says)
+
+
+@pytest.mark.parametrize("second", [_OPEN, None])
+def test_a_topic_that_is_there_a_moment_later_is_not_closed(
+    broker_says: _Broker, closed: ClosedTopics, second: TopicAccess | None
+) -> None:
+    broker_says.topics["side"] = _GONE
+    if second is None:
+        broker_says.set()
+    else:
+        broker_says.later["side"] = second
+    assert not closed.confirm({"side": 4}, broker_says)
+    assert not closed.now
+
+
+def test_a_broker_that_says_nothing_of_the_topic_or_does_not_know_the_services_own_closes_none(
+    broker_says: _Broker, closed: ClosedTopics
+) -> None:
+    assert not closed.confirm({"side": 4}, broker_says)
+    broker_says.topics = {"delayline-position": _GONE, "side": _GONE}
+    with pytest.raises(KafkaException):
+        closed.confirm({"side": 4}, broker_says)
+    assert not closed.now
+
+
+@pytest.mark.parametrize("topic", ["delayline-out", "delayline-dead-letter", "delayline-results", "delayline-position"])
+def test_the_topics_of_the_settings_are_never_closed(broker_says: _Broker, closed: ClosedTopics, topic: str) -> None:
+    broker_says.topics |= {topic: _GONE, "delayline-position": _OPEN}
+    assert not closed.may_close(topic)
+    assert not closed.confirm({topic: 1}, broker_says)
+
+
+def test_a_closed_topic_is_looked_at_again_every_few_seconds_and_opened_once_it_takes_records(
+    broker_says: _Broker, closed: ClosedTopics
+) -> None:
+    closed.look_again({"side"})
+    broker_says.topics |= {"side": _GONE, "other": _BARRED}
+    closed.confirm({"side": 4, "other": 1}, broker_says)
+    asked = broker_says.asked
+    closed.look_again({"side"})
+    closed.look_again({"delayline-out"})
+    assert broker_says.asked == asked
+    # It is created again, first with too few partitions.
+    broker_says.topics["side"] = TopicAccess("open", 2)
+    broker_says.now_s += 6
+    closed.look_again({"side", "delayline-out"})
+    assert (broker_says.asked, closed.now["side"].partitions) == (asked + 1, 2)
+    broker_says.topics["side"] = _OPEN
+    closed.look_again({"side"})
+    assert broker_says.asked == asked + 1
+    broker_says.now_s += 6
+    closed.look_again({"side"})
+    assert (list(closed.now), closed.reopened) == (["other"], 1)
+
+
+def test_a_closed_topic_is_logged_once_a_minute(
+    broker_says: _Broker, closed: ClosedTopics, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker_says.topics["side"] = _BARRED
+    closed.confirm({"side": 1}, broker_says)
+    for seconds, lines in ((6, 1), (6, 1), (50, 2), (6, 2)):
+        broker_says.now_s += seconds
+        closed.look_again({"side"})
+        assert caplog.text.count("messages to side become dead letters: topic-closed: ") == lines
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_only_messages_for_partitions_that_the_topic_lacks_are_refused_and_cost_no_rate(
+    broker_says: _Broker, closed: ClosedTopics
+) -> None:
+    rows = messages(
+        {"offset": n, "output_topic": topic, "output_partition": n % 4}
+        for n, topic in enumerate(["side", "delayline-out"] * 4)
+    )
+    assert needs_of(rows) == {"side": 3, "delayline-out": 4}
+    topics = Topics(Settings(), {}, closed)
+    assert topics.goes_to(rows, 0).to_pylist() == rows.column("output_topic").to_pylist()
+    broker_says.topics["side"] = TopicAccess("open", 1)
+    closed.confirm(needs_of(rows), broker_says)
+    refused = [False, False, True, False] * 2
+    assert refused_by(rows, closed.now).tolist() == refused
+    assert [topic == "delayline-dead-letter" for topic in topics.goes_to(rows, 0).to_pylist()] == refused
+    planned = Planned(rows, Position("id"), 100)
+    assert "side" in topics.of(planned)
+    broker_says.topics["side"] = _GONE
+    closed.confirm({"side": 3}, broker_says)
+    assert "side" not in topics.of(planned)
+
+
+def test_of_several_topics_that_take_no_records_one_of_the_settings_is_named(
+    broker_says: _Broker, closed: ClosedTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_topics, "topic_access", broker_says.access)
+    topics = Topics(Settings(), {}, closed)
+    broker_says.topics |= {"a": _BARRED, "delayline-out": _GONE, "z": _OPEN}
+    found = topics.look_for({"a", "delayline-out", "z"})
+    assert found is not None
+    assert (found.topic, found.error.code) == ("delayline-out", "topic-missing")
+    found = topics.look_for({"a", "z"})
+    assert found is not None
+    assert (found.topic, found.error.code) == ("a", "right-missing")
+    assert topics.look_for({"z"}) is None
+
+
+class _Ring:
+    """A ring that fails some times before it writes."""
+
+    def __init__(self, failures: list[Exception]) -> None:
+        self.failures = failures
+        self.position = self.committed = None
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def write(self, *_: object) -> dict[bytes, str]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return {}
+
+
+def _release(monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> tuple[ShardRelease, Topics]:
+    settings = load_settings(None, ["kafka.outage_limit=3s"], environ={})
+    release = ShardRelease(ReleaseContext(settings, "test"), 0)
+    release._ring = cast(Ring, _Ring(failures))
+    monkeypatch.setattr(release, "_open_ring", lambda *_: release._ring)
+    return release, Topics(settings, {}, release._closed)
+
+
+@pytest.mark.parametrize(
+    ("topic", "error", "raised"),
+    [
+        ("side", TopicMissing("gone"), None),
+        ("side", RightMissing("barred"), None),
+        ("delayline-out", TopicMissing("gone"), TopicMissing),
+        ("delayline-dead-letter", RightMissing("barred"), RightMissing),
+        ("delayline-position", TopicMismatch("short"), TopicMismatch),
+    ],
+)
+def test_a_release_goes_on_without_a_topic_that_a_publisher_has_named_and_not_without_those_of_the_settings(
+    broker_says: _Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+    error: DelaylineError,
+    raised: type[DelaylineError] | None,
+) -> None:
+    broker_says.topics["side"] = _GONE
+    release, topics = _release(monkeypatch, [Unwritable(topic, error)])
+    release._stopping = broker_says
+    planned = Planned(messages([{"output_topic": "side"}, {"offset": 1}]), Position("id"), 100)
+    if raised is None:
+        release._write(topics, planned)
+        assert list(release._closed.now) == ["side"]
+    else:
+        with pytest.raises(raised):
+            release._write(topics, planned)
+        assert not release._closed.now
+
+
+def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_as_for_an_outage(
+    broker_says: _Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Exception] = []
+
+    def wait(_: BrokerRetry, problem: Exception) -> None:
+        waits.append(problem)
+        if len(waits) == 3:
+            raise BrokerUnreachable("for too long")
+
+    monkeypatch.setattr(BrokerRetry, "wait", wait)
+    broker_says.topics["side"] = _OPEN
+    release, topics = _release(monkeypatch, [Unwritable("side", TopicMissing("gone")) for _ in range(9)])
+    release._stopping = broker_says
+    with pytest.raises(BrokerUnreachable):
+        release._write(topics, Planned(messages([{"output_topic": "side"}]), Position("id"), 100))
+    assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
