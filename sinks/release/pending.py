@@ -13,7 +13,8 @@ Where a message is:
 4. *Current*: below the bound, in order. Transactions are cut from here.
 
 A message that arrives with an order key below `below` is *late*: it was handed over too late to be in order. Late
-messages go out at once, by themselves, and the chunks that have them are taken in whole.
+messages go out at once, by themselves, and the chunks that have them are taken in whole: as many at a time as the
+limits allow, but one at least.
 
 Asks for a cancel of what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out
 with the late messages.
@@ -22,10 +23,10 @@ with the late messages.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from sortedcontainers import SortedKeyList, SortedList
@@ -34,13 +35,16 @@ from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.recall import Removal, certain_ids, decide, left_of, may_be_recalled, removed_before
 from sinks.release.records import bytes_at_most
+from sinks.release.room import Limits, Room
 from state.cancel import asked_by, is_undecided
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, Ids, among, ids_in, united
 from state.order import OrderKey, count_before, in_order, just_after, key_of
 
-# How much due time is put in order at a time. Each time costs a little for every open chunk.
-_WINDOW_MS = 200
+# How much due time is put in order at a time. Each time costs a little for every open chunk: with many of these, as
+# where delays are spread, more is taken at a time, so that they cost no more in all.
+_LEAST_WINDOW_MS, _MOST_WINDOW_MS = 200, 2_000
+_WINDOW_MS_A_CHUNK = 10
 # Decoded messages that are put in order at a time.
 _MOST_ORDERED_BYTES = 8 * 1024 * 1024
 # Missing chunks to read at a time.
@@ -57,19 +61,6 @@ class PayloadMissing(Exception):
     def __init__(self, offsets: list[int]) -> None:
         super().__init__(f"{len(offsets)} chunks must be read again")
         self.offsets = offsets
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How a transaction is cut: messages, bytes, and the due time that it spans (ms). It has one message at least.
-
-    `by_topic` has the most messages for single output topics.
-    """
-
-    messages: int
-    bytes: int
-    slice_ms: int
-    by_topic: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +129,8 @@ class Pending:
         self._waiting: SortedKeyList[_Chunk, tuple[OrderKey, int]] = SortedKeyList(key=_need)
         self._open: list[_Open] = []
         self._current = empty_messages()
+        # Of each of these, `bytes_at_most`: it costs as much for a slice as for all of them.
+        self._current_sizes = _sizes(self._current)
         # The lowest offset of a chunk with messages in `_current`.
         self._current_from: int | None = None
         # The offsets of waiting and open chunks.
@@ -167,7 +160,7 @@ class Pending:
     def _next_ms(self) -> int | None:
         """Return when the next message that is taken in is due, epoch ms, or None."""
         if self._current.num_rows:
-            return int(self._current.column("deliver_at_ms")[0].as_py())
+            return _first_ms(self._current)
         dues = [each.first_ms for each in self._open]
         dues += [self._waiting[0].first.deliver_at_ms] if self._waiting else []
         return min(dues, default=None)
@@ -223,37 +216,40 @@ class Pending:
         self._forget_removals(now_ms)
         late = self._take_in(limits, now_ms, until_ms)
         if late or self._passed_on or self._released_beside:
-            return self._planned(in_order(pa.concat_tables([empty_messages(), *late]).combine_chunks()), below=None)
+            messages = in_order(pa.concat_tables([empty_messages(), *late]).combine_chunks())
+            return self._planned(messages, _sizes(messages), below=None)
         # Of a chunk that is read again, the first message that is not released may be due later than its `first`.
         while not self._current.num_rows:
             next_ms = self._next_ms()
             if next_ms is None or next_ms > until_ms:
                 return self._past_removals(now_ms, next_ms)
-            self._order(max(next_ms, now_ms) + _WINDOW_MS)
+            window_ms = min(max(_LEAST_WINDOW_MS, _WINDOW_MS_A_CHUNK * len(self._open)), _MOST_WINDOW_MS)
+            self._order(max(next_ms, now_ms) + window_ms)
         dues = self._current.column("deliver_at_ms").to_numpy()
         first_ms = int(dues[0])
         if first_ms > until_ms:
             return None
         end_ms = max(first_ms + limits.slice_ms, now_ms)
         count = min(int(np.searchsorted(dues, end_ms, side="right")), limits.messages)
-        sizes = np.cumsum(_sizes(self._current.slice(0, count)))
-        count = max(1, int(np.searchsorted(sizes, limits.bytes, side="right")))
-        count = _within(self._current.slice(0, count), limits.by_topic)
-        messages = self._current.slice(0, count)
-        self._current = self._current.slice(count)
+        count = max(1, Room(limits).first_of(self._current.slice(0, count), self._current_sizes[:count]))
+        messages, sizes = self._current.slice(0, count), self._current_sizes[:count]
+        self._current, self._current_sizes = self._current.slice(count), self._current_sizes[count:]
         if not self._current.num_rows:
             # Not the slice, which would keep all of the memory.
             self._current, self._current_from = empty_messages(), None
-        return self._planned(messages, just_after(key_of(messages, -1)))
+        return self._planned(messages, sizes, just_after(key_of(messages, -1)))
 
-    def _planned(self, messages: pa.Table, below: OrderKey | None) -> Planned:
-        """Return a transaction, after which what comes before `below` is released; None: no more than before."""
+    def _planned(self, messages: pa.Table, sizes: npt.NDArray[np.int64], below: OrderKey | None) -> Planned:
+        """Return a transaction, after which what comes before `below` is released; None: no more than before.
+
+        `sizes` has the bytes of each message.
+        """
         released = self.position.released + messages.num_rows + self._released_beside
         self.position = replace(self.position, below=below or self.position.below, released=released)
         self.position = replace(self.position, lowest=self._lowest())
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
         self._passed_on, self._released_beside = [], 0
-        return Planned(messages, self.position, int(_sizes(messages).max(initial=0)), passed_on)
+        return Planned(messages, self.position, int(sizes.max(initial=0)), passed_on)
 
     def _past_removals(self, now_ms: int, next_ms: int | None) -> Planned | None:
         """Return a transaction that only moves the position past removed messages, if they would be released by now.
@@ -268,7 +264,7 @@ class Pending:
         if next_ms is not None and next_ms < highest.deliver_at_ms:
             return None
         self._bound = highest if self._bound is None else max(self._bound, highest)
-        return self._planned(empty_messages(), highest)
+        return self._planned(empty_messages(), _sizes(empty_messages()), highest)
 
     def _lowest(self) -> int:
         lowest = [self.position.taken_in]
@@ -279,12 +275,15 @@ class Pending:
         return min(lowest)
 
     def _take_in(self, limits: Limits, now_ms: int, until_ms: int) -> list[pa.Table]:
-        """Take in chunks until their late messages fill a transaction, and return these, with the answers to asks."""
+        """Take in chunks until their late messages fill a transaction, and return these, with the answers to asks.
+
+        A chunk is taken in whole: only if its late messages are the first ones may they be more than `limits` allow.
+        """
         late: list[pa.Table] = []
-        count = nbytes = 0
+        room = Room(limits)
         arrived: list[_Open] = []
         below, bound = self.position.below, self._bound
-        while self._incoming and count < limits.messages and nbytes < limits.bytes:
+        while self._incoming and room.is_left:
             chunk = self._incoming[0]
             if not chunk.summary.asks and (bound is None or chunk.first >= bound):
                 self._wait(chunk)
@@ -298,23 +297,19 @@ class Pending:
                     # Also what has arrived with it may be asked for.
                     self._settle(arrived)
                     arrived = []
-                    next_ms = self._next_ms()
-                    is_due = next_ms is not None and next_ms <= until_ms
-                    waits = is_due and self._deferrals < _MOST_DEFERRALS
-                    if not self._knows_ids(others_first=bool(late) or waits):
-                        self._deferrals += 1
+                    if not self._may_decide(has_late=bool(late), until_ms=until_ms):
                         break
-                    self._deferrals = 0
-                    asks = _asks(chunk.decoded(), self._results)
-                    # Also those that are passed on.
-                    count += asks.num_rows
-                    late += self._decide(chunk.offset, asks, now_ms) if asks.num_rows else []
+                asks = _asks(chunk.decoded(), self._results) if chunk.summary.asks else empty_messages()
                 messages = self._messages(chunk)
                 is_late = 0 if below is None else count_before(messages, below)
+                # With the asks also those that are passed on.
+                added = pa.concat_tables([asks, messages.slice(0, is_late)])
+                if not room.takes(added, _sizes(added)):
+                    break
+                if asks.num_rows:
+                    late += self._decide(chunk.offset, asks, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
-                    count += is_late
-                    nbytes += int(_sizes(late[-1]).sum())
                 self._forget(chunk)
                 if is_late < messages.num_rows:
                     arrived.append(_Open(chunk.offset, messages.slice(is_late), chunk.summary.nbytes, 0))
@@ -322,6 +317,18 @@ class Pending:
             self.position = replace(self.position, taken_in=chunk.offset + 1)
         self._settle(arrived)
         return late
+
+    def _may_decide(self, has_late: bool, until_ms: int) -> bool:
+        """Return whether the asks of the next chunk can be decided now: otherwise other messages go first.
+
+        Raises PayloadMissing if chunks must be read again for it, and nothing else goes first.
+        """
+        next_ms = self._next_ms()
+        is_due = next_ms is not None and next_ms <= until_ms
+        waits = is_due and self._deferrals < _MOST_DEFERRALS
+        knows = self._knows_ids(others_first=has_late or waits)
+        self._deferrals = 0 if knows else self._deferrals + 1
+        return knows
 
     def _settle(self, opened: list[_Open]) -> None:
         """Put messages of decoded chunks into `_current` if they are below the bound, and else into `_open`."""
@@ -333,11 +340,12 @@ class Pending:
                 self._current_from = min(each.offset, each.offset if self._current_from is None else self._current_from)
             if count < each.messages.num_rows:
                 rest = each.messages.slice(count)
-                self._open.append(_Open(each.offset, rest, each.nbytes, key_of(rest).deliver_at_ms))
+                self._open.append(_Open(each.offset, rest, each.nbytes, _first_ms(rest)))
                 self._open_bytes += each.nbytes
                 self._live.add(each.offset)
         if parts:
             self._current = in_order(pa.concat_tables([self._current, *parts]).combine_chunks())
+            self._current_sizes = _sizes(self._current)
 
     def _order(self, until_ms: int) -> None:
         """Put the messages due up to `until_ms` in order, as many as there is room for, and raise the bound."""
@@ -361,7 +369,7 @@ class Pending:
                 # All of it is removed.
                 self._live.remove(chunk.offset)
                 continue
-            self._open.append(_Open(chunk.offset, messages, chunk.summary.nbytes, key_of(messages).deliver_at_ms))
+            self._open.append(_Open(chunk.offset, messages, chunk.summary.nbytes, _first_ms(messages)))
             self._open_bytes += chunk.summary.nbytes
         self._bound = target
         opened, self._open, self._open_bytes = self._open, [], 0
@@ -394,12 +402,13 @@ class Pending:
         for table in (self._current, *(each.messages for each in self._open)):
             found.append(ids_in(_recalled(table, wanted, self._results)))
         self._current = left_of(self._current, wanted, self._results)
+        self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
             self._current_from = None
         for each in list(self._open):
             each.messages = left_of(each.messages, wanted, self._results)
             if each.messages.num_rows:
-                each.first_ms = key_of(each.messages).deliver_at_ms
+                each.first_ms = _first_ms(each.messages)
             else:
                 self._open.remove(each)
                 self._open_bytes -= each.nbytes
@@ -479,18 +488,10 @@ def _need(chunk: _Chunk) -> tuple[OrderKey, int]:
     return chunk.first, chunk.offset
 
 
-def _within(messages: pa.Table, most: Mapping[str, int]) -> int:
-    """Return how many of the first `messages` have at most so many for each of the output topics as `most` allows."""
-    count: int = messages.num_rows
-    if not most:
-        return count
-    topics = messages.column("output_topic")
-    for topic in set(topics.unique().to_pylist()) & most.keys():
-        rows = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
-        if len(rows) > most[topic]:
-            count = min(count, int(rows[most[topic]]))
-    return count
+def _first_ms(messages: pa.Table) -> int:
+    """Return when the first of `messages` is due, epoch ms."""
+    return int(messages.column("deliver_at_ms")[0].as_py())
 
 
-def _sizes(messages: pa.Table) -> np.ndarray:
+def _sizes(messages: pa.Table) -> npt.NDArray[np.int64]:
     return np.concatenate([bytes_at_most(batch) for batch in messages.to_batches()] or [np.zeros(0, np.int64)])

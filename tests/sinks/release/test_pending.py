@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
-from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from sinks.release.pending import PayloadMissing, Pending, Planned
+from sinks.release.rate_limiter import Rated
+from sinks.release.room import Limits
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 
-# The due times of a chunk's messages, and how many offsets of the log are between it and the chunk before.
-_CHUNKS = st.lists(
-    st.tuples(st.lists(st.integers(0, 2_000), min_size=1, max_size=12), st.integers(1, 3)), min_size=1, max_size=12
-)
+# The due times and output topics of a chunk's messages, and how many offsets of the log are between it and the one
+# before.
+_PLACES = st.tuples(st.integers(0, 2_000), st.sampled_from(["a", "b", "c"]))
+_CHUNKS = st.lists(st.tuples(st.lists(_PLACES, min_size=1, max_size=12), st.integers(1, 3)), min_size=1, max_size=12)
 _STEPS = st.lists(
     st.tuples(
         st.sampled_from(["arrive", "plan", "plan", "plan", "commit", "crash", "shrink"]),
@@ -26,7 +30,13 @@ _STEPS = st.lists(
     ),
     max_size=60,
 )
-_LIMITS = st.builds(Limits, st.integers(1, 20), st.sampled_from([1, 3_000, 1_000_000]), st.sampled_from([1, 20, 500]))
+_LIMITS = st.builds(
+    Limits,
+    st.integers(1, 20),
+    st.sampled_from([1, 3_000, 1_000_000]),
+    st.sampled_from([1, 20, 500]),
+    st.dictionaries(st.sampled_from(["a", "b", None]), st.integers(1, 8)),
+)
 
 
 @dataclass
@@ -78,6 +88,7 @@ class _Release:
                     self.planned_below |= dict.fromkeys(keys_of(batch), below)
 
     def plan(self, now_ms: int, lead_ms: int) -> bool:
+        below = self.pending.position.below
         while True:
             try:
                 planned = self.pending.plan(now_ms, now_ms + lead_ms, self.limits)
@@ -89,7 +100,19 @@ class _Release:
                 self.pending.restore(offset, self.log.record(offset)[0])
         if planned is not None:
             self.planned.append(planned)
+            self._check_limits(planned.messages, is_late=planned.position.below == below)
         return planned is not None
+
+    def _check_limits(self, planned: pa.Table, is_late: bool) -> None:
+        """Only late messages of a single chunk may be more than a limit allows."""
+        topics = planned.column("output_topic")
+        limited: list[tuple[pa.Table, int]] = [(planned, self.limits.messages)]
+        for topic, most in self.limits.at_once.items():
+            limited.append((planned if topic is None else planned.filter(pc.equal(topics, topic)), most))
+        for own, most in limited:
+            offsets = set(own.column("offset").to_pylist())
+            is_of_one_chunk = any(offsets <= set(chunk.column("offset").to_pylist()) for _, chunk in self.log.chunks)
+            assert own.num_rows <= most or (is_late and is_of_one_chunk)
 
     def commit(self) -> None:
         if self.planned:
@@ -107,13 +130,15 @@ class _Release:
 @settings(max_examples=300, deadline=None)
 @given(chunks=_CHUNKS, steps=_STEPS, limits=_LIMITS)
 def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
-    chunks: list[tuple[list[int], int]], steps: list[tuple[str, int, int]], limits: Limits
+    chunks: list[tuple[list[tuple[int, str]], int]], steps: list[tuple[str, int, int]], limits: Limits
 ) -> None:
     tables, offset, row = [], -1, 0
-    for dues, gap in chunks:
+    for places, gap in chunks:
         offset += gap
-        rows = [{"deliver_at_ms": due, "offset": row + at, "output_topic": "out"} for at, due in enumerate(dues)]
-        row += len(dues)
+        rows = [
+            {"deliver_at_ms": due, "offset": row + at, "output_topic": topic} for at, (due, topic) in enumerate(places)
+        ]
+        row += len(places)
         tables.append((offset, in_order(messages(rows))))
     everything = sorted(key for _, table in tables for batch in table.to_batches() for key in keys_of(batch))
     release = _Release(_Log(tables), limits)
@@ -124,8 +149,6 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
         elif step == "plan":
             now_ms += ms
             release.plan(now_ms, number * 25)
-            for planned in release.planned[-1:]:
-                assert planned.messages.num_rows <= max(limits.messages, 12)
         elif step == "commit":
             release.commit()
         elif step == "crash":
@@ -169,6 +192,29 @@ def test_a_transaction_has_no_more_for_a_topic_than_its_limit() -> None:
     while release.plan(10, 0):
         pass
     assert [planned.messages.num_rows for planned in release.planned] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("most", "together"),
+    [({}, [30]), ({"c": 1}, [30]), ({"a": 7}, [12, 12, 6]), ({"a": 1}, [6] * 5), ({None: 13}, [12, 12, 6])],
+)
+def test_late_messages_go_together_as_far_as_the_limits_of_their_topics_allow_and_by_chunks(
+    most: dict[Rated, int], together: list[int]
+) -> None:
+    first = messages([{"deliver_at_ms": 1_000}])
+    # Each chunk has three to "a", and three to "b", due before what is released by then.
+    late = [
+        messages({"deliver_at_ms": 1, "offset": 10 * n + at, "output_topic": "ab"[at % 2]} for at in range(6))
+        for n in range(1, 6)
+    ]
+    release = _Release(_Log(list(enumerate([first, *late]))), Limits(50, 1_000_000, 20, most))
+    release.arrive(1)
+    assert release.plan(1_000, 0)
+    release.arrive(5)
+    while release.plan(1_000, 0):
+        pass
+    assert [planned.messages.num_rows for planned in release.planned] == [1, *together]
+    assert [planned.position.taken_in for planned in release.planned][-1] == 6
 
 
 def test_a_chunk_that_comes_again_is_ignored() -> None:
