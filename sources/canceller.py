@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from conf.errors import PublishFailed, UsageError
+from conf.errors import PublishFailed, RightMissing, UsageError, quoted
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
+from sources.intake.presets import presets_named
 from sources.subscriber import Received, Subscriber
 from state.cancel import CANCEL_HEADER
 from state.message_ids import parse_id
-from state.names import CANCEL_NAME_HEADER
+from state.names import CANCEL_NAME_HEADER, MOST_NAME_BYTES, OFF
 
 _PUBLISH_TIMEOUT_S = 60.0
-_MOST_QUEUED = 100_000
 # librdkafka's number for the partition that the key chooses.
 _BY_KEY = -1
 
 
-class _Ask(NamedTuple):
+class Ask(NamedTuple):
     """A record that asks for a cancel: where it goes, the header that asks, and that header's value as text."""
 
     topic: str
@@ -63,64 +63,69 @@ class Canceller:
         self._answers = Subscriber(settings, settings.results_topic)
         # What each ask without an answer asks for, and whether by a name, by the id of the ask.
         self._open: dict[str, tuple[str, bool]] = {}
-        self._failure: KafkaException | None = None
+        # The first failure to publish an ask.
+        self._failure: PublishFailed | RightMissing | None = None
 
-    def ask(self, ids: Iterable[str], headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Publish an ask for each of `ids`, with `headers`, which come back with the answer.
+    def ask(self, asks: Sequence[Ask], headers: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Publish `asks`, with `headers`, which come back with the answers.
 
-        Raises UsageError, with nothing published, for an id that is none of an input topic; PublishFailed,
-        RightMissing.
+        Nothing is published if an input topic does not have the partition of an id. If publishing fails in the middle,
+        `answers` raises that, after the answers to what is published.
+
+        Raises UsageError, TopicMissing, BrokerUnreachable; PublishFailed or RightMissing if none is published.
         """
-        places = [(text, *place_of(text, self._settings)[:2]) for text in ids]
-        self._publish(
-            [_Ask(topic, None, number, (CANCEL_HEADER, text.encode()), text) for text, topic, number in places], headers
-        )
-
-    def ask_by_name(self, names: Iterable[str], topic: str, headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Do the same for what waits under `names` on the input topic `topic`.
-
-        An ask goes to the partition of the messages that have the name as their key.
-        """
-        if topic not in self._settings.topics.input:
-            raise UsageError(f"{topic} is not in topics.input ({', '.join(self._settings.topics.input)})")
-        asks = [_Ask(topic, text.encode(), _BY_KEY, (CANCEL_NAME_HEADER, text.encode()), text) for text in names]
-        self._publish(asks, headers)
-
-    def _publish(self, asks: Sequence[_Ask], headers: Sequence[tuple[str, bytes]]) -> None:
         if not asks:
             return
+        self._check_partitions(asks)
         options = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
         producer = Producer(librdkafka_options(self._settings.kafka) | options)
         for ask in asks:
-            own: list[tuple[str, str | bytes | None]] = [ask.header, *headers]
-            while len(producer) >= _MOST_QUEUED:
-                producer.poll(0.1)
-            try:
-                producer.produce(
-                    ask.topic, None, ask.key, ask.partition, headers=own, on_delivery=partial(self._asked, ask)
-                )
-            except KafkaException as problem:
-                raise self._failed(ask.topic, problem.args[0]) from problem
-            producer.poll(0)
+            self._produce(producer, ask, headers)
         if producer.flush(_PUBLISH_TIMEOUT_S):
-            raise PublishFailed(f"{self._settings.kafka.bootstrap_servers} did not confirm all cancels")
-        if self._failure is not None:
-            raise self._failed("an input topic", self._failure.args[0])
+            self._fail("an input topic", "not all cancels are confirmed")
+        if self._failure is not None and not self._open:
+            raise self._failure
+
+    def _check_partitions(self, asks: Sequence[Ask]) -> None:
+        numbers = {topic: self._answers.partitions(topic) for topic in sorted({ask.topic for ask in asks})}
+        for ask in asks:
+            known = numbers[ask.topic]
+            if ask.partition not in (_BY_KEY, *known):
+                raise UsageError(f"{ask.text!r}: {ask.topic} has no partition {ask.partition}, only 0 to {known[-1]}")
+
+    def _produce(self, producer: Producer, ask: Ask, headers: Sequence[tuple[str, bytes]]) -> None:
+        """Publish an ask, unless one before it has failed."""
+        own: list[tuple[str, str | bytes | None]] = [ask.header, *headers]
+        asked = partial(self._asked, ask)
+        while self._failure is None:
+            try:
+                producer.produce(ask.topic, None, ask.key, ask.partition, headers=own, on_delivery=asked)
+                producer.poll(0)
+                return
+            except BufferError:
+                # The client's queue is full, by number or by bytes.
+                producer.poll(0.1)
+            except KafkaException as problem:
+                self._fail(ask.topic, problem.args[0])
 
     def expect(self, replacement: str, asked: str) -> None:
         """Wait in `answers` also for that of a message that was published to replace `asked`. Both are message ids."""
         self._open[replacement] = asked, False
 
     def answers(self, timeout_ms: int) -> Iterator[Answer]:
-        """Yield the answer to each ask as it comes, for up to `timeout_ms` in all."""
-        if not self._open:
-            return
-        for received in self._answers.records(timeout_ms=timeout_ms):
-            asked = self._open.pop(received.id or "", None)
-            if asked is not None:
-                yield _read(*asked, received)
-            if not self._open:
-                return
+        """Yield the answer to each ask as it comes, for up to `timeout_ms` in all.
+
+        Raises PublishFailed or RightMissing at the end, if some asks could not be published.
+        """
+        if self._open:
+            for received in self._answers.records(timeout_ms=timeout_ms):
+                asked = self._open.pop(received.id or "", None)
+                if asked is not None:
+                    yield _read(*asked, received)
+                if not self._open:
+                    break
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def unanswered(self) -> list[str]:
@@ -139,17 +144,55 @@ class Canceller:
     ) -> None:
         self.close()
 
-    def _asked(self, ask: _Ask, error: KafkaError | None, message: Message) -> None:
+    def _asked(self, ask: Ask, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._failure = self._failure or KafkaException(error)
+            self._fail(ask.topic, error)
             return
         by_name = ask.header[0] == CANCEL_NAME_HEADER
         self._open[f"{message.topic()}/{message.partition()}/{message.offset()}"] = ask.text, by_name
 
-    def _failed(self, where: str, error: KafkaError) -> Exception:
-        if is_refusal(error):
-            return right_missing("Write", f"topic {where}")
-        return PublishFailed(f"{where} at {self._settings.kafka.bootstrap_servers}: {error.str()}")
+    def _fail(self, where: str, error: KafkaError | str) -> None:
+        """Keep the first failure."""
+        if self._failure is not None:
+            return
+        if isinstance(error, KafkaError) and is_refusal(error):
+            self._failure = right_missing("Write", f"topic {where}")
+            return
+        why = error if isinstance(error, str) else error.str()
+        self._failure = PublishFailed(
+            f"{where} at {self._settings.kafka.bootstrap_servers}: {why}. Messages without an answer may not be "
+            "cancelled: to cancel all of them again does no harm"
+        )
+
+
+def asks_for(settings: Settings, ids: Iterable[str], names: Iterable[str] = (), topic: str | None = None) -> list[Ask]:
+    """Return the asks for the messages with these `ids`, and for what waits under each of `names`.
+
+    An ask by a name goes to the partition of the messages that have the name as their key. The names are those of the
+    input topic `topic`, or else of the first one. Raises UsageError for an id that is none of an input topic, and for
+    a name that the job would not look up.
+    """
+    asks = []
+    for text in ids:
+        place, number, _ = place_of(text, settings)
+        asks.append(Ask(place, None, number, (CANCEL_HEADER, text.encode()), text))
+    named = settings.topics.input[0] if topic is None else topic
+    for text in names:
+        _check_name(text, named, settings)
+        asks.append(Ask(named, text.encode(), _BY_KEY, (CANCEL_NAME_HEADER, text.encode()), text))
+    return asks
+
+
+def _check_name(name: str, topic: str, settings: Settings) -> None:
+    """Raise UsageError for a name that has no meaning on an input topic: its ask would be a dead letter."""
+    if topic not in settings.topics.input:
+        raise UsageError(f"{topic} is not in topics.input ({', '.join(settings.topics.input)})")
+    policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
+    presets = presets_named(settings.presets.by_topic.get(topic, ()))
+    if policy.names == OFF and not any(preset.named for preset in presets):
+        raise UsageError(f"messages of {topic} have no names by these settings: policies.names is {OFF}")
+    if not 1 <= len(name.encode()) <= MOST_NAME_BYTES:
+        raise UsageError(f"the name {quoted(name)}: a name has 1 to {MOST_NAME_BYTES} bytes")
 
 
 def place_of(text: str, settings: Settings) -> tuple[str, int, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_in, places_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -35,6 +36,8 @@ Result = Literal["cancelled", "too-late", "unknown"]
 MessageId = tuple[str, int, int]
 # The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
 NOTHING: MessageId = ("", -1, -1)
+# Messages that were cancelled for a replacement, and its id: none.
+NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 
 
 class Ask(NamedTuple):
@@ -128,9 +131,8 @@ def asks_in(messages: pa.Table, results: str) -> pa.Table:
 def asked_by(asks: pa.Table) -> pa.Table:
     """Return for each of `asks`, which are messages, the id that it asks for (`ID`), and its own as of `ASK_SCHEMA`."""
     # Keys are ids that were parsed before.
-    parts = pc.split_pattern(asks.column("key").cast(pa.string()), "/", max_splits=2, reverse=True).combine_chunks()
-    asked = [parts.flatten()[at::3].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
-    return pa.table([*asked, *(asks.column(name) for name in ID)], names=[*ID, *_ASK_ID])
+    asked = ids_from_texts(asks.column("key").cast(pa.string()))
+    return pa.table([*asked.columns, *(asks.column(name) for name in ID)], names=[*ID, *_ASK_ID])
 
 
 def asks_of(table: pa.Table) -> list[Ask]:
@@ -165,18 +167,21 @@ def terms_by_name(name: bytes, deliver_at_ms: int | None) -> bytes:
     return terms if deliver_at_ms is None else terms + b" %d" % deliver_at_ms
 
 
-def accepted_replacements(asks: Iterable[Ask], cancelled: Collection[MessageId]) -> set[MessageId]:
+def accepted_replacements(
+    asks: Iterable[Ask],
+    cancelled: Collection[MessageId],
+    replaced: Mapping[MessageId, MessageId] = NONE_REPLACED,
+) -> set[MessageId]:
     """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
 
     `cancelled` are the messages that the batch takes out. The first ask for one, by the order of its id, has cancelled
-    it. A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of
-    the same batch, it must have been accepted itself.
+    it. Of a message that a lost batch took out, `replaced` has the replacement that it accepted in its place.
+
+    A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
+    same batch, it must have been accepted itself.
     """
     in_order = sorted(asks, key=lambda ask: ask.id)
-    first: dict[MessageId, MessageId] = {}
-    for ask in in_order:
-        if ask.asked in cancelled:
-            first.setdefault(ask.asked, ask.id)
+    first = {**_first_asks(in_order, cancelled), **replaced}
     replacements = {ask.id: ask for ask in in_order if ask.condition is not None}
     accepted: dict[MessageId, bool] = {}
     for start in replacements:
@@ -199,6 +204,31 @@ def accepted_replacements(asks: Iterable[Ask], cancelled: Collection[MessageId])
     return {each for each, was in accepted.items() if was}
 
 
+def replaced_by(
+    asks: Iterable[Ask], cancelled: Collection[MessageId], accepted: Collection[MessageId]
+) -> dict[MessageId, MessageId]:
+    """Return the messages among `cancelled` that a replacement has cancelled first, and the id of each one's.
+
+    `accepted` are the replacements that the batch accepts. Without those that have a name: they are accepted in any
+    case, whatever became of the message before.
+    """
+    every = list(asks)
+    by_id = {ask.id for ask in every if ask.condition is not None and ask.name is None and ask.id in accepted}
+    if not by_id:
+        return {}
+    first = _first_asks(sorted(every, key=lambda ask: ask.id), cancelled)
+    return {asked: own for asked, own in first.items() if own in by_id}
+
+
+def _first_asks(in_order: Iterable[Ask], cancelled: Collection[MessageId]) -> dict[MessageId, MessageId]:
+    """Return the first ask for each message that is `cancelled`, by the message's id."""
+    first: dict[MessageId, MessageId] = {}
+    for ask in in_order:
+        if ask.asked in cancelled:
+            first.setdefault(ask.asked, ask.id)
+    return first
+
+
 def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | None = None) -> bytes:
     """Return the value of an answer, a JSON object. `accepted` says what became of a replacement."""
     fields: dict[str, str | bool | None] = {"id": _text(ask.asked), "result": result}
@@ -207,11 +237,18 @@ def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | No
     return json.dumps(fields if why is None else fields | {"why": why}, ensure_ascii=False).encode()
 
 
+# In `Undecided`, the time of an ask for a message whose record is deleted.
+DELETED_MS = -1
+# Why such an ask has no other answer if no shard has the message.
+NOT_KEPT = "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
+
+
 class Undecided(NamedTuple):
     """What the value of an ask says whose message is handed over: the release processes decide it.
 
     - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
-    - `asked_ms`: when it was not known to be cancelled, epoch ms
+    - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if an answer may not be read yet that says so, and
+      `DELETED_MS` if that may be forgotten
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
     """
 

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 # The columns of a message's id.
 ID = ("topic", "partition", "offset")
 ID_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+# Of a name that Kafka takes.
+MOST_TOPIC_CHARACTERS = 249
 # Offsets, ascending and distinct, by (topic, partition).
 Ids = Mapping[tuple[str, int], npt.NDArray[np.int64]]
 NO_IDS: Ids = {}
@@ -41,6 +43,11 @@ def ids_of(several: Iterable[tuple[str, int, int]]) -> Ids:
     for topic, partition, offset in several:
         offsets.setdefault((topic, partition), set()).add(offset)
     return {source: np.array(sorted(own), dtype=np.int64) for source, own in offsets.items()}
+
+
+def each_of(ids: Ids) -> set[tuple[str, int, int]]:
+    """Return `ids` one by one."""
+    return {(*source, offset) for source, offsets in ids.items() for offset in offsets.tolist()}
 
 
 def united(several: Iterable[Ids]) -> Ids:
@@ -94,9 +101,19 @@ def id_texts(messages: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(topic, partition.cast(pa.string()), offset.cast(pa.string()), "/")
 
 
+def ids_from_texts(texts: pa.ChunkedArray | pa.Array) -> pa.Table:
+    """Return the ids that `id_texts` gave, of which none is null, as a table of `ID_SCHEMA`."""
+    parts = pc.split_pattern(texts, "/", max_splits=2, reverse=True)
+    parts = parts.combine_chunks() if isinstance(parts, pa.ChunkedArray) else parts
+    columns = [parts.flatten()[at :: len(ID)].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
+    return pa.table(columns, schema=ID_SCHEMA)
+
+
 def parse_id(text: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of a message id, `topic/partition/offset`. Raises ValueError."""
     topic, *place = text.rsplit("/", 2)
+    if len(topic) > MOST_TOPIC_CHARACTERS:
+        raise ValueError(f"a topic's name has {MOST_TOPIC_CHARACTERS} characters at the most")
     if not topic or len(place) != 2 or not all(each.isascii() and each.isdigit() for each in place):
         raise ValueError("a message id is topic/partition/offset")
     partition, offset = map(int, place)

@@ -5,7 +5,8 @@ replaces what waits under that name (*latest wins*). Whoever wants to cancel nee
 `CANCEL_NAME_HEADER` has the name.
 
 Names are stored as hashes: rows of the table of sealed buckets, in Delta partitions of their own, say which message got
-a name last. They are of use until it is due, and as long as an older row of the same name would be found instead.
+a name last. They are of use until it is due and handed over, and as long as an older row of the same name would be
+found instead.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ _PAUSE_S = 1.0
 # transaction.
 _OUTAGE = {
     KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._DESTROY_BROKER,
     KafkaError._MSG_TIMED_OUT,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
@@ -24,6 +25,7 @@ _OUTAGE = {
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_COORDINATOR,
@@ -31,6 +33,7 @@ _OUTAGE = {
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
 }
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.cancel import Undecided, answered, answers_to, asked_by, is_ask, is_undecided
+from state.cancel import DELETED_MS, NOT_KEPT, Undecided, answered, answers_to, asked_by, is_ask, is_undecided
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 
@@ -101,6 +101,7 @@ def decide(
     asked, terms = asked_by(asks), _terms(asks)
     is_cancelled = among(asked, united([found, certain_ids(removals)]))
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
+    is_kept = asked_ms != DELETED_MS
     # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
     is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
     is_fresh &= ~among(asked, united(each.ids for each in removals if not each.certain))
@@ -110,12 +111,13 @@ def decide(
         [
             answers_to(asked.filter(pa.array(is_cancelled)), "cancelled", RECALLED),
             answers_to(asked.filter(pa.array(is_last & is_fresh)), "too-late", _TOO_LATE),
-            answers_to(asked.filter(pa.array(is_last & ~is_fresh)), "unknown", _NOT_KNOWN),
+            answers_to(asked.filter(pa.array(is_last & ~is_fresh & is_kept)), "unknown", _NOT_KNOWN),
+            answers_to(asked.filter(pa.array(is_last & ~is_kept)), "unknown", NOT_KEPT),
         ]
     )
     decided = answered(asks.filter(pa.array(~goes_on)), results, answers)
     values = [
-        each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else 0).to_bytes()
+        each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else min(each.asked_ms, 0)).to_bytes()
         for each, goes, fresh in zip(terms, goes_on.tolist(), is_fresh.tolist(), strict=True)
         if goes
     ]

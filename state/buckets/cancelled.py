@@ -3,15 +3,21 @@
 The rows of a message that was sealed, `due` in a range of time by the index, take it out of each window and merge that
 is loaded from then on. And all rows, those of messages that were in no bucket as well, are what is known of earlier
 cancels: the same id may be asked for again.
+
+What a replacement has cancelled has the id of the replacement beside it: it may be read again when its batch is lost,
+and finds nothing that waits.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
+from state.cancel import NONE_REPLACED, MessageId
 from state.message_ids import ID, ID_SCHEMA, Ids, table_of
 
 # The due time of a message that is in no bucket: no window has it.
@@ -27,8 +33,13 @@ def in_no_bucket(ids: Ids) -> pa.Table:
     return pa.table([*table.columns, never, never], schema=CANCELLED_SCHEMA)
 
 
-def cancelled_rows(cancelled: pa.Table, bucket: int) -> pa.Table:
-    """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels."""
+def cancelled_rows(
+    cancelled: pa.Table, bucket: int, replaced: Mapping[MessageId, MessageId] = NONE_REPLACED
+) -> pa.Table:
+    """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels.
+
+    `replaced` has the replacement of each message that one has cancelled (`state.cancel.replaced_by`).
+    """
     by_id = cancelled.sort_by([(name, "ascending") for name in ID])
     count = by_id.num_rows
     columns = {name: by_id.column(name) for name in ID} | {
@@ -36,6 +47,16 @@ def cancelled_rows(cancelled: pa.Table, bucket: int) -> pa.Table:
         "bucket": pa.array([bucket] * count, pa.int64()),
         "deliver_at_ms": by_id.column("from_ms"),
         "max_deliver_at_ms": by_id.column("until_ms"),
+        "name": replacement_texts(by_id, replaced),
     }
     rows = [columns.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
     return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)
+
+
+def replacement_texts(cancelled: pa.Table, replaced: Mapping[MessageId, MessageId]) -> pa.Array:
+    """Return the id of the replacement of each of `cancelled`, as text in binary; null for what none has cancelled."""
+    if not replaced:
+        return pa.nulls(cancelled.num_rows, pa.binary())
+    ids = zip(*(cancelled.column(name).to_pylist() for name in ID), strict=True)
+    own = (replaced.get(each) for each in ids)
+    return pa.array([None if each is None else "/".join(map(str, each)).encode() for each in own], pa.binary())

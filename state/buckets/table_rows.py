@@ -68,7 +68,8 @@ STORED_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("chunk", pa.binary()),
-        # Names only (`state.names`). Tables of earlier versions gain it at a start.
+        # Names (`state.names`). Of cancelled ids, the id of the replacement (`state.buckets.cancelled`), which rows of
+        # earlier versions have not. Tables of these gain the column at a start.
         pa.field("name", pa.binary()),
     ]
 )

@@ -29,7 +29,7 @@ def seal_rest(
     origin: CheckpointOrigin,
     writer_id: str,
     batch_settings: BatchSettings,
-    names: DataFrame | None = None,
+    ids: DataFrame | None = None,
 ) -> int:
     """Seal the waiting messages that a checkpoint leaves, in the bucket before the first of `origin`.
 
@@ -39,7 +39,7 @@ def seal_rest(
         origin: the origin of the new checkpoint.
         writer_id: `writer_of_state` or `writer_of_input` of the checkpoint that leaves them. It seals once.
         batch_settings: how segments are cut.
-        names: the rows of their names (`STORED_SCHEMA`), if any has one.
+        ids: the rows of their names, and of what is cancelled with them (`STORED_SCHEMA`), if any has a name.
 
     Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled,
     and ApplicationHeld if another process has fenced the writer.
@@ -56,7 +56,7 @@ def seal_rest(
                 sealed = rows.where(IS_METADATA).selectExpr("sum(count)").collect()[0][0]
                 if sealed != count:
                     raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
-                store.append(rows if names is None else rows.union(names), writer_id, origin.overdue_bucket)
+                store.append(rows if ids is None else rows.union(ids), writer_id, origin.overdue_bucket)
             finally:
                 rows.unpersist()
     finally:

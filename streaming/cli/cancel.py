@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conf.errors import UsageError
+from conf.errors import UsageError, quoted
 from streaming.cli.options import (
     ConfigFile,
     Overrides,
@@ -55,11 +54,12 @@ def cancel(
 
     The id of a message is what its producer got back when it published, and what `delayline publish` prints. A message
     is answered as soon as the job's next batch has looked for it. A --name is asked for in the partition to which it
-    would go as a key.
+    would go as a key; the settings must be those of the job, whose policy says whether messages have names.
 
-    Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time.
+    Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time, or
+    could not be asked for.
     """
-    from sources.canceller import Canceller
+    from sources.canceller import Canceller, asks_for
 
     wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
@@ -68,19 +68,19 @@ def cancel(
         raise UsageError("--topic says where a --name is given: an id has its topic")
     by_name = [utf8("--name", text) for text in names or ()]
     asked = [utf8("ID", text) for text in ids] if ids else [] if by_name else _lines()
-    if not asked and not by_name:
+    asks = asks_for(settings, asked, by_name, utf8("--topic", topic) if topic else None)
+    if not asks:
         raise UsageError("name at least one message id: topic/partition/offset")
     code = 0
     with Canceller(settings) as canceller:
-        canceller.ask(asked, extra)
-        canceller.ask_by_name(by_name, utf8("--topic", topic) if topic else settings.topics.input[0], extra)
+        canceller.ask(asks, extra)
         for answer in canceller.answers(wait_ms):
             typer.echo(_json(answer) if output_format == "json" else answer_row(answer))
             code = max(code, _EXIT_CODES.get(answer.result, 4))
         unanswered = canceller.unanswered
     if unanswered:
         typer.echo(
-            f"no answer to {len(unanswered)} of {len(asked) + len(by_name)} within {timeout}, such as {unanswered[0]}: "
+            f"no answer to {len(unanswered)} of {len(asks)} within {timeout}, such as {unanswered[0]}: "
             "is the job running? Its answer will come, and cancelling again does no harm",
             err=True,
         )
@@ -92,11 +92,19 @@ def cancel(
 def _lines() -> list[str]:
     if sys.stdin.isatty():
         typer.echo("one message id for each line; end with Ctrl-D", err=True)
-    return [line.strip() for line in sys.stdin if line.strip()]
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            lines.append(line.decode().strip())
+        except UnicodeDecodeError:
+            raise UsageError(f"line {number} of standard input, {quoted(line)}: write UTF-8") from None
+    return [line for line in lines if line]
 
 
 def _json(answer: Answer) -> str:
+    from streaming.status.json_values import json_line
+
     fields = {"id": answer.id, "result": answer.result, "why": answer.why}
     if answer.name is not None:
         fields["name"] = answer.name
-    return json.dumps(fields, ensure_ascii=False)
+    return json_line(fields)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
+import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
@@ -44,6 +45,8 @@ from streaming.monitor.job_metrics import JobCounts, TableState
 
 log = logging.getLogger(__name__)
 
+# What one task stores in little time.
+_SMALL_SEAL_BYTES = 8 * 1024 * 1024
 _REPORT, _STORED = (from_arrow_schema(schema) for schema in (REPORT_SCHEMA, STORED_SCHEMA))
 
 
@@ -102,7 +105,7 @@ class BatchRunner:
         4. Decide which records are refused because too many messages of their topics wait, and record it.
         5. Run the state stage, and check its rows against the cutoff.
         6. Warn if input records of the batch were deleted unread.
-        7. Decide the cancels that it is asked for, and store what they cancel.
+        7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
         9. Pass the sealed segments to the prefetch window and to maintenance.
         10. Move the prefetch window on to the cutoff.
@@ -143,19 +146,22 @@ class BatchRunner:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
             sealed = [row for row in rows if row["kind"] == SEALED]
-            # 7. Decide cancels. One commit stores what they cancel, and what is sealed.
+            # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
-                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
+                batch_settings = self._settings_history.at(batch_id)
+                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms, batch_settings)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
-            if decision.cancelled.num_rows:
-                self._seal(shard_output, batch_id, decision)
+            stores = bool(sealed or decision.cancelled.num_rows or decision.names.num_rows)
+            stores_first = decision.shows(span.cutoff_ms)
+            if stores_first:
+                self._seal(shard_output, sealed, batch_id, decision)
                 failpoint("cancelled")
             # 8. Hand over and seal.
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))
-            if (sealed or decision.names.num_rows) and not decision.cancelled.num_rows:
-                running.append(self._start(self._seal, shard_output, batch_id, decision))
+            if stores and not stores_first:
+                running.append(self._start(self._seal, shard_output, sealed, batch_id, decision))
             for step in running:
                 step.result()
             self._cancels.stored(decision, span, planned.clock_ms)
@@ -295,13 +301,17 @@ class BatchRunner:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _seal(self, shard_output: DataFrame, batch_id: int, decision: Decision) -> None:
+    def _seal(self, shard_output: DataFrame, sealed: list[Row], batch_id: int, decision: Decision) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
         bucket = self._bucket(batch_id)
-        for added in (cancelled_rows(decision.cancelled, bucket), name_rows(decision.names, bucket)):
-            if added.num_rows:
-                rows = rows.union(self._store.spark.createDataFrame(added))
+        cancelled = cancelled_rows(decision.cancelled, bucket, decision.replaced)
+        ids = pa.concat_tables([cancelled, name_rows(decision.names, bucket)])
+        if ids.num_rows:
+            rows = rows.union(self._store.spark.createDataFrame(ids).coalesce(1))
+            # Each task costs more than its rows.
+            if sum(row["bytes"] for row in sealed) < _SMALL_SEAL_BYTES:
+                rows = rows.coalesce(1)
         with self._counts.timed("seal"):
             self._store.append(rows, self._origin.checkpoint, batch_id)
         failpoint("sealed")

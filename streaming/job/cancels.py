@@ -7,7 +7,7 @@
 | was cancelled before, by a batch or by a release process | `cancelled` |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
-| is not read yet, or of no input topic; or does not wait, and its record is deleted | `unknown` |
+| is not read yet, or of no input topic | `unknown` |
 
 An ask by a name asks for the message that has the name (`streaming.job.names`). Nobody waits for an answer if that
 came with a message; then it is passed on only if the message before is handed over, and dropped otherwise.
@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,10 @@ from state.buckets.parts import part_of
 from state.cancel import (
     ANSWER_SCHEMA,
     ASK_SCHEMA,
+    DELETED_MS,
+    NONE_REPLACED,
+    NOT_KEPT,
+    WAITING,
     MessageId,
     Result,
     Undecided,
@@ -56,14 +61,16 @@ from state.cancel import (
     answers_to,
     asks_of,
     goes_on_at_once,
+    replaced_by,
     replacement_ids,
     undecided_asks,
 )
+from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, by_source, ids_in, ids_of, places_in, table_of, united
+from state.message_ids import ID, Ids, among, by_source, each_of, ids_in, ids_of, places_in, table_of, united
 from state.names import NAMED_SCHEMA
-from streaming.job.names import look_up
+from streaming.job.names import look_up, useful_from_ms
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
 
@@ -72,12 +79,15 @@ log = logging.getLogger(__name__)
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
 _FORGET_EVERY_S = 60.0
+# How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
+# a batch that must know it reads so many, and not those of days.
+_MOST_ANSWERS_UNREAD = 100_000
 # What became of a message that was asked for. Open: not known yet.
 OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
 _MEANINGS: dict[int, tuple[Result, str | None]] = {
     CANCELLED: ("cancelled", None),
     HANDED_OVER: ("unknown", "it is handed over, delivered, or a dead letter: too late to be replaced"),
-    DELETED: ("unknown", "it does not wait, and its record is deleted: whether it was cancelled once is not kept"),
+    DELETED: ("unknown", NOT_KEPT),
     UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
     NO_INPUT: ("unknown", "the job reads no input topic of this name"),
 }
@@ -93,13 +103,25 @@ class Decision:
     `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `left_out` are messages that
     came with the batch, and are not handed over if they are due now: replacements that it refuses, and others that are
     cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
-    (`state.names.NAMED_SCHEMA`).
+    (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
     cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
     left_out: Ids = field(default_factory=dict)
     names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
+    replaced: Mapping[MessageId, MessageId] = field(default_factory=dict)
+
+    def shows(self, cutoff_ms: int) -> bool:
+        """Return whether anybody can tell, by what is handed over below `cutoff_ms` (epoch ms), what is cancelled.
+
+        By an answer, or by the message in whose favour something is cancelled. Then it must be stored before: a rebuild
+        would not know it, and deliver the cancelled message as well.
+        """
+        if not self.cancelled.num_rows:
+            return False
+        is_told = pc.any(pc.is_valid(self.answers.column("value"))).as_py()
+        return bool(is_told or pc.any(pc.less(self.names.column("deliver_at_ms"), cutoff_ms)).as_py())
 
 
 class CancelDesk:
@@ -113,6 +135,8 @@ class CancelDesk:
         self._stored_ids = StoredIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
+        # How many asks were answered since the results topic was read back.
+        self._answers_unread = 0
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = time.monotonic()
         # The first offset of each input partition, and when it was read, by the monotonic clock.
@@ -147,16 +171,29 @@ class CancelDesk:
             # What it had stored before may be less.
             self._stored_ids.close()
         elif decision.cancelled.num_rows or decision.names.num_rows:
-            self._stored_ids.add(decision.cancelled, decision.names, span.origin.first_bucket + span.batch_id)
+            bucket = span.origin.first_bucket + span.batch_id
+            self._stored_ids.add(decision.cancelled, decision.names, bucket, decision.replaced)
         self._is_replay = False
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
-            self._stored_ids.forget(self._forgettable(span.previous_ms), clock_ms)
+            self._stored_ids.forget(self._forgettable(span.previous_ms), useful_from_ms(span, clock_ms))
 
-    def decide(self, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan, clock_ms: int) -> Decision:
+    def decide(
+        self,
+        shard_output: DataFrame,
+        rows: Iterable[Row],
+        span: BatchSpan,
+        clock_ms: int,
+        batch_settings: BatchSettings,
+    ) -> Decision:
         """Return the decision about the asks of a batch.
 
-        `rows` are those of `shard_output` without chunks. `clock_ms` is the batch's clock, epoch ms.
+        Args:
+            shard_output: what the state stage gives.
+            rows: the same, without chunks.
+            span: the batch.
+            clock_ms: its clock, epoch ms.
+            batch_settings: its settings.
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
@@ -168,7 +205,9 @@ class CancelDesk:
             stored = self._store.newest_of(span.origin.checkpoint)
             self._is_replay = stored is not None and stored >= span.batch_id
         self._stored_ids.open(bucket, span.starts)
-        named = look_up(every_ask.filter(has_name), self._stored_ids, span, clock_ms)
+        waiting = partial(self._waiting, bucket=bucket, span=span)
+        keeps_name = batch_settings.overdue_has_name
+        named = look_up(every_ask.filter(has_name), self._stored_ids, span, clock_ms, keeps_name, waiting)
         every_ask = pa.concat_tables([every_ask.filter(pc.invert(has_name)), named.asks])
         # What nothing has the name of needs no decision.
         is_for_something = pc.greater_equal(every_ask.column("offset"), 0)
@@ -194,14 +233,19 @@ class CancelDesk:
             outcomes[among(asked, ids_in(due_now))] = CANCELLED
             cancelled += [sealed_now, due_now]
         not_waiting = outcomes == OPEN
-        if not_waiting.any():
+        self._answers_unread += asks.num_rows
+        if not_waiting.any() or self._answers_unread > _MOST_ANSWERS_UNREAD:
+            self._answers_unread = 0
             # What release processes have answered since is stored with what this batch cancels.
             before = in_no_bucket(self._recalled.read())
             outcomes[among(asked, ids_in(before))] = CANCELLED
             if self._is_replay:
                 # A replay stores nothing more: the next batch reads it again.
                 self._recalled.begin_again()
-        accepted, refused = _of_replacements(asks, pa.concat_tables(cancelled))
+        # A lost batch may have taken out what a replacement names that is read again.
+        conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
+        replaced_before = self._stored_ids.replaced_among(conditional)
+        accepted, refused, replaced = _of_replacements(asks, pa.concat_tables(cancelled), replaced_before)
         cancelled.append(refused)
         outcomes[among(asked, ids_in(refused))] = CANCELLED
         is_open = outcomes == OPEN
@@ -212,19 +256,21 @@ class CancelDesk:
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
             span.batch_id, asks.num_rows, everything.num_rows - refused.num_rows, refused.num_rows,
         )  # fmt: skip
-        places, undecided = places_in(asked, asks), _undecided(span, asked_ms)
-        # Of a replay, too, as many go on: so it does not matter what the release processes have answered since.
+        places, undecided = places_in(asked, asks), _undecided(span, asked_ms if self._recalled.knows_all else 0)
+        # Of a replay, too, as many are handed over, whatever the release processes have answered since.
         goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
         answers = pa.concat_tables(
             [
                 _answers(asks.filter(pa.array(~goes_on)), outcomes[places][~goes_on], accepted, undecided),
-                _passed_on(asks.filter(pa.array(goes_on)), not_waiting[places][goes_on], undecided),
+                _passed_on(
+                    asks.filter(pa.array(goes_on)), outcomes[places][goes_on], not_waiting[places][goes_on], undecided
+                ),
                 _answers_for_nothing(for_nothing),
             ]
         )
-        refused_ids = ids_of(each for each in _each(replacement_ids(asks)) if each not in accepted)
+        refused_ids = ids_of(each for each in each_of(replacement_ids(asks)) if each not in accepted)
         left_out = united([refused_ids, ids_in(due_now), ids_in(named.superseded)])
-        return Decision(answers, everything, left_out, named.names)
+        return Decision(answers, everything, left_out, named.names, replaced)
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""
@@ -301,16 +347,22 @@ def _bounds_of(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt
     return own
 
 
-def _of_replacements(asks: pa.Table, cancelled: pa.Table) -> tuple[set[MessageId], pa.Table]:
-    """Return the replacements that are accepted, and as cancelled the others that are not among `cancelled` yet."""
+def _of_replacements(
+    asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]
+) -> tuple[set[MessageId], pa.Table, Mapping[MessageId, MessageId]]:
+    """Return the replacements that are accepted, others as cancelled, and what those have replaced that are accepted.
+
+    The others are those that are not among `cancelled` yet. `replaced_before` is what a lost batch has replaced.
+    """
     if asks.column("condition").null_count == asks.num_rows:
-        return set(), CANCELLED_SCHEMA.empty_table()
-    taken = _each(ids_in(cancelled))
+        return set(), CANCELLED_SCHEMA.empty_table(), NONE_REPLACED
+    taken = each_of(ids_in(cancelled))
     every = asks_of(asks)
-    accepted = accepted_replacements(every, taken)
+    accepted = accepted_replacements(every, taken, replaced_before)
     refused = [ask for ask in every if ask.condition is not None and ask.id not in accepted | taken]
     rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
-    return accepted, pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
+    as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
+    return accepted, as_cancelled, replaced_by(every, taken, accepted)
 
 
 def _undecided(span: BatchSpan, asked_ms: int) -> Undecided:
@@ -329,8 +381,7 @@ def _answers(
     several: list[pa.Table] = []
     for outcome in np.unique(outcomes[~apart]).tolist():
         own = asks.filter(pa.array((outcomes == outcome) & ~apart))
-        is_open = outcome == HANDED_OVER
-        several.append(undecided_asks(own, undecided) if is_open else answers_to(own, *_MEANINGS[outcome]))
+        several.append(_same_answer(own, outcome, undecided))
     single: dict[MessageId, bytes] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         result, why = _MEANINGS[outcome]
@@ -341,11 +392,28 @@ def _answers(
     return pa.concat_tables([*several, answers_of(single)])
 
 
-def _passed_on(asks: pa.Table, not_waiting: Mask, undecided: Undecided) -> pa.Table:
-    """Return no answer to `asks` of messages that have a name, or `undecided` if the message before is handed over."""
+def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table:
+    """Return the answer to each of `asks`, whose messages have the same `outcome`; or `undecided` in its place."""
+    if outcome == HANDED_OVER:
+        return undecided_asks(asks, undecided)
+    if outcome == DELETED:
+        return undecided_asks(asks, undecided._replace(asked_ms=DELETED_MS))
+    return answers_to(asks, *_MEANINGS[outcome])
+
+
+def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Mask, undecided: Undecided) -> pa.Table:
+    """Return no answer to `asks` of messages that have a name, or `undecided` if the message before is handed over.
+
+    A release process may have cancelled that one. Then it is answered here: a successor of that process may know
+    nothing of it, and take it for delivered.
+    """
     waited = asks.filter(pa.array(~not_waiting))
     no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(waited)), None))
-    return pa.concat_tables([undecided_asks(asks.filter(pa.array(not_waiting)), undecided), no_answers])
+    handed_over = [
+        _same_answer(asks.filter(pa.array(not_waiting & (outcomes == outcome))), outcome, undecided)
+        for outcome in np.unique(outcomes[not_waiting]).tolist()
+    ]
+    return pa.concat_tables([*handed_over, no_answers])
 
 
 def _answers_for_nothing(asks: pa.Table) -> pa.Table:
@@ -388,7 +456,3 @@ def _finding(ids: Ids, results: str) -> Callable[[Iterable[pa.RecordBatch]], Ite
                 yield from pa.table(columns, names=CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA).to_batches()
 
     return run
-
-
-def _each(ids: Ids) -> set[MessageId]:
-    return {(*source, offset) for source, offsets in ids.items() for offset in offsets.tolist()}

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+import logging
+import time
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import partition_counts
+from state.cancel import MessageId
+from state.message import ID_HEADER
 from state.message_ids import Ids, ids_of, parse_id
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _AT_ONCE = 10_000
+# How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
+# process hangs or is dead; then its successor, or the broker, ends them.
+_OPEN_S, _PAUSE_S = 0.2, 0.01
 # How their answers differ from those of the job.
 _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
 
@@ -30,6 +42,13 @@ class RecalledMessages:
         # How far it was read, and how far what was read is stored for certain.
         self._next: dict[int, int] = {}
         self._stored: dict[int, int] = {}
+        self._admin: AdminClient | None = None
+        self._knows_all = True
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the last `read` has read all that was answered before: nothing is read behind an open transaction."""
+        return self._knows_all
 
     def read(self) -> Ids:
         """Return the messages that were answered to be cancelled since the last call that a batch has completed.
@@ -45,6 +64,9 @@ class RecalledMessages:
                 if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
                     what = f"topic {self._settings.results_topic} and group {self._group}"
                     raise right_missing("Read", what) from problem
+                # The topic was there when the job started.
+                if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
+                    problem = BrokerUnreachable(f"the broker does not know its partitions: {problem}")
                 retry.wait(problem)
 
     def begin_again(self) -> None:
@@ -69,10 +91,7 @@ class RecalledMessages:
             # The batch before is complete.
             consumer.commit(offsets=self._places(self._next), asynchronous=False)
             self._stored = dict(self._next)
-        # For a reader of committed records, the end is before a transaction that is still open.
-        bounds = {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S) for number in self._next
-        }
+        bounds = self._bounds(consumer)
         # What is deleted was not asked for again for as long as the topic keeps answers.
         begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
@@ -96,7 +115,50 @@ class RecalledMessages:
         finally:
             consumer.unassign()
         self._next = begins | ends
-        return ids_of(parse_id((message.key() or b"").decode()) for message in found)
+        return ids_of(filter(None, map(self._asked_for, found)))
+
+    def _bounds(self, consumer: Consumer) -> dict[int, tuple[int, int]]:
+        """Return the first offset and the end of each partition, for a reader of committed records.
+
+        The end is before a transaction that is still open. Such transactions are waited for, but not for long.
+        """
+        topic, until_s = self._settings.results_topic, time.monotonic() + _OPEN_S
+        written = self._written()
+        while True:
+            bounds = {
+                number: consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S)
+                for number in self._next
+            }
+            self._knows_all = all(end >= written[number] for number, (_, end) in bounds.items())
+            if self._knows_all or time.monotonic() > until_s:
+                return bounds
+            time.sleep(_PAUSE_S)
+
+    def _written(self) -> dict[int, int]:
+        """Return the end of each partition, with what is not committed."""
+        self._admin = self._admin or AdminClient({**librdkafka_options(self._settings.kafka), "log_level": 2})
+        latest = {TopicPartition(self._settings.results_topic, number): OffsetSpec.latest() for number in self._next}  # type: ignore[no-untyped-call]
+        answers = self._admin.list_offsets(
+            latest, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT_S
+        )
+        return {place.partition: answer.result().offset for place, answer in answers.items()}
+
+    def _asked_for(self, answer: Message) -> MessageId | None:
+        """Return the id of the message that an answer is about; None for a record that is no answer of this job.
+
+        Whoever may write to the results topic, or lets another application deliver to it, can write what looks like
+        one. The service's headers come last, and an answer has the id of its ask.
+        """
+        # Of headers with one name, the last.
+        ask = dict(answer.headers() or ()).get(ID_HEADER)
+        try:
+            if not isinstance(ask, bytes) or parse_id(ask.decode())[0] not in self._settings.topics.input:
+                raise ValueError("no record of an input topic has asked for it")
+            return parse_id((answer.key() or b"").decode())
+        except ValueError as problem:
+            place = f"{answer.topic()}/{answer.partition()}/{answer.offset()}"
+            log.warning("%s is none of this job's answers, whatever its value says: %s", place, problem)
+            return None
 
     def _opened(self) -> Consumer:
         return Consumer(

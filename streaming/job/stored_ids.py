@@ -18,20 +18,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
+from state.buckets.cancelled import replacement_texts
 from state.buckets.parts import IdRows
+from state.cancel import NONE_REPLACED, MessageId
 from state.checkpoint.origin import Offsets
-from state.message_ids import Ids, ids_of
+from state.message_ids import Ids, each_of, ids_of, parse_id
 from state.names import NAMED_SCHEMA
 
 _TABLES = """
     CREATE TABLE cancelled (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER,
-        PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
+        replaced_by BLOB, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
     CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
         until_ms INTEGER, bucket INTEGER) WITHOUT ROWID;
     PRAGMA journal_mode = OFF;
     PRAGMA synchronous = OFF;
 """
-_ADD_CANCELLED = "INSERT OR REPLACE INTO cancelled VALUES (?, ?, ?, ?)"
+# Never committed: outside a transaction, each statement costs ten times its work in calls to the file system. Nobody
+# else reads the file, and after a failure nobody goes on with it.
+_BEGIN = "BEGIN EXCLUSIVE"
+_ADD_CANCELLED = "INSERT OR REPLACE INTO cancelled VALUES (?, ?, ?, ?, ?)"
 # Of several messages that got a name, the newest has it.
 _ADD_NAMED = """
     INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
@@ -40,6 +45,7 @@ _ADD_NAMED = """
     WHERE (excluded.bucket, excluded.partition, excluded.offset) > (bucket, partition, offset)
 """
 _ASK_CANCELLED = "SELECT offset FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
+_ASK_REPLACED = "SELECT replaced_by FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
 _ASK_NAMED = """
     SELECT name, topic, partition, offset, deliver_at_ms, until_ms FROM named WHERE name = ? AND until_ms >= ?
 """
@@ -65,17 +71,24 @@ class StoredIds:
         if self._ids is not None:
             return
         self._ids = self._new_file()
-        rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms"))
+        rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms", "name"))
         for table in _unpacked(rows):
             self._ids.executemany(_ADD_CANCELLED, _tuples(table))
         columns = ("name", *_IDS, _DUE, "max_deliver_at_ms", "bucket")
         for table in _unpacked(self._store.id_rows(IdRows.NAMED, before_bucket, columns)):
             self._ids.executemany(_ADD_NAMED, (row for row in _tuples(table) if not _is_read_again(row, starts)))
 
-    def add(self, cancelled: pa.Table, names: pa.Table, bucket: int) -> None:
-        """Add what the batch of `bucket` has stored: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`."""
+    def add(
+        self,
+        cancelled: pa.Table,
+        names: pa.Table,
+        bucket: int,
+        replaced: Mapping[MessageId, MessageId] = NONE_REPLACED,
+    ) -> None:
+        """Add what the batch of `bucket` has stored: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`, and what was `replaced`."""
         if self._ids is not None:
             ids = cancelled.select([*_IDS, cancelled.column_names[-1]])
+            ids = ids.append_column("name", replacement_texts(cancelled, replaced))
             self._ids.executemany(_ADD_CANCELLED, _tuples(ids))
             self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in _tuples(names)))
 
@@ -88,6 +101,12 @@ class StoredIds:
             for offset in offsets.tolist()
             if self._ids.execute(_ASK_CANCELLED, (topic, partition, offset)).fetchone()
         )
+
+    def replaced_among(self, ids: Ids) -> dict[MessageId, MessageId]:
+        """Return those of `ids` that a replacement has cancelled, as far as that is stored, and its id."""
+        assert self._ids is not None
+        rows = ((each, self._ids.execute(_ASK_REPLACED, each).fetchone()) for each in each_of(ids))
+        return {each: parse_id(row[0].decode()) for each, row in rows if row is not None and row[0] is not None}
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.
@@ -123,6 +142,7 @@ class StoredIds:
         # Spark calls each batch in a thread of its own choice, one after the other.
         ids = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         ids.executescript(_TABLES)
+        ids.execute(_BEGIN)
         os.unlink(path)
         return ids
 

@@ -35,7 +35,7 @@ _POOL = "maintenance"
 # About what a row takes in the table.
 _ROW_BYTES = {IdRows.CANCELLED: 16, IdRows.NAMED: 40}
 # Rows of messages that were due this long ago, in ms, are not needed any more. Longer than `clock.horizon` may be: a
-# batch asks for what has a name until it is due, and its replay must find the same.
+# batch asks for what has a name until it is due and handed over, and its replay must find the same.
 _IDS_KEPT_MS = 2 * HOUR
 # What the query's thread does once a step has ended.
 _Outcome = Callable[[], None]

@@ -10,12 +10,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -23,39 +21,37 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
-from sinks.topics.topics import check_topics, input_bounds, partition_counts
-from sources.intake.accept import accept
+from sinks.topics.topics import check_topics, input_bounds, offered_topics, partition_counts
 from sources.intake.kafka_reader import read_range
 from sources.intake.names import gives_names
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
-from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
+from state.cancel import without_cancelled
+from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex, bitmap_of
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, ids_in, ids_of
-from state.names import NAMED_SCHEMA, name_rows
+from state.message_ids import ID, ID_SCHEMA, Ids, ids_in
+from state.name_holders import HOLDER_SCHEMA, settled
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
+from streaming.operations.rest import Rest, Sources
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 from streaming.storage.paths import buckets_path
 
-ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-# For each input topic and partition: its first offset and the offset after its last; the offsets that are in buckets.
+# For each input topic and partition: its first offset and the offset after its last.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
-Sources = Mapping[tuple[str, int], BitMap64]
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     2. Fence what the old job may still write to the table, and read from the table's metadata what is sealed. From here
        on nothing goes on from the old checkpoint.
     3. Choose the origin of the new checkpoint.
-    4. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table.
+    4. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table. Cancel
+       what waits under the name of a newer message.
     5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
@@ -139,16 +136,17 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # 4. Seal the rest.
     resealed = 0
     if sealed_in is None:
-        counts, most_bytes = partition_counts(settings), dead_letter_bytes(settings)
+        counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = _Rest(delivered, in_table, cancelled, batch_settings, now_ms)
-        names = None
+        accepted = Rest(delivered, in_table, cancelled, batch_settings, now_ms)
+        overdue = _overdue(store, delivered, cancelled, origin, settings.results_topic)
+        ids = None
         if gives_names(batch_settings):
-            names = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(STORED_SCHEMA))
-        rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA))
-        rest = rest.union(_overdue(store, delivered, cancelled, origin, settings.results_topic))
-        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings, names)
+            named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
+            ids = names_of(store, named, origin, cancelled, ids_left(overdue))
+        rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
+        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings, ids)
     # 5. Switch over.
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
@@ -189,96 +187,22 @@ def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Off
     return starts, ends
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """Accepts the records that are neither delivered nor in the table, in tasks of Spark.
+def names_of(store: BucketTable, named: DataFrame, origin: CheckpointOrigin, cancelled: Ids, overdue: Ids) -> DataFrame:
+    """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
 
-    Asks for a cancel that have no answer yet get it here: nothing is cancelled that the lost job did not cancel.
+    Args:
+        store: the table of sealed buckets.
+        named: the messages that got names, of the records that are read again (`HOLDER_SCHEMA`).
+        origin: the origin of the new checkpoint.
+        cancelled: what was cancelled before.
+        overdue: what waits in the table, and is due before the cutoff of `origin`.
     """
-
-    delivered: Delivered
-    in_table: Sources
-    cancelled: Ids
-    batch_settings: BatchSettings
-    now_ms: int
-
-    def messages(self) -> ArrowFunction:
-        """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
-
-        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for rest, asks, refused in self._accepted(batches):
-                answers = _answers(asks, self.cancelled, refused)
-                answered_rest = answered(rest, self.batch_settings.results, answers)
-                yield from left_rows(answered_rest, self.batch_settings.shards)
-
-        return run
-
-    def names(self, bucket: int) -> ArrowFunction:
-        """Return the function that gives the rows of `STORED_SCHEMA` for their names, in `bucket`."""
-
-        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for rest, asks, _ in self._accepted(batches):
-                is_message = pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition")))
-                own = asks.filter(is_message)
-                ids = own.select([f"ask_{name}" for name in ID]).rename_columns(ID)
-                left = ids_in(rest.filter(pc.invert(is_ask(rest, self.batch_settings.results))))
-                due = own.column("deliver_at_ms")
-                table = pa.table([own.column("name"), *ids.columns, due, due], names=NAMED_SCHEMA.names)
-                kept = table.filter(pa.array(among(ids, left))).cast(NAMED_SCHEMA)
-                yield from name_rows(kept, bucket).to_batches()
-
-        return run
-
-    def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
-        """Yield messages that are left, with the asks among them, and which replacements are refused."""
-        for batch in batches:
-            if batch.num_rows:
-                messages = accept(pa.Table.from_batches([batch]), self.batch_settings, self.now_ms)
-                results = self.batch_settings.results
-                # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
-                stored = _is_in(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
-                rest = messages.filter(pa.array(~(self.delivered.of_input(messages, results) | stored)))
-                asks = asks_in(rest, results)
-                refused = _refused(asks, self.cancelled)
-                yield without_cancelled(rest, ids_of(refused), results), asks, refused
-
-
-def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
-    """Return which replacements among `asks`, which have no answer yet, the new checkpoint does not accept.
-
-    The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
-    """
-    was_refused = among(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
-    has_cancelled = among(asks, cancelled).tolist()
-    return {
-        ask.id
-        for ask, refused, done in zip(asks_of(asks), was_refused, has_cancelled, strict=True)
-        if refused or (ask.condition == WAITING and not done)
-    }
-
-
-def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
-    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
-    why = "the job's checkpoint was lost before this was decided: ask again"
-    answers: dict[MessageId, bytes | None] = {}
-    for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
-        if ask.name is not None and ask.condition is not None:
-            # Nobody waits for an answer to a name that is given.
-            answers[ask.id] = None
-            continue
-        accepted = None if ask.condition is None else ask.id not in refused
-        if is_cancelled:
-            answers[ask.id] = answer(ask, "cancelled", accepted=accepted)
-        else:
-            answers[ask.id] = answer(ask, "unknown", why, accepted)
-    return answers_of(answers)
-
-
-def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:
-    """Return for each message whether its id is among those `in_table`."""
-    ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-    none = BitMap64()
-    return np.array([offset in in_table.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)
+    columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "bucket")
+    stored = store.id_rows(IdRows.NAMED, ALL_BUCKETS, columns)
+    if stored is not None:
+        named = named.union(stored.selectExpr("*", "false AS is_left"))
+    by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
+    return by_name.mapInArrow(settled(origin, cancelled, overdue), from_arrow_schema(STORED_SCHEMA))
 
 
 def _overdue(
@@ -297,6 +221,17 @@ def _overdue(
 
     parts = {described_segment(row.asDict()).part for row in store.metadata()}
     return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
+
+
+def ids_left(left: DataFrame) -> Ids:
+    """Return the ids of messages that are left (`LEFT_SCHEMA`)."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column("chunk"):
+                yield from decode_chunk(chunk.as_py()).select(ID).cast(ID_SCHEMA).to_batches()
+
+    return ids_in(left.mapInArrow(run, from_arrow_schema(ID_SCHEMA)).toArrow())
 
 
 def index_of(store: BucketTable, version: int) -> MessageIndex:

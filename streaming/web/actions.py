@@ -15,7 +15,7 @@ from conf.durations import format_duration
 from conf.errors import PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sources.canceller import Canceller
+from sources.canceller import Canceller, asks_for
 from state.cancel import REPLACES_HEADER
 from streaming.status.look import Look
 from streaming.web.selections import Messages, Selection
@@ -41,10 +41,15 @@ def cancel(settings: Settings, selection: Selection, operator: str) -> dict[str,
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
     log.info("%r cancels %s", operator, _described(ids))
     with Canceller(settings) as canceller:
-        canceller.ask(ids, [(OPERATOR_HEADER, operator.encode())])
-        results = Counter(answer.result for answer in canceller.answers(_ANSWERS_MS))
-        results[NO_ANSWER] = len(canceller.unanswered)
-    log.info("%r cancelled: %s", operator, dict(+results))
+        canceller.ask(asks_for(settings, ids), [(OPERATOR_HEADER, operator.encode())])
+        results: Counter[str] = Counter()
+        try:
+            for answer in canceller.answers(_ANSWERS_MS):
+                results[answer.result] += 1
+        finally:
+            # Some are cancelled even if not all asks could be published.
+            results[NO_ANSWER] = len(canceller.unanswered)
+            log.info("%r cancelled: %s", operator, dict(+results))
     return dict(+results)
 
 

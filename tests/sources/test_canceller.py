@@ -1,18 +1,24 @@
-"""Asking for cancels, with a real broker. The test writes the answers that a job would give."""
+"""Asking for cancels, with a real broker. The test writes the answers that a job would give.
+
+What a broker does only by accident comes from a producer that fails on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from kafka.partitioner.default import murmur2
 from typer.testing import CliRunner
 
-from conf.errors import TopicMissing, UsageError
+from conf.errors import PublishFailed, RightMissing, TopicMissing, UsageError
+from conf.load import load_settings
 from conf.settings import Settings
-from sources.canceller import Answer, Canceller
+from sources import canceller as module
+from sources.canceller import Answer, Canceller, asks_for
+from sources.subscriber import Received
 from state.cancel import CANCEL_HEADER, NOTHING, Ask, Result, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
@@ -60,7 +66,7 @@ def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_wh
     wanted = [f"{topic}/{number}/{number + 40}" for number in range(3)]
     write_answer(broker, settings, f"{topic}/0/0", f"{topic}/0/40", "too-late")
     with Canceller(settings) as canceller:
-        canceller.ask([*wanted, wanted[0]], [("trace", b"7")])
+        canceller.ask(asks_for(settings, [*wanted, wanted[0]]), [("trace", b"7")])
         found = list(asks(broker, topic))
         assert sorted(str((headers[CANCEL_HEADER] or b"").decode()) for _, headers in found) == sorted(
             [*wanted, wanted[0]]
@@ -84,30 +90,37 @@ def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_wh
     )
 
 
-def test_ids_that_name_no_input_record_are_refused_and_nothing_is_published(
+def test_a_partition_that_a_topic_does_not_have_is_refused_and_nothing_is_published(
     settings: Settings, broker: EmbeddedBroker
 ) -> None:
     (topic,) = settings.topics.input
     with Canceller(settings) as canceller:
-        for wrong, why in [
-            ("x", "a message id is"),
-            ("other/0/1", "is not in topics.input"),
-            (f"{topic}/0/-1", "id is"),
-        ]:
-            with pytest.raises(UsageError, match=why):
-                canceller.ask([f"{topic}/0/1", wrong])
+        with pytest.raises(UsageError, match=rf"'{topic}/77/5': {topic} has no partition 77, only 0 to 2"):
+            canceller.ask(asks_for(settings, [f"{topic}/0/5", f"{topic}/77/5"]))
         assert list(canceller.answers(PATIENCE_MS)) == []
     assert list(asks(broker, topic)) == []
 
 
-def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id(
-    settings: Settings, broker: EmbeddedBroker
+def test_more_asks_than_the_client_keeps_are_all_published(
+    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
 ) -> None:
-    (topic,) = settings.topics.input
+    topic = make_topic(3)
+    small = make_settings(
+        f"topics.input={topic}", f"topics.results={make_topic()}", "kafka.queue.buffering.max.messages=2"
+    )
+    with Canceller(small) as canceller:
+        canceller.ask(asks_for(small, [f"{topic}/{number % 3}/{number}" for number in range(100)]))
+        assert len(canceller.unanswered) == 100
+    assert len(list(asks(broker, topic))) == 100
+
+
+def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id(
+    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+) -> None:
+    topic = make_topic(3)
+    settings = make_settings(f"topics.input={topic}", f"topics.results={make_topic(2)}", "policies.names=header")
     with Canceller(settings) as canceller:
-        with pytest.raises(UsageError, match=r"not in topics\.input"):
-            canceller.ask_by_name(["call"], "other")
-        canceller.ask_by_name(["call", "nobody"], topic, [("trace", b"7")])
+        canceller.ask(asks_for(settings, [], ["call", "nobody"]), [("trace", b"7")])
         found = {headers[CANCEL_NAME_HEADER]: (ask, headers["trace"]) for ask, headers in asks(broker, topic)}
         assert {name: trace for name, (_, trace) in found.items()} == {b"call": b"7", b"nobody": b"7"}
         # As Kafka's own default partitioner chooses.
@@ -137,5 +150,174 @@ def test_the_command_ends_with_1_if_no_answer_comes(settings: Settings, output_f
     run = CliRunner().invoke(app, ["cancel", "--timeout", "200ms", "--format", output_format, f"{topic}/0/5", *sets])
     assert run.exit_code == 1
     assert "no answer to 1 of 1 within 200ms" in run.output
-    assert CliRunner().invoke(app, ["cancel", *sets], input="\n").exit_code == 2
-    assert CliRunner().invoke(app, ["cancel", "--topic", topic, f"{topic}/0/5", *sets]).exit_code == 2
+
+
+NAMED = load_settings(
+    None,
+    [
+        "topics.input=in,named,jobs",
+        "policies.named.names=key",
+        "presets.jobs=etf1",
+        "kafka.bootstrap_servers=127.0.0.1:1",
+    ],
+    environ={},
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"ids": ["in/0/1", "x"]}, "'x': a message id is"),
+        ({"ids": ["in/0/1", "other/0/1"]}, "other is not in topics.input"),
+        ({"ids": ["in/0/-1"]}, "a message id is"),
+        ({"ids": ["in/0/" + "9" * 5_000]}, "in/0/9"),
+        ({"ids": ["in/0/1"], "names": ["call"], "topic": "other"}, "other is not in topics.input"),
+        ({"ids": [], "names": ["call"]}, "messages of in have no names by these settings: policies.names is off"),
+        ({"ids": [], "names": ["call", ""], "topic": "named"}, "the name '': a name has 1 to 1024 bytes"),
+        ({"ids": [], "names": ["ö" * 513], "topic": "named"}, "a name has 1 to 1024 bytes"),
+    ],
+)
+def test_what_no_message_can_have_is_not_asked_for(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        asks_for(NAMED, **wrong)
+
+
+@pytest.mark.parametrize("topic", ["named", "jobs"])
+def test_a_name_is_asked_for_where_a_policy_or_a_preset_gives_messages_names(topic: str) -> None:
+    by_id, by_name = asks_for(NAMED, ["in/2/7"], ["ö" * 512], topic)
+    assert (by_id.topic, by_id.partition, by_id.key, by_id.header[1]) == ("in", 2, None, b"in/2/7")
+    assert (by_name.topic, by_name.key) == (topic, ("ö" * 512).encode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "why"),
+    [
+        (["--name", ""], b"", "messages of in have no names"),
+        (["--name", "", "--topic", "named"], b"", "a name has 1 to 1024 bytes"),
+        (["--name", "call"], b"", "messages of in have no names"),
+        (["--topic", "in", "in/0/5"], b"", "an id has its topic"),
+        ([], b"\n", "name at least one message id"),
+        ([], b"in/0/1\n\nin/0/\xff2\n", r"line 3 of standard input, b'in/0/\xff2\n': write UTF-8"),
+        ([], b"in/0/1\nin/0\n", "'in/0': a message id is"),
+    ],
+)
+def test_a_wrong_call_ends_before_anything_is_asked(arguments: list[str], stdin: bytes, why: str) -> None:
+    options = ["topics.input=in,named", "policies.named.names=key", "kafka.bootstrap_servers=127.0.0.1:1"]
+    sets = [part for option in options for part in ("--set", option)]
+    run = CliRunner().invoke(app, ["cancel", *arguments, *sets], input=stdin, env={"DELAYLINE_CONFIG": None})
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert run.stderr.startswith("error: bad-usage: ")
+    assert why in run.stderr
+
+
+@dataclass
+class Faulty:
+    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each ask of it.
+
+    A plan has for each call None, the error that it raises, or the KafkaError with which the record is not delivered.
+    """
+
+    plan: list[Exception | KafkaError | None]
+    published: list[bytes] = field(default_factory=list)
+    polls: int = 0
+
+    def produce(self, topic: str, value: None, key: None, partition: int, headers: Any, on_delivery: Any) -> None:
+        outcome = self.plan.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        on_delivery(outcome, Place((topic, partition, len(self.published))))
+        if outcome is None:
+            self.published.append(headers[0][1])
+
+    def poll(self, _: float) -> None:
+        self.polls += 1
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def partitions(self, _: str) -> list[int]:
+        return [0, 1, 2]
+
+    def records(self, timeout_ms: int) -> Iterator[Received]:
+        for offset, asked in enumerate(self.published):
+            value = b'{"id": "%s", "result": "cancelled"}' % asked
+            yield Received("results", 0, offset, 0, asked, value, [(ID_HEADER, b"in/1/%d" % offset)], 0)
+
+    def close(self) -> None:
+        pass
+
+
+class Place(NamedTuple):
+    """What a producer says of a record that it has published."""
+
+    at: tuple[str, int, int]
+
+    def topic(self) -> str:
+        return self.at[0]
+
+    def partition(self) -> int:
+        return self.at[1]
+
+    def offset(self) -> int:
+        return self.at[2]
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Faulty]:
+    """A function that puts a producer in the place of the client's, with a plan."""
+
+    def put(*plan: Exception | KafkaError | None) -> Faulty:
+        made = Faulty(list(plan))
+        monkeypatch.setattr(module, "Producer", lambda _: made)
+        monkeypatch.setattr(module, "Subscriber", lambda *_: made)
+        return made
+
+    return put
+
+
+TIMED_OUT, REFUSED = KafkaError(KafkaError._MSG_TIMED_OUT), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+@pytest.mark.parametrize("failure", [KafkaException(TIMED_OUT), TIMED_OUT, REFUSED])
+def test_answers_to_what_was_published_are_read_before_the_failure_of_another_ask_is_raised(
+    faulty: Callable[..., Faulty], failure: Any
+) -> None:
+    producer = faulty(None, None, failure)
+    came: list[Answer] = []
+    with Canceller(NAMED) as canceller:
+        canceller.ask(asks_for(NAMED, [f"in/1/{number}" for number in range(5)]))
+        with pytest.raises((PublishFailed, RightMissing)) as raised:
+            came.extend(canceller.answers(PATIENCE_MS))
+    assert isinstance(raised.value, RightMissing) == (failure is REFUSED)
+    assert came == [Answer("in/1/0", "cancelled", None), Answer("in/1/1", "cancelled", None)]
+    assert producer.plan == [], "none is published after the failure"
+
+
+def test_if_none_is_published_nobody_waits_for_answers(faulty: Callable[..., Faulty]) -> None:
+    faulty(KafkaException(TIMED_OUT))
+    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="to cancel all of them again does no harm"):
+        canceller.ask(asks_for(NAMED, ["in/1/0"]))
+
+
+def test_a_full_queue_is_waited_for(faulty: Callable[..., Faulty]) -> None:
+    producer = faulty(None, BufferError("full"), BufferError("full"), None)
+    with Canceller(NAMED) as canceller:
+        canceller.ask(asks_for(NAMED, ["in/1/0", "in/1/1"]))
+        assert [answer.id for answer in canceller.answers(PATIENCE_MS)] == ["in/1/0", "in/1/1"]
+    assert producer.polls >= 4
+
+
+def test_one_wrong_partition_keeps_all_others_from_being_asked_for(faulty: Callable[..., Faulty]) -> None:
+    producer = faulty()
+    with Canceller(NAMED) as canceller, pytest.raises(UsageError, match="'in/77/5': in has no partition 77, only 0 to"):
+        canceller.ask(asks_for(NAMED, ["in/0/5", "in/77/5"], ["call"], "named"))
+    assert producer.published == []
+
+
+def test_the_command_shows_the_answers_before_it_ends_with_the_failure(faulty: Callable[..., Faulty]) -> None:
+    faulty(None, KafkaException(TIMED_OUT))
+    run = CliRunner().invoke(
+        app, ["cancel", "in/1/0", "in/1/1", "--set", "topics.input=in"], env={"DELAYLINE_CONFIG": None}
+    )
+    assert (run.exit_code, run.stdout) == (1, "in/1/0  cancelled\n")
+    assert run.stderr.startswith("error: publish-failed: in at ")

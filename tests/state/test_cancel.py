@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.cancel import ALWAYS, CONDITIONS, WAITING, Ask, MessageId, accepted_replacements, without_cancelled
+from state.cancel import (
+    ALWAYS,
+    CONDITIONS,
+    WAITING,
+    Ask,
+    MessageId,
+    accepted_replacements,
+    replaced_by,
+    without_cancelled,
+)
 from state.message_ids import ids_of
 from tests.messages import messages
 
@@ -31,6 +40,27 @@ def test_of_a_chain_the_last_is_accepted_if_the_first_is() -> None:
     chain = {place(1), place(10), place(11)}
     assert accepted_replacements(asks, chain) == {place(10), place(11), place(12)}
     assert accepted_replacements(asks, chain - {place(1)}) == set()
+
+
+def test_what_a_lost_batch_has_cancelled_for_a_replacement_lets_that_be_accepted_when_it_is_read_again() -> None:
+    # Of 1 the replacement is read again, as 11. Of 2 another one has been accepted.
+    asks = asks_from([(1, WAITING), (1, WAITING), (2, WAITING), (11, WAITING)])
+    replaced = {place(1): place(11), place(2): place(99)}
+    assert accepted_replacements(asks, set()) == set()
+    assert accepted_replacements(asks, set(), replaced) == {place(11)}
+    assert accepted_replacements(asks, {place(11)}, replaced) == {place(11), place(13)}
+
+
+def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted() -> None:
+    asks = asks_from([(1, WAITING), (1, ALWAYS), (2, None), (2, WAITING), (3, ALWAYS), (4, ALWAYS), (10, WAITING)])
+    asks.append(Ask(place(20), place(5), ALWAYS, 5, b"by name"))
+    cancelled = {place(each) for each in (1, 2, 3, 5, 10)}
+    accepted = accepted_replacements(asks, cancelled)
+    expected = {place(1): place(10), place(3): place(14), place(10): place(16)}
+    assert replaced_by(reversed(asks), cancelled, accepted) == expected
+    # As they were decided, so they are when all of them are read again after their batch was lost.
+    again = [ask for ask in asks if ask.id in expected.values()]
+    assert accepted_replacements(again, set(), expected) == set(expected.values())
 
 
 def test_a_circle_is_not_accepted() -> None:

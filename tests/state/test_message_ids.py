@@ -66,8 +66,21 @@ def test_an_id_is_topic_partition_and_offset(text: str, parsed: tuple[str, int, 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "in", "in/0", "/0/5", "in/-1/5", "in/0/x", "in/0/", "in/٣/5", f"in/0/{2**63}", f"in/{2**31}/0"]
+    "text",
+    [
+        "",
+        "in",
+        "in/0",
+        "/0/5",
+        "in/-1/5",
+        "in/0/x",
+        "in/0/",
+        "in/٣/5",
+        f"in/0/{2**63}",
+        f"in/{2**31}/0",
+        "t" * 250 + "/0/1",
+    ],
 )
 def test_anything_else_is_no_id(text: str) -> None:
-    with pytest.raises(ValueError, match=r"id is topic|larger than Kafka"):
+    with pytest.raises(ValueError, match=r"id is topic|larger than Kafka|249 characters"):
         parse_id(text)

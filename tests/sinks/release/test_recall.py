@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
-from sinks.release.pending import Limits, PayloadMissing, Pending, Planned
+from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
-from state.cancel import Undecided
+from sinks.release.room import Limits
+from state.cancel import DELETED_MS, NOT_KEPT, Undecided
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
@@ -52,6 +53,7 @@ class _Shard:
     seen: Counter[int] = field(default_factory=Counter)
     # The results for each message, and how often each ask was answered or passed on.
     results: dict[int, set[str]] = field(default_factory=dict)
+    reasons: dict[int, str | None] = field(default_factory=dict)
     settled: Counter[int] = field(default_factory=Counter)
     passed_on: list[pa.Table] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ class _Shard:
         value, headers = self.log[offset]
         self.pending.add(offset, summary_of(headers, "log"), value)
 
-    def arrive(self, kind: str, numbers: list[int]) -> None:
+    def arrive(self, kind: str, numbers: list[int], asked_ms: int | None = None) -> None:
         if kind == "messages":
             rows: list[dict[str, Any]] = [
                 {"deliver_at_ms": _START_MS + due, "offset": self.messages + at} for at, due in enumerate(numbers)
@@ -78,7 +80,8 @@ class _Shard:
             # What the job knows to be cancelled it answers itself.
             asked = [each for each in numbers if "cancelled" not in self.results.get(each, ())]
             # Everything that is handed over is due before 2,001.
-            undecided = Undecided(_START_MS + 2_001, self.now_ms, self.shards, self.shards - 1).to_bytes()
+            since_ms = self.now_ms if asked_ms is None else asked_ms
+            undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1).to_bytes()
             rows = [
                 {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "output_topic": RESULTS,
                  "key": b"delayline-in/0/%d" % each, "value": undecided}
@@ -118,7 +121,9 @@ class _Shard:
             if row["output_topic"] == RESULTS:
                 self.settled[row["offset"]] += 1
                 answer = json.loads(row["value"])
-                self.results.setdefault(int(answer["id"].rsplit("/", 1)[1]), set()).add(answer["result"])
+                asked = int(answer["id"].rsplit("/", 1)[1])
+                self.results.setdefault(asked, set()).add(answer["result"])
+                self.reasons[asked] = answer.get("why")
             else:
                 self.seen[row["offset"]] += 1
         if planned.passed_on is not None:
@@ -213,6 +218,17 @@ def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too
     second.receive(first.passed_on[0])
     second.settle()
     assert second.results == {7: {"unknown"}}
+
+
+def test_a_message_whose_record_is_deleted_is_taken_out_too_and_else_not_known() -> None:
+    first, second = _two_shards()
+    second.arrive("messages", [500, 600])
+    first.arrive("asks", [1, 7], asked_ms=DELETED_MS)
+    first.settle()
+    second.receive(first.passed_on[0])
+    second.settle()
+    assert second.results == {1: {"cancelled"}, 7: {"unknown"}}
+    assert second.reasons[7] == NOT_KEPT
 
 
 def test_dead_letters_and_asks_are_not_taken_out() -> None:

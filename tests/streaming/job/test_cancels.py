@@ -17,7 +17,7 @@ from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
-from state.cancel import MessageId
+from state.cancel import MessageId, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.message import encode_chunk
@@ -117,7 +117,7 @@ def decide(
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
+    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS, BATCH_SETTINGS)
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
     answers = [by_ask["asks", 1, at] for at in range(len(asks))]
@@ -127,14 +127,18 @@ def decide(
 
 
 def replace(
-    store: BucketTable, *asked: tuple[int, int, str], found: Iterable[int] = (), rows: Iterable[dict[str, Any]] = ()
+    store: BucketTable,
+    *asked: tuple[int, int, str],
+    found: Iterable[int] = (),
+    rows: Iterable[dict[str, Any]] = (),
+    of: BatchSpan | None = None,
 ) -> tuple[list[tuple[str, bool]], Decision]:
     """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
     terms = [(TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, None, old in found) for own, old, condition in asked]
     asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
-    decision = CancelDesk(store, Settings()).decide(frame, output, span(), CLOCK_MS)
+    decision = CancelDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS, BATCH_SETTINGS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
@@ -142,7 +146,7 @@ def replace(
 
 def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
     frame, rows = output_of(store, [{"kind": SEALED}])
-    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
+    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS) == Decision()
 
 
 def test_what_the_state_stage_took_out_is_cancelled(store: BucketTable) -> None:
@@ -241,7 +245,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     left = store.cancelled_ids()
     assert left[TOPIC, 0].tolist() == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
-    assert results == {1: "unknown", 2: "unknown", 3: "cancelled", 9: "cancelled", 8: "undecided"}
+    assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
 
 
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
@@ -281,6 +285,23 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
     assert set(results.values()) == {"cancelled"}, "what was refused never comes out"
 
 
+def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_read_again(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000, _2=6_000, _3=7_000)
+    answers, decision = replace(store, (50, 1, "waiting"), (51, 2, "waiting"), (52, 2, "waiting"))
+    assert [accepted for _, accepted in answers] == [True, True, False]
+    assert decision.replaced == {(TOPIC, 0, 1): (TOPIC, 0, 50), (TOPIC, 0, 2): (TOPIC, 0, 51)}
+    rows = cancelled_rows(decision.cancelled, BATCH, decision.replaced)
+    store.append(store.spark.createDataFrame(rows), "checkpoint", BATCH)
+    # The job is lost before it hands anything over, and the first batch after a rebuild reads the same records.
+    again = span(0, 0, first_bucket=BATCH + 1, cutoff_ms=PREVIOUS_MS)
+    answers, decision = replace(store, (50, 1, "waiting"), (51, 2, "waiting"), (53, 2, "waiting"), of=again)
+    assert answers == [("cancelled", True), ("cancelled", True), ("cancelled", False)]
+    assert decision.left_out[TOPIC, 0].tolist() == [53]
+    cancel(store, BATCH + 1, CancelledId((TOPIC, 0, 3), 7_000, 7_000))
+    (answer,), _ = replace(store, (54, 3, "waiting"), of=span(1, first_bucket=BATCH + 1))
+    assert answer == ("cancelled", False), "of rows of earlier versions nobody knows what has cancelled them"
+
+
 def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:
     chunk = encode_chunk(messages([{"offset": 50, "deliver_at_ms": 70_000}]))
     overflow = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
@@ -315,3 +336,18 @@ def test_what_release_processes_have_cancelled_is_known_and_kept(store: BucketTa
     recalled.append((TOPIC, 0, 9))
     answers, _ = replace(store, (50, 9, "waiting"), (51, 9, "always"))
     assert answers == [("cancelled", False), ("cancelled", True)]
+
+
+@pytest.mark.parametrize("knows_all", [True, False])
+def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
+    store: BucketTable, recalled: list[MessageId], monkeypatch: pytest.MonkeyPatch, knows_all: bool
+) -> None:
+    assert recalled == []
+    monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
+    ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, False), strict=True))
+    chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
+    frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
+    decision = CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS)
+    (value,) = decision.answers.column("value").to_pylist()
+    # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
+    assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all

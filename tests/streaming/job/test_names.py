@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,14 +18,17 @@ from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks_of
+from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.message import encode_chunk
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.cancels import CancelDesk, Decision
-from streaming.job.names import Holder, in_turn
+from streaming.job.names import Holder, LookedUp, in_turn, look_up
 from streaming.job.stored_ids import StoredIds
+from tests.messages import cancelled
 from tests.streaming.job.test_cancels import (
     BATCH,
+    BATCH_SETTINGS,
     CLOCK_MS,
     PREVIOUS_MS,
     READ,
@@ -40,6 +45,8 @@ __all__ = ["bounds", "recalled"]
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000
+# A clock that is behind the due times of what an outage has kept.
+AFTER_OUTAGE_MS = 50_000
 # An ask by a name: the offset of its record, the name, and when its message is due; None: it is a cancel.
 Given = tuple[int, str, int | None]
 
@@ -55,12 +62,18 @@ def place(offset: int) -> MessageId:
     return TOPIC, 0, offset
 
 
-def decide(store: BucketTable, *given: Given, of: BatchSpan | None = None) -> tuple[dict[int, Any], Decision]:
+def decide(
+    store: BucketTable,
+    *given: Given,
+    of: BatchSpan | None = None,
+    clock_ms: int = CLOCK_MS,
+    batch_settings: BatchSettings = BATCH_SETTINGS,
+) -> tuple[dict[int, Any], Decision]:
     """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key."""
     asked = asks_for(*given)
     chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found"), pa.repeat(pa.scalar(False), asked.num_rows)))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
+    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), clock_ms, batch_settings)
     answers: dict[int, Any] = {}
     for answer in decision.answers.to_pylist():
         value, key = answer["value"], answer["key"]
@@ -110,14 +123,11 @@ def test_names_are_given_and_taken_over_as_in_the_model(
     given: list[Given] = [(10 + at, name, due) for at, (name, due) in enumerate(steps)]
     # A cancel leaves the name to the message that it cancels: whoever asks again gets the same answer.
     holds: dict[str, int | None] = dict(before)
-    cancelled: set[int] = set()
     asked, superseded = {}, set()
     for offset, name, due in given:
         asked[offset] = holds.get(name)
-        if (old := holds.get(name)) is not None:
-            cancelled.add(old)
-            if old >= 10:
-                superseded.add(old)
+        if (old := holds.get(name)) is not None and old >= 10:
+            superseded.add(old)
         if due is not None:
             holds[name] = offset
     shuffled = list(given)
@@ -128,9 +138,102 @@ def test_names_are_given_and_taken_over_as_in_the_model(
     assert {ask.id[2]: ask.asked for ask in asks_of(found.asks)} == expected
     assert set(found.superseded.column("offset").to_pylist()) == superseded
     left = {name: offset for name, offset in holds.items() if offset is not None and offset >= 10}
-    left = {name: offset for name, offset in left.items() if offset not in cancelled}
     rows = zip(found.names.column("name").to_pylist(), found.names.column("offset").to_pylist(), strict=True)
     assert {name.decode(): offset for name, offset in rows} == left
+
+
+class Rows(StoredIds):
+    """Stored rows of names: offset, due time, and until when each is of use, by name."""
+
+    def __init__(self, **given: tuple[int, int, int]) -> None:
+        self._given = {name.encode(): row for name, row in given.items()}
+
+    def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
+        found = {name: self._given[name] for name in names if name in self._given and self._given[name][2] >= from_ms}
+        rows = [(name, *place(offset), due, until) for name, (offset, due, until) in found.items()]
+        return pa.Table.from_pylist(
+            [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in rows], schema=NAMED_SCHEMA
+        )
+
+
+def found(
+    rows: Rows,
+    *given: Given,
+    of: BatchSpan | None = None,
+    clock_ms: int = AFTER_OUTAGE_MS,
+    keeps_name: bool = True,
+    left: Iterable[int] = (),
+) -> LookedUp:
+    """Look names up at a clock that is behind the cutoffs, of which an outage has kept the batches."""
+    still = cancelled((*place(offset), 0, 0) for offset in left)
+    return look_up(asks_for(*given), rows, of or span(), clock_ms, keeps_name, lambda _: still)
+
+
+def asked_in(names: LookedUp) -> dict[int, int]:
+    """Return the offset of the message that each ask asks for, by the offset of its record; -1 for none."""
+    return {ask.id[2]: ask.asked[2] for ask in asks_of(names.asks)}
+
+
+def names_in(names: LookedUp) -> dict[str, int]:
+    rows = zip(names.names.column("name").to_pylist(), names.names.column("offset").to_pylist(), strict=True)
+    return {name.decode(): offset for name, offset in rows}
+
+
+def test_after_an_outage_what_is_overdue_and_waits_has_its_name() -> None:
+    due_ms = PREVIOUS_MS + 5_000
+    rows = Rows(a=(1, due_ms, due_ms), b=(2, due_ms, due_ms), c=(3, PREVIOUS_MS - 1, FAR_MS))
+    names = found(rows, (50, "a", FAR_MS), (51, "b", None), (52, "c", None))
+    assert asked_in(names) == {50: 1, 51: 2, 52: -1}, "the last one is handed over, and due"
+    assert sorted(names.held.column("offset").to_pylist()) == [1, 2]
+
+
+def test_a_batch_from_before_that_calls_the_names_of_what_is_overdue_free_as_it_did() -> None:
+    rows = Rows(a=(1, PREVIOUS_MS + 5_000, FAR_MS))
+    assert asked_in(found(rows, (50, "a", FAR_MS), keeps_name=False)) == {50: -1}
+
+
+def test_the_name_of_what_is_accepted_overdue_is_stored_unless_the_batch_hands_it_over() -> None:
+    cutoff_ms = span().cutoff_ms
+    names = found(Rows(), (50, "a", cutoff_ms), (51, "b", cutoff_ms - 1), (52, "c", FAR_MS))
+    assert names_in(names) == {"a": 50, "c": 52}
+    rows = Rows(b=(1, PREVIOUS_MS, cutoff_ms))
+    assert names_in(found(rows, (51, "b", cutoff_ms - 1))) == {"b": 51}, "or it hides an older one"
+    # While the job keeps up, its clock is before its cutoff.
+    names = found(Rows(), (50, "a", CLOCK_MS), (51, "b", CLOCK_MS - 1), clock_ms=CLOCK_MS)
+    assert names_in(names) == {"a": 50}
+
+
+def test_the_first_batch_finds_by_name_what_an_earlier_checkpoint_has_left_overdue() -> None:
+    rows = Rows(a=(1, 600, 600), b=(2, 700, 700))
+    first = span(0, 0, first_bucket=8, cutoff_ms=2_000)
+    given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS)]
+    assert asked_in(found(rows, *given, of=first, left=[2])) == {50: -1, 51: 2}
+    assert asked_in(found(rows, *given, of=first, left=[2], keeps_name=False)) == {50: -1, 51: -1}
+    assert asked_in(found(rows, *given, left=[2])) == {50: -1, 51: -1}, "no later batch"
+
+
+def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000, _2=6_000)
+    name(store, 4, a=(1, 5_000), b=(2, 6_000))
+    given: list[Given] = [(50, "a", FAR_MS), (51, "b", None), (52, "c", 7_000)]
+    answers, decision = decide(store, *given, clock_ms=AFTER_OUTAGE_MS)
+    assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled"}}
+    assert {each.id for each in each_of(decision.cancelled)} == {place(1), place(2)}
+    assert holders(decision) == {"a": 50, "c": 52}
+    before = replace(BATCH_SETTINGS, overdue_has_name=False)
+    answers, decision = decide(store, *given, clock_ms=AFTER_OUTAGE_MS, batch_settings=before)
+    assert (answers[51]["result"], each_of(decision.cancelled)) == ("unknown", [])
+
+
+def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: BucketTable) -> None:
+    seal(store, 6, _1=500, _2=600)
+    name(store, 7, a=(1, 500), b=(2, 600), c=(3, 600))
+    seal(store, 8, _3=600)
+    first = span(0, 0, first_bucket=9, cutoff_ms=2_000)
+    given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS)]
+    answers, decision = decide(store, *given, of=first, clock_ms=AFTER_OUTAGE_MS)
+    assert answers == {}, "what is delivered is asked for no more"
+    assert {each.id for each in each_of(decision.cancelled)} == {place(3)}
 
 
 def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store: BucketTable) -> None:
@@ -147,6 +250,21 @@ def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store:
         53: ("delayline-in/0/2", "cancelled"),
         54: (None, "unknown"),
     }
+
+
+# Due far away, and so soon that the batch would have handed it over.
+@pytest.mark.parametrize("due_ms", [FAR_MS, PREVIOUS_MS - 1])
+def test_a_cancel_by_name_is_answered_in_a_later_batch_as_in_that_of_its_message(
+    store: BucketTable, due_ms: int
+) -> None:
+    cancelled = {"id": "delayline-in/0/50", "result": "cancelled"}
+    answers, decision = decide(store, (50, "a", due_ms), (51, "a", None))
+    assert answers == {51: cancelled}
+    store_of(store, BATCH, decision)
+    answers, decision = decide(store, (52, "a", None), of=span(BATCH + 1))
+    assert (answers, each_of(decision.cancelled)) == ({52: cancelled}, [])
+    answers, decision = decide(store, (53, "a", FAR_MS), of=span(BATCH + 2))
+    assert (answers, holders(decision)) == ({}, {"a": 53}), "and nobody asks the release processes for it"
 
 
 def test_a_replay_decides_the_same(store: BucketTable) -> None:
@@ -199,12 +317,14 @@ def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_co
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_of_a_replay_as_many_asks_go_on_whatever_was_answered_since(
+def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
     store: BucketTable, recalled: list[MessageId], has_answered: bool
 ) -> None:
     name(store, 4, a=(1, 900))
     recalled += [place(1)] if has_answered else []
-    assert decide(store, (50, "a", FAR_MS))[0] == {50: ("goes on", "delayline-in/0/1")}
+    goes_on, is_known = ("goes on", "delayline-in/0/1"), {"id": "delayline-in/0/1", "result": "cancelled"}
+    # A release process that has started since would take what it does not know for delivered.
+    assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
 
 
 def test_a_name_is_free_once_its_message_is_delivered(store: BucketTable) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from conf.settings import Settings
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
-from state.message_ids import parse_id
 from streaming.job.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
@@ -31,12 +31,21 @@ def reader(settings: Settings) -> Iterator[RecalledMessages]:
     made.close()
 
 
-def write(broker: EmbeddedBroker, settings: Settings, *numbers: int, why: str | None = RECALLED) -> None:
+def write(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    *numbers: int,
+    key: bytes | None = b"in/0/%d",
+    ask: bytes | None = None,
+    why: str | None = RECALLED,
+) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
+    own_ask = f"{settings.topics.input[0]}/0/99".encode()
+    headers: list[tuple[str, str | bytes | None]] = [("delayline-id", own_ask if ask is None else ask)]
     for number in numbers:
-        asked = f"in/0/{number}"
-        value = answer(Ask(("in", 0, 99), parse_id(asked)), "cancelled", why)
-        producer.produce(settings.results_topic, value, asked.encode())
+        value = answer(Ask(("in", 0, 99), ("in", 0, number)), "cancelled", why)
+        own_key = key % number if key is not None and b"%d" in key else key
+        producer.produce(settings.results_topic, value, own_key, headers=[] if ask == b"" else headers)
     assert producer.flush(30) == 0
 
 
@@ -54,6 +63,20 @@ def test_each_answer_of_a_release_process_is_read_once(
     assert read(reader) == []
     write(broker, settings, 4)
     assert read(reader) == [4]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"key": None}, {"key": b"k"}, {"key": b"\xff"}, {"ask": b""}, {"ask": b"of-another/0/7"}, {"ask": b"\xff"}],
+    ids=["no key", "no id", "no text", "no ask", "another job's ask", "no text for an ask"],
+)
+def test_what_looks_like_an_answer_and_is_none_is_passed_over(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, forged: dict[str, Any]
+) -> None:
+    write(broker, settings, 1)
+    write(broker, settings, 2, **forged)
+    write(broker, settings, 3)
+    assert read(reader) == [1, 3]
 
 
 def test_after_a_crash_what_the_last_batch_may_not_have_stored_is_read_again(
@@ -77,3 +100,50 @@ def test_what_a_replay_could_not_store_is_read_again(
     reader.begin_again()
     assert read(reader) == [1]
     assert read(reader) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._TRANSPORT,
+        KafkaError.FENCED_LEADER_EPOCH,
+    ],
+)
+def test_a_broker_that_starts_is_waited_for(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    reader: RecalledMessages,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    # What a client says about a broker that ends or starts depends on the moment.
+    write(broker, settings, 3)
+    problems = [KafkaException(KafkaError(code))]
+
+    class Restarting(Consumer):
+        def get_watermark_offsets(self, *arguments: Any) -> Any:
+            if problems:
+                raise problems.pop()
+            return super().get_watermark_offsets(*arguments)
+
+    monkeypatch.setattr("streaming.job.recalled.Consumer", Restarting)
+    assert read(reader) == [3]
+    assert problems == []
+
+
+def test_what_lies_behind_an_open_transaction_may_be_missing(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    assert (read(reader), reader.knows_all) == ([], True)
+    stuck = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "stuck"})
+    stuck.init_transactions(30)
+    stuck.begin_transaction()
+    for partition in range(3):
+        stuck.produce(settings.results_topic, b"{}", partition=partition)
+    assert stuck.flush(30) == 0
+    write(broker, settings, 3)
+    assert (read(reader), reader.knows_all) == ([], False)
+    stuck.abort_transaction(30)
+    assert (read(reader), reader.knows_all) == ([3], True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
+from state.buckets.parts import IdRows
 from state.message_ids import ids_of
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.stored_ids import StoredIds
@@ -90,6 +91,40 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     stored.forget(f"max_deliver_at_ms < 600 AND (topic = '{TOPIC}' AND partition = 0 AND offset < 3)", 5_000)
     assert known(stored) == ({(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}, {"b": 11})
     stored.close()
+
+
+class EmptyTable:
+    """A table of sealed buckets without any ids."""
+
+    def id_rows(self, *_: object) -> None:
+        return None
+
+
+def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    stored = StoredIds(cast(BucketTable, EmptyTable()))
+    stored.open(0, STARTS)
+    # The topic of an id that somebody asks for may be any text.
+    ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
+    replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
+    stored.add(cancelled((*each, 500, 510) for each in ids), NAMED_SCHEMA.empty_table(), 3, replaced)
+    assert stored.replaced_among(ids_of([*ids, (TOPIC, 0, 3)])) == replaced
+    assert stored.cancelled_among(ids_of(ids))[TOPIC, 0].tolist() == [1, 2]
+    stored.close()
+
+
+def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined(store: BucketTable) -> None:
+    replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7)}
+    for number, own in enumerate((replaced, {}, {})):
+        rows = cancelled_rows(cancelled([(TOPIC, 0, number + 1, 500, 510)]), number, own)
+        store.append(store.spark.createDataFrame(rows), "checkpoint", number)
+    for _ in range(2):
+        stored = StoredIds(store)
+        stored.open(9, STARTS)
+        assert stored.replaced_among(ids_of((TOPIC, 0, offset) for offset in (1, 2, 3))) == replaced
+        stored.close()
+        store.join_ids(IdRows.CANCELLED, [0, 1, 2], "false")
+    assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
 
 
 def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
 
+from tests.eventually import assert_eventually
+from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application
 from tests.system.in_process.conftest import MakeJob
 from tests.system.named_load import NamedLoad
@@ -28,3 +31,65 @@ def test_the_newest_message_of_each_name_comes_out(application: Application, mak
     job.run_until(publish)
     load.close()
     assert load.replaced()
+
+
+def accept_all(load: NamedLoad, application: Application) -> None:
+    """Wait until the job has accepted all that was published."""
+    load.flush()
+    assert_eventually(lambda: accepted(application.checkpoint) == len(load.records), 60, "acceptance")
+
+
+@pytest.mark.takes(50)
+def test_what_fell_due_in_an_outage_is_replaced_and_cancelled_by_its_name(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job("policies.names=key")
+    ledger.close()
+    load = NamedLoad(application)
+
+    def publish() -> None:
+        load.publish("first", 0)
+        assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
+        for name in ("a", "b", "c"):
+            load.publish(name, 15_000)
+        accept_all(load, application)
+
+    job.run_until(publish)
+    waiting = {each.name: each for each in load.records.values() if each.name != "first"}
+    last_ms = max(each.due_ms or 0 for each in waiting.values())
+    assert_eventually(lambda: time.time() * 1000 > last_ms, 20, "the due times")
+    load.publish("a", 1_000)
+    load.publish("b", None)
+    load.flush()
+    job.run_until(lambda: load.verify(60))
+    load.close()
+    assert load.replaced() == {waiting["a"].id, waiting["b"].id}
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_of_what_a_rebuild_without_the_table_accepts_again_the_newest_of_each_name_comes_out(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job("policies.names=key")
+    ledger.close()
+    load = NamedLoad(application)
+
+    def publish() -> None:
+        for _ in range(3):
+            for number in range(20):
+                load.publish(f"n{number}", 60_000)
+            accept_all(load, application)
+        # Only what is handed over says how far the input was read.
+        for number in range(10):
+            load.publish(f"now{number}", 0)
+        accept_all(load, application)
+        assert_eventually(lambda: len(load.got) == 10, 60, "what is due at once")
+
+    job.run_until(publish)
+    shutil.rmtree(application.storage)
+    rebuilt = job.command("rebuild")
+    assert rebuilt.exit_code == 0, rebuilt.output
+    job.run_until(lambda: load.verify(120))
+    load.close()
+    assert len(load.replaced()) == 40

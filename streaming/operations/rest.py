@@ -1,0 +1,124 @@
+"""The rest: what a lost job has accepted, and what is neither delivered nor in the table. It is accepted again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from sources.intake.accept import accept
+from state.buckets.reseal import left_rows
+from state.buckets.table_rows import ArrowFunction
+from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.delivered import Delivered
+from state.message_ids import ID, Ids, among, ids_in, ids_of
+from state.name_holders import HOLDER_SCHEMA
+
+# By input topic and partition: the offsets that are in buckets.
+Sources = Mapping[tuple[str, int], BitMap64]
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Accepts the records that are neither delivered nor in the table, in tasks of Spark.
+
+    Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
+    for what is not the newest of its name (`state.name_holders`).
+    """
+
+    delivered: Delivered
+    in_table: Sources
+    cancelled: Ids
+    batch_settings: BatchSettings
+    now_ms: int
+
+    def messages(self) -> ArrowFunction:
+        """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for rest, asks, refused in self._accepted(batches):
+                answers = _answers(asks, self.cancelled, refused)
+                answered_rest = answered(rest, self.batch_settings.results, answers)
+                yield from left_rows(answered_rest, self.batch_settings.shards)
+
+        return run
+
+    def names(self, bucket: int) -> ArrowFunction:
+        """Return the function that gives all messages that got a name, as rows of `name_holders.HOLDER_SCHEMA`.
+
+        What is not left may have taken a name over from what is. `bucket` is where the rest is sealed.
+        """
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for messages, rest in self._read(batches):
+                # All asks: that of a message which is left may be handed over.
+                asks = asks_in(messages, self.batch_settings.results)
+                own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
+                ids = own.select([f"ask_{name}" for name in ID]).rename_columns(ID)
+                left = ids_in(rest.filter(pc.invert(is_ask(rest, self.batch_settings.results))))
+                due, buckets = own.column("deliver_at_ms"), pa.repeat(pa.scalar(bucket), own.num_rows)
+                columns = [own.column("name"), *ids.columns, due, due, buckets, pa.array(among(ids, left))]
+                yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
+
+        return run
+
+    def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
+        """Yield messages that are left, with the asks among them, and which replacements are refused."""
+        results = self.batch_settings.results
+        for _, rest in self._read(batches):
+            asks = asks_in(rest, results)
+            refused = _refused(asks, self.cancelled)
+            yield without_cancelled(rest, ids_of(refused), results), asks, refused
+
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield all messages of the records, with the asks that come with them, and those that are left."""
+        results = self.batch_settings.results
+        for batch in batches:
+            if batch.num_rows:
+                messages = accept(pa.Table.from_batches([batch]), self.batch_settings, self.now_ms)
+                # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
+                stored = _is_in(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
+                yield messages, messages.filter(pa.array(~(self.delivered.of_input(messages, results) | stored)))
+
+
+def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
+    """Return which replacements among `asks`, which have no answer yet, the new checkpoint does not accept.
+
+    The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
+    """
+    was_refused = among(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
+    has_cancelled = among(asks, cancelled).tolist()
+    return {
+        ask.id
+        for ask, refused, done in zip(asks_of(asks), was_refused, has_cancelled, strict=True)
+        if refused or (ask.condition == WAITING and not done)
+    }
+
+
+def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
+    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
+    why = "the job's checkpoint was lost before this was decided: ask again"
+    answers: dict[MessageId, bytes | None] = {}
+    for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
+        if ask.name is not None and ask.condition is not None:
+            # Nobody waits for an answer to a name that is given.
+            answers[ask.id] = None
+            continue
+        accepted = None if ask.condition is None else ask.id not in refused
+        if is_cancelled:
+            answers[ask.id] = answer(ask, "cancelled", accepted=accepted)
+        else:
+            answers[ask.id] = answer(ask, "unknown", why, accepted)
+    return answers_of(answers)
+
+
+def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:
+    """Return for each message whether its id is among those `in_table`."""
+    ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    none = BitMap64()
+    return np.array([offset in in_table.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)

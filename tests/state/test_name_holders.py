@@ -1,0 +1,122 @@
+"""Which message has a name when records are accepted again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.buckets.parts import IdRows
+from state.checkpoint.origin import CheckpointOrigin
+from state.message_ids import NO_IDS, Ids, ids_of
+from state.name_holders import HOLDER_SCHEMA, settled
+
+TOPIC = "delayline-in"
+# The rest is sealed in bucket 8, and nothing is delivered that is due at 1,000 or later.
+LEFT_IN, CUTOFF_MS, FAR_MS = 8, 1_000, 70_000
+ORIGIN = CheckpointOrigin("c", 2, 2, LEFT_IN + 1, CUTOFF_MS, {TOPIC: {"0": 100, "1": 100}})
+
+
+def left(offset: int, due_ms: int = FAR_MS, name: str = "a", partition: int = 0) -> tuple[Any, ...]:
+    """Return the row of a message that is accepted again."""
+    return name.encode(), TOPIC, partition, offset, due_ms, due_ms, LEFT_IN, True
+
+
+def stored(
+    offset: int, due_ms: int = FAR_MS, bucket: int = 3, name: str = "a", partition: int = 0, until_ms: int = 0
+) -> tuple[Any, ...]:
+    """Return the row of a message whose name is stored."""
+    return name.encode(), TOPIC, partition, offset, due_ms, max(due_ms, until_ms), bucket, False
+
+
+def settle(*rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_IDS, at_once: int = 2) -> tuple[Any, Any]:
+    """Return the offset of the message that has each name, and the cancelled ones with their due times."""
+    in_order = sorted(rows, key=lambda row: row[:4])
+    table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
+    batches = settled(ORIGIN, cancelled, overdue)(iter(table.to_batches(max_chunksize=at_once)))
+    out = [row for batch in batches for row in batch.to_pylist()]
+    assert all(row["bucket"] == LEFT_IN for row in out)
+    names = [row for row in out if row["part"] == IdRows.NAMED.partition(LEFT_IN)]
+    gone = [row for row in out if row["part"] == IdRows.CANCELLED.partition(LEFT_IN)]
+    assert len(names) + len(gone) == len(out)
+    assert all(row["deliver_at_ms"] == row["max_deliver_at_ms"] for row in gone)
+    return (
+        {row["name"].decode(): (row["offset"], row["max_deliver_at_ms"]) for row in names},
+        sorted((row["partition"], row["offset"], row["deliver_at_ms"]) for row in gone),
+    )
+
+
+def test_of_what_is_accepted_again_the_newest_of_a_name_stays() -> None:
+    rows = [left(5), left(6, 500), left(7, 2_000), left(5, name="b")]
+    assert settle(*rows) == ({"a": (7, 70_000), "b": (5, FAR_MS)}, [(0, 5, FAR_MS), (0, 6, 500)])
+
+
+def test_what_waits_in_the_table_is_cancelled_unless_it_is_or_may_be_delivered() -> None:
+    rows = [stored(1), stored(2, CUTOFF_MS), stored(3, CUTOFF_MS - 1), stored(4), left(9)]
+    cancelled = ids_of([(TOPIC, 0, 4)])
+    assert settle(*rows, cancelled=cancelled) == ({"a": (9, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, CUTOFF_MS)])
+
+
+def test_what_is_overdue_in_the_table_is_cancelled_if_it_waits() -> None:
+    rows = [stored(1, 500), stored(2, 500), stored(3, 500), left(9)]
+    overdue, cancelled = ids_of([(TOPIC, 0, 2), (TOPIC, 0, 3), (TOPIC, 0, 9)]), ids_of([(TOPIC, 0, 3)])
+    expected = ({"a": (9, FAR_MS)}, [(0, 2, 500)])
+    assert settle(*rows, overdue=overdue, cancelled=cancelled) == expected, "the first one is delivered"
+
+
+def test_what_a_later_record_has_taken_the_name_from_is_cancelled_wherever_that_is() -> None:
+    # The row of the newest is in the table, and need not be stored again.
+    assert settle(left(5), stored(6, 500, bucket=4)) == ({}, [(0, 5, FAR_MS)])
+    # Of one that is accepted again, the row may be there.
+    assert settle(left(5), stored(5, bucket=2), stored(6, bucket=4)) == ({}, [(0, 5, FAR_MS)])
+    assert settle(left(5), stored(5, bucket=2), stored(4)) == ({"a": (5, FAR_MS)}, [(0, 4, FAR_MS)])
+
+
+def test_of_several_partitions_that_of_the_newest_batch_has_the_name() -> None:
+    rows = [stored(50, bucket=3), left(1, partition=1)]
+    assert settle(*rows) == ({"a": (1, FAR_MS)}, [(0, 50, FAR_MS)])
+    assert settle(*rows, stored(1, bucket=2, partition=1)) == ({}, [(1, 1, FAR_MS)])
+
+
+def test_a_row_is_of_use_as_long_as_that_of_any_message_before() -> None:
+    assert settle(stored(1, 500, until_ms=90_000), left(2)) == ({"a": (2, 90_000)}, [])
+
+
+def test_what_the_new_checkpoint_reads_again_takes_no_name() -> None:
+    assert settle(left(5), stored(100, bucket=4)) == ({"a": (5, FAR_MS)}, [])
+    assert settle() == ({}, [])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.booleans(), st.integers(0, 2_000)), max_size=20),
+    st.integers(1, 30),
+)
+def test_all_but_one_of_a_name_is_cancelled_or_no_more(
+    given_rows: list[tuple[str, int, bool, int]], at_once: int
+) -> None:
+    # In the order of the offsets. Of each, batches have stored the rows in that order.
+    rows = [
+        left(at, due, name, partition) if is_left else stored(at, due, 1 + at // 4, name, partition)
+        for at, (name, partition, is_left, due) in enumerate(given_rows)
+    ]
+    names, gone = settle(*rows, at_once=at_once)
+    lost = {offset for _, offset, _ in gone}
+    waiting = {row[3]: row for row in rows if row[-1] or row[4] >= CUTOFF_MS}
+    assert lost <= waiting.keys()
+    for name, several in groupby(sorted(rows), key=lambda row: row[0]):
+        own = list(several)
+        kept = [row for row in own if row[3] in waiting.keys() - lost]
+        newest = _newest(own)
+        assert kept in ([newest], [])
+        assert (kept == []) == (newest[3] not in waiting)
+        assert (name.decode() in names) == newest[-1]
+
+
+def _newest(rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the newest row: that of the last offset in its partition, and of these, that of the last bucket."""
+    last = {partition: list(own)[-1] for partition, own in groupby(sorted(rows), key=lambda row: row[2])}
+    return max(last.values(), key=lambda row: (row[6], row[2], row[3]))

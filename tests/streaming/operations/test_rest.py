@@ -1,0 +1,102 @@
+"""What a rebuild accepts again, and which messages have their names then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from sinks.bucket_table import BucketTable
+from state.buckets.reseal import LEFT_SCHEMA, left_rows
+from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.delivered import Delivered
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan, Progress
+from state.name_holders import HOLDER_SCHEMA
+from state.names import NAMED_SCHEMA, name_rows, named
+from state.order import OrderKey
+from streaming.checkpoint.handover import seal_rest
+from streaming.job.stored_ids import StoredIds
+from streaming.operations.rebuild import ids_left, names_of
+from streaming.operations.rest import Rest
+from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
+from tests.streaming.sealed import seal_messages
+
+TOPIC, RESULTS = "delayline-in", "delayline-results"
+CLOCK_MS = 1_798_000_000_000
+FAR_MS = CLOCK_MS + 3_600_000
+# The last batch has read 10 records, and handed over what is due before its cutoff.
+CUTOFF_MS = CLOCK_MS + 60_000
+READ = {TOPIC: {"0": 10}}
+LEFT_IN = 8
+SETTINGS = some_batch_settings(
+    shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=DelayPolicy(names="header")
+)
+ORIGIN = CheckpointOrigin("new", 2, 1, LEFT_IN + 1, CUTOFF_MS, READ)
+
+
+def rest_of(in_table: Iterable[int] = ()) -> Rest:
+    """Return the rest of a job with one shard. The table has the messages `in_table`."""
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, READ)
+    last = OrderKey(CUTOFF_MS, TOPIC, 0, 0)
+    delivered = Delivered((Progress(span, 3, last),))
+    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, SETTINGS, CLOCK_MS)
+
+
+def record(offset: int, name: str | None, due_ms: int = FAR_MS) -> dict[str, Any]:
+    own = [("deliver-at", b"%d" % due_ms)] + ([] if name is None else [("delayline-name", name.encode())])
+    return {"offset": offset, "headers": headers(*own), "timestamp_ms": CLOCK_MS - 1_000}
+
+
+def holders(rest: Rest, *rows: dict[str, Any]) -> dict[int, tuple[bytes, bool]]:
+    """Return for each message that got a name the name, and whether it is left."""
+    batches = rest.names(LEFT_IN)(iter(records(rows).to_batches()))
+    found = pa.Table.from_batches(batches, HOLDER_SCHEMA).to_pylist()
+    assert {row["bucket"] for row in found} <= {LEFT_IN}
+    return {row["offset"]: (row["name"], row["is_left"]) for row in found}
+
+
+def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
+    rows = [record(1, "a", CLOCK_MS), record(2, "a"), record(3, "b"), record(4, None), record(5, "b")]
+    # The first one is delivered, and the asks of all of them are.
+    assert holders(rest_of([3]), *rows) == {
+        1: (named(TOPIC, b"a"), False),
+        2: (named(TOPIC, b"a"), True),
+        3: (named(TOPIC, b"b"), False),
+        5: (named(TOPIC, b"b"), True),
+    }
+
+
+def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelled(store: BucketTable) -> None:
+    # The first one is overdue: its shard was behind another one when the job was lost.
+    dues = {19: CUTOFF_MS - 1, 20: FAR_MS, 21: FAR_MS}
+    seal_messages(store, 3, [{"offset": at, "deliver_at_ms": due} for at, due in dues.items()], SETTINGS)
+    rows = [
+        (named(TOPIC, own), TOPIC, 0, at, due, due)
+        for own, (at, due) in zip((b"d", b"a", b"b"), dues.items(), strict=True)
+    ]
+    names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in rows], NAMED_SCHEMA)
+    store.append(store.spark.createDataFrame(name_rows(names, 4)), "checkpoint", 4)
+    origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
+    again = [record(22, "a"), record(23, "c"), record(24, "c"), record(25, "d")]
+    batches = rest_of().names(LEFT_IN)(iter(records(again).to_batches()))
+    holding = store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
+    accepted = messages({"offset": each["offset"], "deliver_at_ms": FAR_MS} for each in again)
+    overdue = messages([{"offset": 19, "deliver_at_ms": dues[19]}])
+    left, behind = (
+        store.spark.createDataFrame(pa.Table.from_batches(left_rows(table, 1), LEFT_SCHEMA))
+        for table in (accepted, overdue)
+    )
+    ids = names_of(store, holding, origin, {}, ids_left(behind))
+    assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
+    assert store.cancelled_ids()[TOPIC, 0].tolist() == [19, 20, 23]
+    assert store.cancelled_between(FAR_MS, FAR_MS + 1, LEFT_IN)[TOPIC, 0].tolist() == [20, 23]
+    assert store.cancelled_between(0, CUTOFF_MS, LEFT_IN)[TOPIC, 0].tolist() == [19]
+    stored_ids = StoredIds(store)
+    stored_ids.open(origin.first_bucket, origin.offsets)
+    known = stored_ids.named_among([named(TOPIC, each) for each in (b"a", b"b", b"c", b"d")], CLOCK_MS)
+    assert sorted(known.column("offset").to_pylist()) == [21, 22, 24, 25]
+    stored_ids.close()
