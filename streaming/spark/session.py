@@ -77,6 +77,11 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _POOLS.as_uri(),
         "spark.sql.adaptive.enabled": "false",
+        # To cache a DataFrame, Spark clones the session unless these two are off, and Spark 4.0.0 never frees a clone
+        # (SPARK-54753): half a megabyte for each batch, so that the heap of 2 GB was full after 3,000. Nothing here is
+        # bucketed, or adaptive.
+        "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
+        "spark.sql.adaptive.applyFinalStageShuffleOptimizations": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
@@ -113,6 +118,11 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # For all places where Spark shows options: web pages, event logs, plans. Its default pattern has fewer names.
         "spark.redaction.regex": SECRET_PATTERN,
         "spark.ui.enabled": "false",
+        # Without its page nobody looks at what has run. By default Spark keeps 1,000 queries for it, in 60 MB.
+        "spark.sql.ui.retainedExecutions": "100",
+        "spark.ui.retainedJobs": "100",
+        "spark.ui.retainedStages": "100",
+        "spark.ui.retainedTasks": "1000",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
 
