@@ -35,11 +35,18 @@ def main(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Additional setting of the job. Repeatable.")
     ] = None,
 ) -> None:
-    """Run a campaign. Exit code 0 only if the contract held. Missed aims for timings are printed, but are no error."""
+    """Run a campaign. Exit code 0 only if the contract held. Missed aims for timings are printed, but are no error.
+
+    If the contract was broken, or an aim is missed, the folder with all logs is kept.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     with Stand() as stand:
+        # Also of a campaign that ends by an error.
+        stand.kept = True
+        say(f"logs, checkpoint and the broker's data are in {stand.folder}, and stay there if anything is wrong")
         problems, outcome = _CAMPAIGNS[which](stand, seed, minutes, tuple(settings or ()))
+        stand.kept = bool(problems) or not outcome.met
         if out is not None:
             outcome.write(out, 1.0)
     outcome.show()

@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 from benchmarks.chaos.drivers import Drivers
 from benchmarks.chaos.faults import Fault, FaultInjector, plan_faults, tally
-from benchmarks.chaos.gaps import gaps_s
+from benchmarks.chaos.gaps import Gap, gaps_s
 from benchmarks.chaos.judged_load import JudgedLoad
 from benchmarks.chaos.load import RATE
 from benchmarks.cluster import Cluster
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
+from conf.instants import instant
 from streaming.judge.verdict import LEAST_CHECKED
 
 NAME = "chaos"
@@ -122,7 +123,11 @@ def _outcome(
     received_s: npt.NDArray[np.float64],
     starts: int,
 ) -> Outcome:
-    gaps = {kind: _gaps_of(kind, injected, received_s) for kind in _LIMITS_S}
+    every_gap = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in injected], _IN_FLIGHT_S)
+    gaps = {kind: _gaps_of(kind, injected, every_gap) for kind in _LIMITS_S}
+    for (fault, at_s), gap in zip(injected, every_gap, strict=True):
+        if gap is not None and gap.seconds > _LIMITS_S.get(fault.kind, max(_LIMITS_S.values())):
+            say(f"{fault.kind} at {instant(int(at_s * 1000))}: next delivery after {gap.seconds:.1f} s")
     figures: dict[str, dict[str, Any]] = {
         "campaign": {"seed": seed, "minutes": minutes, "faults": len(injected), "starts of the job": starts}
         | counts_of(judged),
@@ -151,10 +156,7 @@ def _outcome(
     return Outcome(NAME, about, aims, figures)
 
 
-def _gaps_of(
-    kind: str, injected: list[tuple[Fault, float]], received_s: npt.NDArray[np.float64]
-) -> tuple[list[float], list[float]]:
+def _gaps_of(kind: str, injected: list[tuple[Fault, float]], gaps: list[Gap | None]) -> tuple[list[float], list[float]]:
     """Return the seconds from each fault of `kind` to the next delivery: for all of them, and for isolated ones."""
-    gaps = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in injected], _IN_FLIGHT_S)
     own = [gap for (fault, _), gap in zip(injected, gaps, strict=True) if fault.kind == kind and gap is not None]
     return [gap.seconds for gap in own], [gap.seconds for gap in own if gap.alone]

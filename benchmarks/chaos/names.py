@@ -89,9 +89,10 @@ class NamedRecords(threading.Thread):
             identity, record.timestamp_ms, record.key, record.value, record.headers, self._output, due_us // 1000
         )
         known_ms = acceptance.committed_ms(published) or record.received_ms
+        waited_from_ms = acceptance.waited_from_ms(published)
         if cancelled is not None:
-            return Named(identity, cancelled, known_ms, None)
-        return Named(identity, record.last(NAME_HEADER) or "", known_ms, due_us // 1000)
+            return Named(identity, cancelled, known_ms, None, waited_from_ms)
+        return Named(identity, record.last(NAME_HEADER) or "", known_ms, due_us // 1000, waited_from_ms)
 
     def _record(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)

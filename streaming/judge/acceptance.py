@@ -39,6 +39,21 @@ class CommittedBatch:
     ends: Offsets
 
 
+@dataclass(frozen=True)
+class Step:
+    """What was accepted up to the offsets `ends`, and not before. Instants are epoch ms.
+
+    - `waited_from_ms`: what was due then or later was not handed over before
+    - `in_order_from_ms`: messages that are due then or later are in order
+    - `committed_ms`: when it was committed
+    """
+
+    ends: Offsets
+    waited_from_ms: int
+    in_order_from_ms: int
+    committed_ms: int
+
+
 @dataclass
 class CheckpointLog:
     """One checkpoint: its origin, and its committed batches by number.
@@ -51,52 +66,60 @@ class CheckpointLog:
     offsets: Offsets = field(default_factory=dict)
     batches: dict[int, CommittedBatch] = field(default_factory=dict)
 
-    def steps(self) -> Iterator[tuple[Offsets, int, int]]:
-        """Yield (accepted up to these offsets, in order from this due time on, committed at), in that order.
+    def steps(self) -> Iterator[Step]:
+        """Yield what was accepted batch by batch, after what an earlier checkpoint has accepted.
 
-        Records below `offsets` were committed by an earlier checkpoint, at a time that is not known here: 0.
+        That was committed at a time which is not known here: 0.
         """
-        yield self.offsets, self.cutoff_ms, 0
+        yield Step(self.offsets, self.cutoff_ms, self.cutoff_ms, 0)
         for number, batch in sorted(self.batches.items()):
             before = self.batches.get(number - 1)
             # Cutoffs never go back: if the previous batch is unknown, its cutoff was at most this batch's cutoff.
             cutoff_ms = batch.cutoff_ms if before is None else before.cutoff_ms
             cutoff_ms = self.cutoff_ms if number == 0 else cutoff_ms
-            yield batch.ends, min(cutoff_ms, batch.committed_ms + _AHEAD_MS), batch.committed_ms
+            in_order_from_ms = min(cutoff_ms, batch.committed_ms + _AHEAD_MS)
+            yield Step(batch.ends, cutoff_ms, in_order_from_ms, batch.committed_ms)
 
 
 class Acceptance:
     """The input that the job accepted under all its checkpoints, given from the first to the last."""
 
     def __init__(self, checkpoints: Iterable[CheckpointLog]) -> None:
-        # By input partition: the end offsets of batches, ascending, and for each the due time from which order holds,
-        # and when it was committed.
+        # By input partition: the end offsets of batches, ascending, and the steps that have them.
         self._ends: dict[tuple[str, int], list[int]] = {}
-        self._from_ms: dict[tuple[str, int], list[int]] = {}
-        self._committed_ms: dict[tuple[str, int], list[int]] = {}
+        self._steps: dict[tuple[str, int], list[Step]] = {}
         # By batch: cutoff and commit (epoch ms). Cutoffs never go back.
         self._cutoffs: list[tuple[int, int]] = []
         for checkpoint in checkpoints:
             for _, batch in sorted(checkpoint.batches.items()):
                 self._cutoffs.append((batch.cutoff_ms, batch.committed_ms))
-            for offsets, from_ms, committed_ms in checkpoint.steps():
-                for source, end in offsets.items():
+            for step in checkpoint.steps():
+                for source, end in step.ends.items():
                     ends = self._ends.setdefault(source, [])
                     if not ends or end > ends[-1]:
                         ends.append(end)
-                        self._from_ms.setdefault(source, []).append(from_ms)
-                        self._committed_ms.setdefault(source, []).append(committed_ms)
+                        self._steps.setdefault(source, []).append(step)
 
     def in_order_from_ms(self, message: Published) -> int | None:
         """Return the due time (epoch ms) from which on the batch that accepted the message keeps order.
 
         Returns None if no known committed batch accepted it.
         """
-        return self._of_batch(message, self._from_ms)
+        step = self._step_of(message)
+        return None if step is None else step.in_order_from_ms
 
     def committed_ms(self, message: Published) -> int | None:
         """Return when the batch that accepted the message was committed (epoch ms); None as above."""
-        return self._of_batch(message, self._committed_ms)
+        step = self._step_of(message)
+        return None if step is None else step.committed_ms
+
+    def waited_from_ms(self, message: Published) -> int | None:
+        """Return the due time (epoch ms) from which on nothing was handed over before the message was accepted.
+
+        None as above.
+        """
+        step = self._step_of(message)
+        return None if step is None else step.waited_from_ms
 
     def handed_over_ms(self, message: Published) -> int | None:
         """Return the time by which the message was handed over (epoch ms); None if no known committed batch has.
@@ -109,11 +132,11 @@ class Acceptance:
             return None
         return max(accepted_ms, self._cutoffs[index][1])
 
-    def _of_batch(self, message: Published, values: Mapping[tuple[str, int], list[int]]) -> int | None:
+    def _step_of(self, message: Published) -> Step | None:
         topic, partition, offset = message.source
         ends = self._ends.get((topic, partition), [])
         index = bisect_right(ends, offset)
-        return values[topic, partition][index] if index < len(ends) else None
+        return self._steps[topic, partition][index] if index < len(ends) else None
 
     def is_accepted(self, message: Published) -> bool:
         """Return whether a known committed batch has accepted the message."""

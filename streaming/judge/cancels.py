@@ -75,6 +75,11 @@ class Answers:
             if content.get("result") not in _RESULTS:
                 problems.append(f"{ask} has the answer {content}")
         problems += self._of_replacements(asks, came_out, conditions)
+        if complete:
+            problems += [
+                f"{asked} is cancelled, and everything that replaces it was refused"
+                for asked in sorted(self._lost(asks, conditions))
+            ]
         for asked, results in self.results(asks).items():
             if {"cancelled", "too-late"} <= results:
                 problems.append(f"{asked} is cancelled by one answer, and too late by another")
@@ -83,6 +88,16 @@ class Answers:
             if complete and "too-late" in results and asked not in came_out:
                 problems.append(f"{asked} did not come out, and was answered to be too late")
         return problems
+
+    def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> set[str]:
+        """Return the messages that were answered to be cancelled, and that nothing but refused replacements asks for.
+
+        Without those that were refused themselves, or that a replacement asks for which may have been cancelled in its
+        turn: after a rebuild, such a one may be answered not to be accepted.
+        """
+        refused, asked_for = self.refused(), set(asks.values())
+        others = {asked for ask, asked in asks.items() if ask not in conditions or ask not in refused - asked_for}
+        return self.cancelled(asks) - others - refused
 
     def _of_replacements(
         self, asks: Mapping[str, str], came_out: Collection[str], conditions: Mapping[str, str]

@@ -84,12 +84,13 @@ def alteration(record: Received, message: Published, shown_ms: Callable[[int], i
     """Return a finding if key, value, headers or timestamp differ from what the contract requires."""
     if message.error is not None and is_stub(record, message):
         return stub_alteration(record, message)
-    count = len(message.headers)
+    own = message.headers if message.error is None else (*message.headers, *_mark(message))
+    count = len(own)
     added = record.headers[count:]
     altered = {
         "key": record.key != message.key,
         "value": record.value != message.value,
-        "headers": record.headers[:count] != message.headers,
+        "headers": record.headers[:count] != own,
         "headers of the service": not _are_service_headers(added, message),
         # The timestamp of a dead letter is the time at which it was written.
         "timestamp": message.error is None and not _is_stamp(record, message.due_ms, shown_ms),
@@ -124,8 +125,14 @@ def is_stub(record: Received, message: Published) -> bool:
     """Return whether the record is a dead letter that has the message's facts in place of the message."""
     own = record.headers[: -len(_DEAD_LETTER_HEADERS)]
     # A publisher may have set that header, too.
-    is_whole = (own, record.value) == (message.headers, message.value)
+    is_whole = (own, record.value) == ((*message.headers, *_mark(message)), message.value)
     return record.value is None and not is_whole and bool(own) and own[-1][0] == _STUB_HEADER
+
+
+def _mark(message: Published) -> tuple[Header, ...]:
+    """Return what is behind the message's headers on its whole dead letter, which would look like a stub without it."""
+    looks_so = message.value is None and bool(message.headers) and message.headers[-1][0] == _STUB_HEADER
+    return ((_STUB_HEADER, None),) if looks_so else ()
 
 
 def stub_alteration(record: Received, message: Published) -> Finding | None:

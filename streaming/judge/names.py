@@ -14,7 +14,8 @@ from streaming.judge.record import Received
 class Named:
     """A record that was published with a name: a message that is due at `due_ms`, or a cancel (None). In epoch ms.
 
-    The job knows the record since `known_ms`: when it was published, or when its batch was committed.
+    The job knows the record since `known_ms`: when it was published, or when its batch was committed. What was due at
+    `waited_from_ms` or later waited when the job read the record, so that it cannot come out any more; None: not known.
 
     All records of a name are in one partition.
     """
@@ -23,6 +24,7 @@ class Named:
     name: str
     known_ms: int
     due_ms: int | None
+    waited_from_ms: int | None = None
 
     @property
     def offset(self) -> int:
@@ -78,6 +80,8 @@ def _of_name(
         too_late = before.due_ms is not None and before.due_ms > after.known_ms + slack_ms
         if before.id in out and too_late:
             yield f"{before.id} came out, although {after.id} took over {name} long before it was due"
+        elif before.id in out and _waited(before, after):
+            yield f"{before.id} came out, although it waited when the job read {after.id}, which asks for {name}"
         answered = results.get(after.id, [])
         if after.due_ms is None and before.due_ms is not None and before.id not in out and not _is_cancelled(answered):
             yield f"{before.id} did not come out, and {after.id}, which asks for {name}, was answered {answered}"
@@ -92,6 +96,11 @@ def _of_name(
                 yield f"{asked} came out, and was answered to be cancelled"
             if result == "too-late" and asked not in out:
                 yield f"{asked} did not come out, and was answered to be too late"
+
+
+def _waited(before: Named, after: Named) -> bool:
+    """Return whether the message `before` waited for certain when the job read `after`, however long it was due."""
+    return before.due_ms is not None and after.waited_from_ms is not None and before.due_ms >= after.waited_from_ms
 
 
 def _is_cancelled(answers: list[tuple[str | None, str]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +13,24 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from streaming.judge.record import Received
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.05
 _ANSWER_S = 30.0
 _JOIN_S = 10.0
 # Far above the duration of a running job's transaction.
 _UNDECIDED_S = 10.0
-# Errors while the broker is down: the client reconnects.
-_TRANSIENT = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+# After so long without an event, the reader looks whether there was nothing to read. Once, of several consumers of a
+# process, one fetched nothing any more after its broker had been killed and started again.
+_SILENT_S = 15.0
+# Errors while the broker is down, or is back and the client does not know its new epoch: the client tries again.
+_TRANSIENT = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
 
 
 class Outputs:
@@ -33,12 +45,9 @@ class Outputs:
         self.ids: set[str] = set()
         self._take = take
         # Some tests kill the broker on purpose: the client must not log that it is unreachable.
-        common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap, "log_level": 0}
-        self._consumer = Consumer(
-            {**common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
-             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True}
-        )  # fmt: skip
-        self._admin = AdminClient(common)
+        self._common: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._consumer = self._opened()
+        self._admin = AdminClient(self._common)
         self._problem: Exception | None = None
         # By topic and partition: the offset up to which all committed records have been passed on.
         self._read_to: dict[tuple[str, int], int] = {}
@@ -47,7 +56,7 @@ class Outputs:
             if described.error is not None:
                 raise KafkaException(described.error)
             self._read_to.update({(topic, number): 0 for number in described.partitions})
-        self._consumer.assign([TopicPartition(*partition, 0) for partition in self._read_to])
+        self._assign()
         self._stop = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="outputs")
         self._reader.start()
@@ -96,18 +105,44 @@ class Outputs:
         self._stop.set()
         self._reader.join(_JOIN_S)
 
+    def _opened(self) -> Consumer:
+        return Consumer(
+            {**self._common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
+             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True}
+        )  # fmt: skip
+
+    def _assign(self) -> None:
+        self._consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._read_to.items()])
+
     def _read(self) -> None:
         try:
+            heard_s = time.monotonic()
             while not self._stop.is_set():
                 message = self._consumer.poll(_POLL_S)
                 # Taken at once, before other records of the same fetch are processed.
                 received_ms = time.time_ns() // 1_000_000
                 if message is not None:
+                    heard_s = time.monotonic()
                     self._process(message, received_ms)
+                elif time.monotonic() > heard_s + _SILENT_S:
+                    heard_s = time.monotonic()
+                    self._begin_again_if_stuck()
         except Exception as problem:  # noqa: BLE001, `check` raises it
             self._problem = problem
         finally:
             self._consumer.close()
+
+    def _begin_again_if_stuck(self) -> None:
+        try:
+            left = self._left(self._ends(IsolationLevel.READ_COMMITTED))
+        except KafkaException:
+            # The broker is down.
+            return
+        if left:
+            log.warning("a reader heard nothing for %.0f s, and begins again: (read, end) is %s", _SILENT_S, left)
+            self._consumer.close()
+            self._consumer = self._opened()
+            self._assign()
 
     def _process(self, message: Any, received_ms: int) -> None:
         partition, error = (message.topic(), message.partition()), message.error()

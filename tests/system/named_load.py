@@ -58,9 +58,13 @@ class NamedLoad:
             self.publish(f"n{chosen.randrange(names)}", delay_ms)
         self._producer.flush(60)
 
+    def flush(self) -> None:
+        """Wait until all published records have their ids."""
+        assert self._producer.flush(60) == 0
+
     def verify(self, timeout_s: float) -> None:
         """Wait until the newest message of each name has come out and each cancel is answered; then judge all."""
-        assert self._producer.flush(60) == 0
+        self.flush()
         newest = {record.name: record for record in sorted(self.records.values(), key=lambda record: record.offset)}
         expected = {record.id for record in newest.values() if record.due_ms is not None}
         cancels = {record.id for record in self.records.values() if record.due_ms is None}

@@ -38,6 +38,15 @@ def test_order_holds_for_what_is_due_from_the_cutoff_of_the_batch_before_on_howe
     assert _from_ms(acceptance, 0, 4, 5, 8, 9, 11, 12) == [0, 0, 200, 200, 300, 300, None]
 
 
+def test_what_is_due_from_the_cutoff_before_on_waited_when_a_batch_read_its_records() -> None:
+    # The third batch is the first one after an outage of an hour.
+    first = _log((0, 60_000, 100, 5), (1, 60_100, 200, 5), (2, 60_200, 3_600_000, 9), (3, 3_660_000, 3_601_000, 12))
+    later = _log((1, 3_900_000, 3_800_000, 20), cutoff_ms=3_700_000, start=15)
+    acceptance = Acceptance([first, later])
+    waited = [acceptance.waited_from_ms(_message(offset, 0)) for offset in (0, 5, 9, 12, 15, 20)]
+    assert waited == [0, 60_100, 60_200, 3_700_000, 3_900_000, None], "if a batch is not known, from its own cutoff on"
+
+
 def test_messages_that_no_batch_has_committed_need_no_order() -> None:
     assert not Acceptance([]).must_be_in_order(_message(0, 10**12))
     acceptance = Acceptance([_log((0, 100, 100, 5))])

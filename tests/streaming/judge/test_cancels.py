@@ -65,6 +65,17 @@ def test_a_message_that_is_replaced_twice_is_a_problem() -> None:
     assert any("was replaced by" in each for each in problems(answers, {NEW, LATE}, conditions, asks))
 
 
+def test_a_message_that_is_lost_with_its_replacement_is_a_problem() -> None:
+    cancelled = REFUSED | {"result": "cancelled"}
+    answers = GOOD | {NEW: cancelled}
+    assert any(f"{OTHER} is cancelled, and everything" in each for each in problems(answers, set()))
+    by_another = {**ASKS, LATE: OTHER}
+    assert problems(answers | {LATE: {"id": OTHER, "result": "cancelled"}}, set(), CONDITIONS, by_another) == []
+    chain, conditions = {**ASKS, LATE: NEW}, {**CONDITIONS, LATE: "waiting"}
+    last = {"id": NEW, "result": "cancelled", "replacement": LATE, "accepted": True}
+    assert problems(answers | {LATE: last}, {LATE}, conditions, chain) == []
+
+
 def test_two_answers_to_one_ask_are_a_problem() -> None:
     records = [received(ASK, GOOD[ASK])] * 2
     assert Answers.of(records).problems({ASK: OLD}, set(), complete=True) == [f"{ASK} has 2 answers"]

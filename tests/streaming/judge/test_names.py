@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,21 @@ def test_a_right_run_has_no_problem() -> None:
     assert name_problems(close, [out(0, 12 * SECOND), out(1, 70 * SECOND)], late, 5 * SECOND) == []
     delivered = records((0, 5), (10, None))
     assert name_problems(delivered, [out(0, 5 * SECOND)], [answer(1, None, "unknown")], 5 * SECOND) == []
+
+
+def test_what_waited_does_not_come_out_however_long_it_was_due_when_the_next_of_its_name_was_read() -> None:
+    # The job was down from the second 10 on. It read the second record at 5,000, when what was due from 70 on waited.
+    before, after = records((0, 100), (50, 9_000))
+    late = replace(after, known_ms=5_000 * SECOND, waited_from_ms=70 * SECOND)
+    outs = [out(0, 5_001 * SECOND), out(1, 9_000 * SECOND)]
+    (problem,) = name_problems([before, late], outs, [], 5 * SECOND)
+    assert "in/0/0 came out, although it waited when the job read in/0/1" in problem
+    assert name_problems([before, late], outs[1:], [], 5 * SECOND) == []
+    handed_over = replace(late, waited_from_ms=101 * SECOND)
+    assert name_problems([before, handed_over], outs, [], 5 * SECOND) == []
+    cancel = replace(late, due_ms=None)
+    (problem,) = name_problems([before, cancel], outs[:1], [answer(1, None, "unknown")], 5 * SECOND)
+    assert "it waited" in problem
 
 
 @pytest.mark.parametrize(

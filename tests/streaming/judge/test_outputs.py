@@ -187,3 +187,17 @@ def test_drain_waits_for_an_open_transaction_but_not_forever(stage: Stage, expec
     stage.outputs.drain()
     assert len(stage.received) == _COUNT
     commit_timer.join()
+
+
+def test_a_reader_that_fetches_nothing_any_more_begins_again_where_it_was(
+    stage: Stage, expected: list[Received], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.judge.outputs._SILENT_S", 1.0)
+    stage.write(expected[:3])
+    stage.outputs.drain()
+    stuck = stage.outputs._consumer
+    stuck.pause(stuck.assignment())
+    stage.write(expected[3:])
+    assert stage.verdict().problems() == []
+    assert len(stage.received) == _COUNT
+    assert stage.outputs._consumer is not stuck

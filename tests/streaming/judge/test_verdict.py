@@ -256,6 +256,10 @@ def _stub(message: Published, kept: tuple[tuple[str, bytes | None], ...], **fact
     return replace(whole, value=None, headers=(*kept, stub, *whole.headers[-4:]))
 
 
+def _marked(whole: Received) -> Received:
+    return replace(whole, headers=(*whole.headers[:-4], ("delayline-stub", None), *whole.headers[-4:]))
+
+
 @pytest.mark.parametrize(
     ("message", "record", "is_altered"),
     [
@@ -270,7 +274,9 @@ def _stub(message: Published, kept: tuple[tuple[str, bytes | None], ...], **fact
         (_LARGE, replace(_stub(_LARGE, ()), key=b"foobar"), True),
         (_LARGE, replace(_stub(_LARGE, ()), value=b"v"), True),
         (replace(_LARGE, value=b"v" * 4_000), _stub(_LARGE, ()), True),
-        (_FORGED, record_of(_FORGED, partition=1), False),
+        (_FORGED, _marked(record_of(_FORGED, partition=1)), False),
+        (_FORGED, record_of(_FORGED, partition=1), True),
+        (_LARGE, _marked(record_of(_LARGE, partition=1)), True),
         (replace(_LARGE, error=None, output="out"), replace(_stub(_LARGE, ()), topic="out"), True),
     ],
 )
