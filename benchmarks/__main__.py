@@ -28,6 +28,7 @@ from benchmarks import (
     outage,
     overload,
     plain,
+    planning,
     sealed,
     shards,
     spread,
@@ -79,6 +80,7 @@ BENCHMARKS = {
     "index": Benchmark(index.measure, index.draw),
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
+    "planning": Benchmark(planning.measure, planning.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
     "cancels": Benchmark(on_a_stand(cancels.measure), cancels.draw),
     "names": Benchmark(on_a_stand(names.measure), names.draw),
@@ -106,6 +108,7 @@ class Which(StrEnum):
     index = "index"  # type: ignore[assignment]
     commits = "commits"
     window = "window"
+    planning = "planning"
     shards = "shards"
     cancels = "cancels"
     names = "names"

@@ -49,6 +49,12 @@ class Received:
         """Return the `chosen` records."""
         return Received({name: column[chosen] for name, column in self.columns.items()})
 
+    def and_of_others(self, others: Received) -> Received:
+        """Return these records, and those of other topics, whose partitions are numbered behind these."""
+        behind = int(self["partition"].max(initial=-1)) + 1
+        moved = others.columns | {"partition": others["partition"] + behind}
+        return Received({name: np.concatenate([self[name], moved[name]]) for name in COLUMNS})
+
     @property
     def lateness_ms(self) -> npt.NDArray[np.float64]:
         """Time received minus due time. The due time is the one in the value, from the publisher."""

@@ -22,17 +22,18 @@ from streaming.local.broker import EmbeddedBroker
 class Stand:
     """A broker in a temporary folder, and the jobs started with it.
 
-    A context manager: its end stops the jobs and the broker, and removes the folder. `properties` are Kafka properties
-    of the broker.
+    A context manager: its end stops the jobs and the broker, and removes the folder unless that is `kept`, with all
+    logs, the checkpoint and the broker's data. `properties` are Kafka properties of the broker.
     """
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self._properties = properties
+        self.kept = False
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="delayline-bench-"))
-            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            stack.callback(self._remove)
             self.broker = stack.enter_context(EmbeddedBroker(self.folder / "broker", properties=self._properties))
             self._stack = stack.pop_all()
         # A campaign kills the broker: the client must not log that.
@@ -46,6 +47,10 @@ class Stand:
         # Close the client before the broker stops: it would log errors.
         del self.admin
         self._stack.close()
+
+    def _remove(self) -> None:
+        if not self.kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def bootstrap(self) -> str:

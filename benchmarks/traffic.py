@@ -31,7 +31,9 @@ _CURVE = [*range(99), *np.linspace(99, 100, 21).tolist()]
 class Traffic:
     """`rate` messages/s, numbered from `first`, each due after a delay between `shortest_s` and `longest_s`.
 
-    Messages name the topics of `outputs` in turn; without any, they go to the job's default output topic.
+    Messages name the topics of `outputs` in turn; without any, they go to the job's default output topic. The
+    subscriber that measures lateness reads the first `watched` of them, or all if that is 0; the others are read
+    afterwards.
 
     With a longest delay of 0 the messages are plain ones, without a header for a due time. Messages that fall due in
     the `load_s` after `warm_up_s` count for lateness; without a warm-up, all do.
@@ -44,6 +46,7 @@ class Traffic:
     load_s: float
     first: int = 0
     outputs: tuple[str, ...] = ()
+    watched: int = 0
 
     @property
     def seconds(self) -> float:
@@ -59,6 +62,13 @@ class Traffic:
     def counts_s(self) -> tuple[float, float]:
         """The window of due times that count, in seconds from the start of publishing."""
         return self.warm_up_s, self.seconds + (0.0 if self.warm_up_s else self.longest_s + 1.0)
+
+    @property
+    def watched_count(self) -> int:
+        """The number of messages to publish to the topics that are read while they come."""
+        if not self.watched:
+            return self.count
+        return sum(number % len(self.outputs) < self.watched for number in range(self.first, self.first + self.count))
 
     def message(self, number: int, now_s: float, chance: random.Random) -> tuple[int, list[Header]]:
         """Return the due time (epoch microseconds) and the headers of a message that is published at `now_s`."""
@@ -88,10 +98,11 @@ def run_through(
     """
     say(f"{application.name}: {traffic}")
     with CheckpointWatch(Path(storage_path(application.settings))) as watch:
-        received, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
+        received, later, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
         acceptance = watch.acceptance()
     start_s, end_s = (begun_s + at_s for at_s in traffic.counts_s)
     lateness_ms = due_between(received, start_s, end_s).lateness_ms
+    received = received if later is None else received.and_of_others(later)
     published_until_s = begun_s + traffic.seconds
     return lateness_ms, {
         "published": traffic.count,
@@ -146,15 +157,25 @@ def _backlog(
 
 def _received(
     stand: Stand, application: Application, traffic: Traffic, begin: Callable[[], None]
-) -> tuple[Received, float]:
-    """Call `begin`, and publish the traffic; return all received records, and the start of publishing (epoch s)."""
+) -> tuple[Received, Received | None, float]:
+    """Call `begin`, and publish the traffic.
+
+    Returns the records that were received as they came, those that were read afterwards, if any, and the start of
+    publishing (epoch s).
+    """
     chance = random.Random(2)
     publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
-    out = stand.folder / f"{application.name}-{traffic.first}.npz"
     topics, partitions = traffic.outputs or (application.output,), application.output_partitions
+    watched, others = topics[: traffic.watched or None], topics[traffic.watched :] if traffic.watched else ()
     limit_s = traffic.seconds + traffic.longest_s + DRAIN_S
-    starts = [offset for topic in topics for offset in stand.end_offsets(topic, partitions)]
-    with Receiver(stand.bootstrap, topics, partitions, traffic.count, limit_s, out, starts) as receiver:
+
+    def receiver_of(topics: Sequence[str], count: int, starts: Sequence[int]) -> Receiver:
+        out = stand.folder / f"{application.name}-{traffic.first}-{topics[0]}.npz"
+        return Receiver(stand.bootstrap, topics, partitions, count, limit_s, out, starts)
+
+    starts_of = {topic: stand.end_offsets(topic, partitions) for topic in topics}
+    starts, other_starts = ([offset for topic in own for offset in starts_of[topic]] for own in (watched, others))
+    with receiver_of(watched, traffic.watched_count, starts) as receiver:
         begin()
         begun_s = time.time()
         publisher.pace(
@@ -165,4 +186,7 @@ def _received(
         )
         received = receiver.result()
     publisher.close()
-    return received, begun_s
+    if not others:
+        return received, None, begun_s
+    with receiver_of(others, traffic.count - traffic.watched_count, other_starts) as receiver:
+        return received, receiver.result(), begun_s

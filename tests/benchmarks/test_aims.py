@@ -23,6 +23,7 @@ from benchmarks import (
     outage,
     overload,
     plain,
+    planning,
     sealed,
     shards,
     spread,
@@ -152,6 +153,14 @@ CASES = {
         {commits.CLEANED: {"first_p50_ms": 100.0, "last_p50_ms": 120.0}},
         {"p50 of a seal after a week, of that at its beginning": (commits.CLEANED, "last_p50_ms", 120.1)},
     ),
+    "planning": Case(
+        planning.aims_of,
+        {planning.NEAR: {"cpu": 0.02}, planning.MINUTE: {"cpu": 0.04}, planning.FAR: {"cpu": 0.04}},
+        {
+            f"CPU, {planning.MINUTE}, of that {planning.NEAR}": (planning.MINUTE, "cpu", 0.041),
+            f"CPU, {planning.FAR}, of that {planning.NEAR}": (planning.FAR, "cpu", 0.041),
+        },
+    ),
     "window": Case(
         window.aims_of,
         {case: {"bytes_read": 300, "own_bytes": 100, "missing": 0} for case in WINDOWS},
@@ -200,14 +209,19 @@ CASES = {
     ),
     "topics": Case(
         topics.aims_of,
-        {topics.ONE: ORDERED, topics.MANY: {"p99_ms": 35.0, "p99_ms_to_one": 1.3, "cpu_job_to_one": 1.3, **ORDERED}},
+        {
+            topics.ONE: ORDERED,
+            topics.MANY: {"p99_ms": 35.0, "p99_ms_to_one": 1.3, "cpu_job_to_one": 1.3, **ORDERED},
+            topics.ALL: ORDERED,
+        },
         {
             "p99, 1,000 output topics": (topics.MANY, "p99_ms", 35.1),
             "p99_ms to that with one topic": (topics.MANY, "p99_ms_to_one", 1.31),
             "cpu_job to that with one topic": (topics.MANY, "cpu_job_to_one", 1.31),
         }
         | ordered_faults(topics.ONE)
-        | ordered_faults(topics.MANY),
+        | ordered_faults(topics.MANY)
+        | ordered_faults(topics.ALL),
     ),
     "plain": Case(
         plain.aims_of,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,23 @@ def test_messages_name_the_output_topics_in_turn() -> None:
     traffic = Traffic(rate=100, shortest_s=0, longest_s=0, warm_up_s=20, load_s=60, outputs=("a", "b"))
     named = [dict(traffic.message(number, 1.0, random.Random(1))[1])["deliver-to"] for number in range(3)]
     assert named == [b"a", b"b", b"a"]
+
+
+def test_only_messages_of_watched_topics_are_read_while_they_come() -> None:
+    outputs = ("a", "b", "c")
+    traffic = Traffic(rate=100, shortest_s=0, longest_s=0, warm_up_s=0, load_s=0.1, first=1, outputs=outputs)
+    assert traffic.watched_count == traffic.count == 10
+    # Messages 1 to 10: 3, 6, 9 name "a", and 1, 4, 7, 10 name "b".
+    assert replace(traffic, watched=1).watched_count == 3
+    assert replace(traffic, watched=2).watched_count == 7
+
+
+def test_partitions_of_other_topics_are_numbered_behind_those_received() -> None:
+    own, others = received([1.0, 2.0]), received([3.0])
+    own.columns["partition"][:] = [0, 1]
+    together = own.and_of_others(others)
+    assert together["partition"].tolist() == [0, 1, 2]
+    assert (together["due_us"] / 1e6).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_messages_due_in_the_window_count_and_its_end_is_exclusive() -> None:
