@@ -20,8 +20,9 @@ STAMP := $(VENV)/.set-up
 
 # More than there are cores: a test of the service waits for due times as long as it computes.
 WORKERS ?= 3
-# In the order in which tests/collection.py puts them: the longest first, one at a time.
-PARALLEL := --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# In the order in which tests/collection.py puts them: the longest first, one at a time. A worker that dies ends the run,
+# as a failure: pytest-xdist would wait for ever for the tests of the one that replaces it.
+PARALLEL := --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
 # The job gives way by this much (`streaming/job/service.py`). Tests beside it must not have ten times its share of a core.
 NICE := nice -n 10
 
@@ -47,7 +48,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system"
+	$(BIN)/pytest --numprocesses 2 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system"
 
 ifdef ARGS
 test: $(STAMP)

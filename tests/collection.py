@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Generator
 
@@ -25,6 +27,9 @@ _MARKS = {
 _LIMIT_S = {"system": 900, "spark": 600, "java": 400}
 _UNIT_LIMIT_S = 120
 _LIMIT_FACTOR = 10
+# pytest-timeout fails a test by an exception, which does not reach a thread inside a call to C, and ends no wait for
+# another thread. So much later the process ends itself, and the run with it (`make test`).
+_GRACE_S = 60
 
 # The assumed duration, in seconds, of a test without `takes`. Only the order depends on it.
 _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
@@ -40,8 +45,13 @@ ALLOWED_SKIPS = {
 }
 
 
+# Standard error as it was before pytest began to capture it for each test.
+_STDERR = pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks."""
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ else os.dup(2)
     for line in (
         "java: starts Java, as `broker`, `spark` and `system` do too",
         "broker: needs a Kafka broker",
@@ -109,6 +119,18 @@ def _no_java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Hide Java from a test without the mark `java`, so that a test that starts Java must use a fixture for it."""
     if request.node.get_closest_marker("java") is None:
         monkeypatch.setenv("JAVA_HOME", "/a-test-that-starts-java-has-the-fixture-java")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    """End this process, with the traces of its threads, if a test still hangs when its time limit has struck."""
+    limit = item.get_closest_marker("timeout")
+    assert limit is not None
+    faulthandler.dump_traceback_later(limit.args[0] + _GRACE_S, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)
