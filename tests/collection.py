@@ -30,6 +30,8 @@ _LIMIT_FACTOR = 10
 # pytest-timeout fails a test by an exception, which does not reach a thread inside a call to C, and ends no wait for
 # another thread. So much later the process ends itself, and the run with it (`make test`).
 _GRACE_S = 60
+# Between two tests a worker reports and waits for the next one, a moment.
+_IDLE_S = 600
 
 # The assumed duration, in seconds, of a test without `takes`. Only the order depends on it.
 _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
@@ -123,14 +125,26 @@ def _no_java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
-    """End this process, with the traces of its threads, if a test still hangs when its time limit has struck."""
+    """End this process, with the traces of its threads, if a test still hangs when its time limit has struck.
+
+    Also if it is lost between two tests.
+    """
     limit = item.get_closest_marker("timeout")
     assert limit is not None
-    faulthandler.dump_traceback_later(limit.args[0] + _GRACE_S, exit=True, file=item.config.stash[_STDERR])
+    _end_later(item.config, limit.args[0] + _GRACE_S)
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        _end_later(item.config, _IDLE_S)
+
+
+def pytest_sessionfinish() -> None:
+    """Let the process take its time to end."""
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _end_later(config: pytest.Config, after_s: float) -> None:
+    faulthandler.dump_traceback_later(after_s, exit=True, file=config.stash[_STDERR])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -40,6 +40,8 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(module, "_EVERY_S", 0.1)
     monkeypatch.setattr(module, "_MOST_CPU", 1.0)
+    # Nobody answers for the broker.
+    monkeypatch.setattr("sinks.internal_topics.newest_record._READ_TIMEOUT_S", 0.5)
     job = Job()
     yield job
     job.server.close()
