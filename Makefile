@@ -1,4 +1,5 @@
 # make setup   a .venv with everything in it, and the Java libraries fetched once
+#              With SPARK=4.1 behind it, this and all below use the newer line of Spark, in a .venv-4.1
 # make demo    the whole service on this machine: broker, job, a crash in the middle, the count at the end
 # make bench   the benchmarks            make clean
 #
@@ -14,7 +15,10 @@
 # The first that runs and that pyarrow has a wheel for: a version manager may have a python3.12 on the path that does not.
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
-VENV := .venv
+# Each line of Spark has an environment of its own. What it does not take from constraints.txt is in constraints-spark-<line>.txt.
+SPARK ?=
+VENV := .venv$(SPARK:%=-%)
+PINNED := $(SPARK:%=constraints-spark-%.txt) constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
@@ -31,10 +35,12 @@ NICE := nice -n 10
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard conf/java/*.xml conf/java/*.sha256)
+$(STAMP): pyproject.toml $(PINNED) $(wildcard conf/java/*.xml conf/java/*.sha256)
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# The first pin of a package counts.
+	awk -F'==' '/^[^#]/ && !pinned[$$1]++' $(PINNED) > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	$(BIN)/delayline jars --s3
 	@touch $@
 

@@ -2,7 +2,7 @@
 
 DelaylineError
 |-- SettingError, UsageError                      wrong call: exit code 2
-|-- SetupError: JarsMissing, JavaMissing, BrokerFailed
+|-- SetupError: JarsMissing, JavaMissing, SparkUnsupported, BrokerFailed
 |-- KafkaError
 |   |-- BrokerUnreachable: LoginRefused, CertificateRefused
 |   |-- TopicMissing, TopicMismatch, RightMissing
@@ -91,6 +91,12 @@ class JarsMissing(SetupError):
     """The Java libraries of Spark's connectors or of the embedded broker have not been fetched."""
 
     code = "jars-missing"
+
+
+class SparkUnsupported(SetupError):
+    """The installed pyspark is not one that this Delayline was run with."""
+
+    code = "spark-unsupported"
 
 
 class MissingExtra(SetupError):

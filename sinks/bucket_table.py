@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from conf.errors import ApplicationHeld, BucketUnreadable
 from conf.failpoints import failpoint
+from conf.java.spark_line import spark_line
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.parts import (
     IS_MARKER,
@@ -57,6 +58,8 @@ _MERGES = "merges"
 _NO_PARTITION = "none"
 # In which order names are given.
 _BY_AGE = ("bucket", "partition", "offset")
+# How many arguments of Delta's method stay at their default, by line of Spark.
+_CLEAN_UP_DEFAULTS = {"4.0": 1, "4.1": 2}
 # Above the number of every bucket.
 ALL_BUCKETS = 2**62
 # Merges that one process may finish.
@@ -431,7 +434,8 @@ class BucketTable:
         jvm: Any = self.spark.sparkContext._jvm
         minutes = jvm.org.apache.spark.sql.delta.TruncationGranularity.MINUTE()
         # The retention time is the table's own.
-        self._log.cleanUpExpiredLogs(self._log.unsafeVolatileSnapshot(), jvm.scala.Option.empty(), minutes)
+        defaults = [jvm.scala.Option.empty()] * _CLEAN_UP_DEFAULTS[spark_line()]
+        self._log.cleanUpExpiredLogs(self._log.unsafeVolatileSnapshot(), *defaults, minutes)
 
     def _overwrite(self, partitions: Iterable[str], rows: DataFrame, merge_version: int | None = None) -> None:
         """Replace all rows of Delta partitions by `rows`, which must be in these.

@@ -1,7 +1,7 @@
-"""The lock of the jars: the SHA-256 of each, so that nobody runs others than those that were run together.
+"""The lists of jars, and their locks: the SHA-256 of each jar, so that nobody runs others than were run together.
 
-After a change of a version in `spark.xml`, `broker.xml` or `s3.xml`, `python -m conf.java.jar_lock` fetches the jars
-and writes the locks anew. Their form is that of `sha256sum`.
+After a change of a version in one of the lists (`.xml`), `python -m conf.java.jar_lock` fetches its jars and writes the
+locks (`.sha256`) anew: those of the broker, and of the installed line of Spark. Their form is that of `sha256sum`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conf.errors import JarsMissing
+from conf.java.spark_line import spark_line
 
-# Those that only some need are locked in a file of their own.
-_LOCKS = {"spark": "jars.sha256", "broker": "jars.sha256", "s3": "s3.sha256"}
+_FOLDER = Path(__file__).parent
+_GROUPS = ("spark", "broker", "s3")
+
+
+def list_of(group: str) -> Path:
+    """Return the file that lists the jars of `group` for Ivy. Raises SparkUnsupported."""
+    return _file_of(group, "xml")
 
 
 def lock_of(group: str) -> Path:
-    """Return the file with the SHA-256 of each jar of `group`."""
-    return Path(__file__).with_name(_LOCKS[group])
+    """Return the file with the SHA-256 of each jar of `group`. Raises SparkUnsupported."""
+    return _file_of(group, "sha256")
 
 
 def locked(group: str) -> dict[str, str]:
-    """Return the SHA-256 of each jar of `group`, by its file's name."""
+    """Return the SHA-256 of each jar of `group`, by its file's name. Raises SparkUnsupported."""
     entries = (line.split("  ", 1) for line in lock_of(group).read_text().splitlines())
-    return {name.removeprefix(f"{group}/"): digest for digest, name in entries if name.startswith(f"{group}/")}
+    return {name.removeprefix(f"{group}/"): digest for digest, name in entries}
 
 
 def check_locked(group: str, folder: Path) -> None:
@@ -45,14 +51,16 @@ def check_locked(group: str, folder: Path) -> None:
         raise JarsMissing(f"the {group} jars are not those of {lock_of(group).name}: {'; '.join(problems)}")
 
 
-def write_lock(folders: Mapping[str, Path]) -> None:
+def write_locks(folders: Mapping[str, Path]) -> None:
     """Write the locks of the jars in the folder of each group."""
-    lines: dict[Path, list[str]] = {}
     for group, folder in folders.items():
         jars = sorted(folder.glob("*.jar"))
-        lines.setdefault(lock_of(group), []).extend(f"{_digest(jar)}  {group}/{jar.name}\n" for jar in jars)
-    for lock, of_lock in lines.items():
-        lock.write_text("".join(of_lock))
+        lock_of(group).write_text("".join(f"{_digest(jar)}  {group}/{jar.name}\n" for jar in jars))
+
+
+def _file_of(group: str, ending: str) -> Path:
+    # The broker runs without Spark.
+    return _FOLDER / (f"{group}.{ending}" if group == "broker" else f"{group}-{spark_line()}.{ending}")
 
 
 def _digest(jar: Path) -> str:
@@ -64,11 +72,11 @@ def _main() -> None:
     from conf.java.jars import run_ivy
 
     with TemporaryDirectory() as folder:
-        folders = {group: Path(folder, group) for group in _LOCKS}
+        folders = {group: Path(folder, group) for group in _GROUPS}
         for group, own in folders.items():
             own.mkdir()
             run_ivy(group, own, print)
-        write_lock(folders)
+        write_locks(folders)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing, JavaMissing
-from conf.java.jar_lock import check_locked, lock_of, locked
+from conf.java.jar_lock import check_locked, list_of, lock_of, locked
 
 JAVA_FILES = Path(__file__).parent
 GROUPS = ("spark", "broker")
@@ -47,7 +47,10 @@ def jars_folder(group: str) -> Path:
 
 
 def spark_jars() -> list[Path]:
-    """Return the jars of Spark's Kafka connector and of Delta, for `spark.jars`. Raises JarsMissing."""
+    """Return the jars of Spark's Kafka connector and of Delta, for `spark.jars`.
+
+    Raises SparkUnsupported, JarsMissing.
+    """
     return _fetched("spark")
 
 
@@ -57,7 +60,10 @@ def broker_jars() -> list[Path]:
 
 
 def s3_jars() -> list[Path]:
-    """Return the jars of Hadoop's S3 client and Spark's checkpoint file manager for it. Raises JarsMissing."""
+    """Return the jars of Hadoop's S3 client and Spark's checkpoint file manager for it.
+
+    Raises SparkUnsupported, JarsMissing.
+    """
     return _fetched(S3)
 
 
@@ -76,6 +82,7 @@ def fetch_jars(
         groups: the groups to fetch.
 
     Raises:
+        SparkUnsupported: there are no jars for the installed Spark.
         JarsMissing: a download failed, or brought other jars than those of `jar_lock`.
         JavaMissing: there is no Java to run Ivy.
     """
@@ -141,13 +148,13 @@ def _jars_in(folder: Path) -> list[Path]:
 
 
 def is_complete(group: str) -> bool:
-    """Return whether all jars of `group` are fetched, in the versions of this Delayline."""
+    """Return whether all jars of `group` are fetched, in the versions of this Delayline. Raises SparkUnsupported."""
     marker = jars_folder(group) / _MARKER
     return marker.is_file() and marker.read_text() == _fingerprint(group)
 
 
 def _fingerprint(group: str) -> str:
-    return hashlib.sha256((JAVA_FILES / f"{group}.xml").read_bytes() + lock_of(group).read_bytes()).hexdigest()
+    return hashlib.sha256(list_of(group).read_bytes() + lock_of(group).read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -176,9 +183,12 @@ def _copy(group: str, offline: Path, folder: Path) -> None:
 
 
 def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: str = "") -> None:
-    """Fetch the jars of `group` into `folder`, from Maven Central or a `mirror`. Raises JarsMissing, JavaMissing."""
+    """Fetch the jars of `group` into `folder`, from Maven Central or a `mirror`.
+
+    Raises SparkUnsupported, JarsMissing, JavaMissing.
+    """
     command = [
-        *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(JAVA_FILES / f"{group}.xml")),
+        *(java_command(), "-jar", str(_ivy_jar()), "-ivy", str(list_of(group))),
         *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
         # Some (snappy-java, scala-logging) are OSGi bundles, a type of its own for Ivy.
         *("-types", "jar", "bundle"),

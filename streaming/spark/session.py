@@ -11,6 +11,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
 from conf.java.jars import JAVA_FILES, s3_jars, spark_jars
+from conf.java.spark_line import checkpoint_class
 from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
@@ -142,9 +144,8 @@ def _file_systems(settings: Settings) -> dict[str, str]:
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     }
     if local_folder(storage_path(settings)) is not None:
-        options["spark.sql.streaming.checkpointFileManagerClass"] = (
-            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-        )
+        manager = checkpoint_class("FileSystemBasedCheckpointFileManager")
+        options["spark.sql.streaming.checkpointFileManagerClass"] = manager
     elif _is_on_s3(settings):
         options["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
@@ -186,11 +187,24 @@ def _build(options: Mapping[str, str]) -> SparkSession:
     submitted = _submitted()
     own = {name: value for name, value in options.items() if name not in submitted}
     with _interrupt_handler_kept():
-        SparkContext.getOrCreate(SparkConf().setAll(list(own.items())))
+        context = SparkContext.getOrCreate(SparkConf().setAll(list(own.items())))
+    _check_sql_options(context)
     spark = SparkSession.builder.config(map=dict(own)).getOrCreate()
     # Creates the session's state, so that Spark checks the SQL options now.
     _ = spark.conf.get("spark.sql.shuffle.partitions")
     return spark
+
+
+def _check_sql_options(context: SparkContext) -> None:
+    """Let Spark check the SQL options, without a session.
+
+    pyspark 4.1 never returns from the error of a session with a wrong option: to write that error, it asks the session.
+    """
+    jvm: Any = context._jvm
+    checked = jvm.org.apache.spark.sql.internal.SQLConf()
+    for name, value in context.getConf().getAll():
+        if name.startswith("spark.sql."):
+            checked.setConfString(name, value)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+from conf.java.spark_line import checkpoint_class
 
 
 class Folder:
@@ -16,7 +19,7 @@ class Folder:
         # files.
         self._path_of = jvm.org.apache.hadoop.fs.Path
         self._text_of = jvm.org.apache.commons.io.IOUtils.toString
-        self._file_manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager
+        self._file_manager = operator.attrgetter(checkpoint_class("CheckpointFileManager"))(jvm)
         # With the SQL options, one of which names the class of the file manager: Spark gives it to its own logs so too.
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
         self.path = path

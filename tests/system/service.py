@@ -31,6 +31,8 @@ class Service:
         self.folder = folder
         self._warm = warm
         self.overrides = overrides
+        # Another one runs another version.
+        self.python: str | Path = sys.executable
         # Overrides the test's environment at each start.
         self.environment: dict[str, str] = {}
         # True: in a separate process group, as from a terminal, so that Ctrl-C goes to the whole group. False: in the
@@ -70,7 +72,7 @@ class Service:
             return
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streaming.cli", *command],
+                [self.python, "-m", "streaming.cli", *command],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
