@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +29,11 @@ CASE = "1,000 messages/s"
 # Of the last hour, compared with the hour before.
 MOST_GROWTH = 1.1
 _SAMPLE_S = 30.0
+# How many samples there are for one of the heap. Java collects all garbage for it, which stops it for half a second.
+_HEAP_SAMPLES = 10
 _CODE = re.compile(r"size=\d+Kb used=(\d+)Kb")
-_HEAP = re.compile(r"heap +total \d+K, used (\d+)K")
-# What is compared, and how: a heap is full just before each collection, and its least use is what stays.
-_COMPARED: dict[str, Callable[[Any], Any]] = {
-    "memory_mb": np.max,
-    "handles": np.max,
-    "threads": np.max,
-    "code_mb": np.max,
-    "heap_mb": np.min,
-}
+_LIVE = re.compile(r"^Total +\d+ +(\d+)$", re.MULTILINE)
+_COMPARED = ("memory_mb", "handles", "threads", "code_mb", "heap_mb")
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,11 @@ def growth(samples: Sequence[Sample], begun_s: float, ended_s: float) -> dict[st
     """Return what the job held in the second and in the last third of the time, by name and third."""
     thirds = np.linspace(begun_s, ended_s, 4)
     figures = {}
-    for name, take in _COMPARED.items():
+    for name in _COMPARED:
         for third, start_s, end_s in (("before", thirds[1], thirds[2]), ("last", thirds[2], thirds[3])):
             held = [sample.held[name] for sample in samples if name in sample.held and start_s <= sample.at_s < end_s]
             if held:
-                figures[f"{name}_{third}"] = round(float(take(held)), 1)
+                figures[f"{name}_{third}"] = round(max(held), 1)
     return figures
 
 
@@ -118,7 +113,7 @@ def _series(samples: Sequence[Sample], begun_s: float) -> dict[str, list[list[fl
 
 
 class _HandleWatch(Watch):
-    """Samples open handles and threads of the job's processes, and the compiled code and the heap of its Java.
+    """Samples open handles and threads of the job's processes, and the compiled code and the live heap of its Java.
 
     Java is asked through `jcmd`, which is in a JDK and not in a JRE. Without it the figures are missing.
     """
@@ -143,12 +138,13 @@ class _HandleWatch(Watch):
             except psutil.NoSuchProcess:
                 continue
             if role == "jvm" and self._jcmd:
-                for name, command, pattern in (
-                    ("code_mb", "Compiler.codecache", _CODE),
-                    ("heap_mb", "GC.heap_info", _HEAP),
-                ):
-                    answer = subprocess.run(
-                        [self._jcmd, str(process.pid), command], capture_output=True, text=True, check=False
-                    )
-                    held[name] = sum(map(int, pattern.findall(answer.stdout))) / 1024
+                held["code_mb"] = self._asked(process.pid, "Compiler.codecache", _CODE) / 2**10
+                if len(self.samples) % _HEAP_SAMPLES == 0:
+                    held["heap_mb"] = self._asked(process.pid, "GC.class_histogram", _LIVE) / 2**20
         return Sample(time.time(), held)
+
+    def _asked(self, pid: int, question: str, answered: re.Pattern[str]) -> int:
+        """Return the sum of the numbers in Java's answer."""
+        assert self._jcmd is not None
+        answer = subprocess.run([self._jcmd, str(pid), question], capture_output=True, text=True, check=False)
+        return sum(map(int, answered.findall(answer.stdout)))
