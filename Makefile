@@ -16,7 +16,7 @@
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 # Each line of Spark has an environment of its own. What it does not take from constraints.txt is in constraints-spark-<line>.txt.
-SPARK ?=
+SPARK :=
 VENV := .venv$(SPARK:%=-%)
 PINNED := $(SPARK:%=constraints-spark-%.txt) constraints.txt
 BIN := $(VENV)/bin
