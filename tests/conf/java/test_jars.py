@@ -13,6 +13,11 @@ import conf.java.jars
 from conf.errors import JarsMissing, JavaMissing
 from conf.java.jar_lock import check_locked, locked
 from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, pyspark_jars, s3_jars, spark_jars
+from conf.java.spark_line import spark_line
+
+# By line of Spark: Delta's artifact, and the version of the Kafka connector.
+_DELTA = {"4.0": "delta-spark_2.13", "4.1": "delta-spark_4.1_2.13"}
+_CONNECTOR = {"4.0": "4.0.0", "4.1": "4.1.3"}
 
 
 def names(jars: list[Path]) -> set[str]:
@@ -34,8 +39,7 @@ def test_sparks_jars_contain_none_that_pyspark_ships() -> None:
     assert spec.origin is not None
     shipped = names([*Path(spec.origin).parent.glob("jars/*.jar")])
     ours = names(spark_jars())
-    assert {"spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13"} <= ours
-    assert any(name.startswith("delta-spark_") for name in ours)
+    assert {"spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", _DELTA[spark_line()]} <= ours
     assert not ours & shipped
 
 
@@ -179,4 +183,4 @@ def test_a_mirror_is_asked_in_place_of_maven_central(tmp_path: Path, monkeypatch
     empty.mkdir()
     with pytest.raises(JarsMissing) as failure:
         fetch_jars(lambda line: None, mirror=empty.as_uri())
-    assert re.search(r"spark-sql-kafka-0-10_2\.13;\S+: not found", str(failure.value))
+    assert f"spark-sql-kafka-0-10_2.13;{_CONNECTOR[spark_line()]}: not found" in str(failure.value)
