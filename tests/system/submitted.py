@@ -7,9 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 from pathlib import Path
 
 import psutil
@@ -18,6 +16,7 @@ from benchmarks.cluster import LOOPBACK, SPARK, Cluster
 from conf.java.jars import jars_folder
 from conf.process_tree import kill_tree
 from tests.quick_java import QUICK_JAVA
+from tests.system.environments import new_environment
 
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -30,13 +29,9 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "env"
-        self.python = self.folder / "bin" / "python"
         self.archive = folder / "env.tar.gz"
         wheel = _built_wheel(folder)
-        venv.create(self.folder, with_pip=False, symlinks=True)
-        site = next(self.folder.glob("lib/python*/site-packages"))
-        # Python ignores .pth files in the folder that this one names. An editable install of a checkout is left out.
-        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        self.python = new_environment(self.folder)
         _pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(wheel))
         with tarfile.open(self.archive, "w:gz") as archive:
             archive.add(self.folder, ".")

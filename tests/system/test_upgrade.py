@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from conf.java.jars import jars_folder
 from conf.java.spark_line import spark_line
 from tests.system.conftest import Application, MakeService
+from tests.system.environments import new_environment
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
@@ -50,16 +49,12 @@ def installed(commit: str, folder: Path) -> Version:
     shallow = subprocess.run([git, "-C", _REPOSITORY, "rev-parse", "--is-shallow-repository"], capture_output=True)
     if shallow.returncode or shallow.stdout.strip() == b"true":
         pytest.skip(f"an earlier version is not in this clone: {commit}")
-    code, environment = folder / "code", folder / "environment"
+    code = folder / "code"
     code.mkdir(parents=True)
     archive = subprocess.run([git, "-C", _REPOSITORY, "archive", commit], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", code], input=archive, check=True)
-    venv.create(environment, symlinks=True)
-    packages = environment / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    # It finds the packages, but not this checkout: `.pth` files are not read in a folder that one of them names.
-    (packages / "shared.pth").write_text(f"{code}\n{sysconfig.get_path('purelib')}\n")
     # Or else Python would take the packages in the working folder of the tests.
-    version = Version(environment / "bin" / "python", {"PYTHONSAFEPATH": "1"})
+    version = Version(new_environment(folder / "environment", code), {"PYTHONSAFEPATH": "1"})
     subprocess.run(
         [version.python, "-m", "streaming.cli", "jars"],
         env={**os.environ, **version.environment, "DELAYLINE_JARS__FOLDER": str(jars_folder("spark").parent)},
