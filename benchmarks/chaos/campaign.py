@@ -22,6 +22,7 @@ from benchmarks.chaos.judged_load import JudgedLoad
 from benchmarks.chaos.load import RATE
 from benchmarks.cluster import Cluster
 from benchmarks.outcome import Aim, Outcome
+from benchmarks.release_processes import shard_of
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
 from conf.instants import instant
@@ -78,7 +79,7 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         injected = judged.strike(plan, FaultInjector(stand.broker, cluster, drivers.process, seed).inject)
         drivers.stop()
         judged.finish()
-        received_s = np.array([record.received_ms / 1000 for record in judged.received])
+        received_s = _received_s(judged)
         return Campaign(problems_of(judged), _outcome(seed, minutes, judged, injected, received_s, drivers.starts))
 
 
@@ -115,12 +116,21 @@ def contract_aims(judged: JudgedLoad) -> list[Aim]:
     ]
 
 
+def _received_s(judged: JudgedLoad) -> list[npt.NDArray[np.float64]]:
+    """Return when each record was received (epoch s), of each shard: each fault strikes them all."""
+    shards = judged.application.settings.bucket.shards
+    times: list[list[float]] = [[] for _ in range(shards)]
+    for record in judged.received:
+        times[shard_of(record.topic, record.partition, shards)].append(record.received_ms / 1000)
+    return [np.array(of_shard) for of_shard in times]
+
+
 def _outcome(
     seed: int,
     minutes: float,
     judged: JudgedLoad,
     injected: list[tuple[Fault, float]],
-    received_s: npt.NDArray[np.float64],
+    received_s: list[npt.NDArray[np.float64]],
     starts: int,
 ) -> Outcome:
     every_gap = gaps_s(received_s, [(at_s, at_s + fault.lasts_s) for fault, at_s in injected], _IN_FLIGHT_S)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Gap:
-    """The time from a fault to the next delivery.
+    """The time from a fault to the next delivery of each shard that it struck: of the last one to deliver again.
 
-    `alone` is true if the fault is isolated: messages were delivered between the previous fault and this one, and the
-    next fault began after the delivery.
+    `alone` is true if the fault is isolated: each shard delivered between the previous fault and this one, and the next
+    fault began after the delivery.
     """
 
     seconds: float
@@ -22,16 +22,22 @@ class Gap:
 
 
 def gaps_s(
-    received_s: npt.NDArray[np.float64], faults: Sequence[tuple[float, float]], on_the_way_s: float
+    received_s: Sequence[npt.NDArray[np.float64]], faults: Sequence[tuple[float, float]], on_the_way_s: float
 ) -> list[Gap | None]:
-    """Return the gap of each fault, in order; None if no delivery followed it.
+    """Return the gap of each fault, in order; None if no delivery of one of the shards followed it.
 
     Args:
-        received_s: when each message was received (epoch s), in any order.
+        received_s: when each message was received (epoch s), in any order, of each shard that the faults strike.
         faults: start and end of each fault (epoch s).
         on_the_way_s: a message received within this time after a fault counts as delivered before it.
     """
-    times = np.sort(received_s)
+    of_shards = [_gaps_of_shard(np.sort(times), faults, on_the_way_s) for times in received_s]
+    return [_widest(gaps) for gaps in zip(*of_shards, strict=True)]
+
+
+def _gaps_of_shard(
+    times: npt.NDArray[np.float64], faults: Sequence[tuple[float, float]], on_the_way_s: float
+) -> list[Gap | None]:
     gaps: list[Gap | None] = []
     for number, (at_s, _) in enumerate(faults):
         later = int(np.searchsorted(times, at_s + on_the_way_s))
@@ -43,3 +49,10 @@ def gaps_s(
         struck_into = number + 1 < len(faults) and faults[number + 1][0] < times[later]
         gaps.append(Gap(float(times[later] - at_s), bool(flowed and not struck_into)))
     return gaps
+
+
+def _widest(gaps: Sequence[Gap | None]) -> Gap | None:
+    known = [gap for gap in gaps if gap is not None]
+    if len(known) < len(gaps):
+        return None
+    return Gap(max(gap.seconds for gap in known), all(gap.alone for gap in known))
