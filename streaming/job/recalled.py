@@ -13,7 +13,6 @@ from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
-from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import partition_counts
 from state.cancel import MessageId
@@ -64,9 +63,6 @@ class RecalledMessages:
                 if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
                     what = f"topic {self._settings.results_topic} and group {self._group}"
                     raise right_missing("Read", what) from problem
-                # The topic was there when the job started.
-                if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
-                    problem = BrokerUnreachable(f"the broker does not know its partitions: {problem}")
                 retry.wait(problem)
 
     def begin_again(self) -> None:

@@ -105,6 +105,7 @@ def test_what_a_replay_could_not_store_is_read_again(
 @pytest.mark.parametrize(
     "code",
     [
+        KafkaError._NOENT,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._DESTROY_BROKER,
         KafkaError._TRANSPORT,
