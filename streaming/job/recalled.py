@@ -133,6 +133,9 @@ class RecalledMessages:
     def _written(self) -> dict[int, int]:
         """Return the end of each partition, with what is not committed."""
         self._admin = self._admin or AdminClient({**librdkafka_options(self._settings.kafka), "log_level": 2})
+        # Otherwise the client asks the leaders that it knows by the epochs that it knows, which brokers refuse for
+        # minutes once one of them has started anew.
+        self._admin.list_topics(self._settings.results_topic, _TIMEOUT_S)
         latest = {TopicPartition(self._settings.results_topic, number): OffsetSpec.latest() for number in self._next}  # type: ignore[no-untyped-call]
         answers = self._admin.list_offsets(
             latest, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT_S

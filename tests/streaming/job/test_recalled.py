@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def test_what_a_replay_could_not_store_is_read_again(
     reader.begin_again()
     assert read(reader) == [1]
     assert read(reader) == []
+
+
+def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
+    # Clients keep the epoch of a partition's leader, which is another one after each start of the broker.
+    with EmbeddedBroker(tmp_path / "broker") as broker:
+        settings = make_settings(f"kafka.bootstrap_servers={broker.bootstrap}", "kafka.outage_limit=20s")
+        ensure_topics(settings, 3)
+        reader = RecalledMessages(settings)
+        for number in range(2):
+            write(broker, settings, number)
+            assert read(reader) == [number]
+            broker.kill()
+            broker.start()
+        reader.close()
 
 
 @pytest.mark.parametrize(
