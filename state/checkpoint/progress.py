@@ -60,6 +60,11 @@ class BatchSpan:
         return stored | {"starts": starts}
 
     @property
+    def bucket(self) -> int:
+        """The number of the bucket that the batch seals."""
+        return self.origin.first_bucket + self.batch_id
+
+    @property
     def read_by_topic(self) -> dict[str, int]:
         """How many records the batch reads of each input topic."""
         return {topic: sum(read.values()) for topic, read in _difference(self.ends, self.starts).items()}

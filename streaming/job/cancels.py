@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -48,29 +47,20 @@ from state.buckets.parts import part_of
 from state.cancel import (
     ANSWER_SCHEMA,
     ASK_SCHEMA,
-    DELETED_MS,
-    NONE_REPLACED,
-    NOT_KEPT,
     WAITING,
     MessageId,
-    Result,
     Undecided,
-    accepted_replacements,
-    answer,
-    answers_of,
-    answers_to,
-    asks_of,
     goes_on_at_once,
-    replaced_by,
     replacement_ids,
-    undecided_asks,
 )
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, by_source, each_of, ids_in, ids_of, places_in, table_of, united
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
-from streaming.job.names import look_up, useful_from_ms
+from streaming.job.answers import Replacements, answers_by, answers_for_nothing
+from streaming.job.names import LookedUp, look_up, useful_from_ms
+from streaming.job.outcomes import Mask, Outcomes, is_below
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
 
@@ -82,18 +72,6 @@ _FORGET_EVERY_S = 60.0
 # How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
 # a batch that must know it reads so many, and not those of days.
 _MOST_ANSWERS_UNREAD = 100_000
-# What became of a message that was asked for. Open: not known yet.
-OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
-_MEANINGS: dict[int, tuple[Result, str | None]] = {
-    CANCELLED: ("cancelled", None),
-    HANDED_OVER: ("unknown", "it is handed over, delivered, or a dead letter: too late to be replaced"),
-    DELETED: ("unknown", NOT_KEPT),
-    UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
-    NO_INPUT: ("unknown", "the job reads no input topic of this name"),
-}
-_NO_SUCH_NAME = "nothing waits under this name: there was no such message, or it is delivered"
-_NOTHING_TO_REPLACE = "another ask has cancelled it, or refused it before: there is nothing to replace"
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -171,8 +149,7 @@ class CancelDesk:
             # What it had stored before may be less.
             self._stored_ids.close()
         elif decision.cancelled.num_rows or decision.names.num_rows:
-            bucket = span.origin.first_bucket + span.batch_id
-            self._stored_ids.add(decision.cancelled, decision.names, bucket, decision.replaced)
+            self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
         self._is_replay = False
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
@@ -199,84 +176,102 @@ class CancelDesk:
             return Decision()
         every_ask, found = _asks(shard_output)
         asked_ms = time.time_ns() // 1_000_000
-        has_name = pc.is_valid(every_ask.column("name"))
-        bucket = span.origin.first_bucket + span.batch_id
+        self._open(span)
+        asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
+        # Each message that is asked for, once.
+        outcomes = Outcomes(ids_in(asks), span.ends)
+        outcomes.cancel(in_no_bucket(found))
+        outcomes.cancel(named.superseded)
+        due_now = self._look_for(outcomes, named, shard_output, rows, span)
+        not_waiting = outcomes.open_ids()
+        recalled = self._recall(outcomes, asks.num_rows)
+        # A lost batch may have taken out what a replacement names that is read again.
+        conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
+        replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
+        outcomes.cancel(replacements.refused)
+        outcomes.close(self._is_deleted)
+        cancelled = pa.concat_tables([outcomes.cancelled, recalled])
+        log.info(
+            "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
+            span.batch_id, asks.num_rows, cancelled.num_rows - replacements.refused.num_rows,
+            replacements.refused.num_rows,
+        )  # fmt: skip
+        shards = span.origin.shards
+        undecided = Undecided(span.cutoff_ms, asked_ms if self._recalled.knows_all else 0, shards, shards - 1)
+        answers = [
+            answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
+            answers_for_nothing(for_nothing),
+        ]
+        refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
+        left_out = united([refused, ids_in(due_now), ids_in(named.superseded)])
+        return Decision(pa.concat_tables(answers), cancelled, left_out, named.names, replacements.replaced)
+
+    def _open(self, span: BatchSpan) -> None:
+        """Read what earlier batches have stored, and find out whether this one has, before it was cut off."""
         if self._is_replay is None:
             stored = self._store.newest_of(span.origin.checkpoint)
             self._is_replay = stored is not None and stored >= span.batch_id
-        self._stored_ids.open(bucket, span.starts)
-        waiting = partial(self._waiting, bucket=bucket, span=span)
-        keeps_name = batch_settings.overdue_has_name
-        named = look_up(every_ask.filter(has_name), self._stored_ids, span, clock_ms, keeps_name, waiting)
-        every_ask = pa.concat_tables([every_ask.filter(pc.invert(has_name)), named.asks])
-        # What nothing has the name of needs no decision.
-        is_for_something = pc.greater_equal(every_ask.column("offset"), 0)
-        asks, for_nothing = every_ask.filter(is_for_something), every_ask.filter(pc.invert(is_for_something))
-        # Each message that is asked for, once, and what became of it.
-        asked = table_of(ids_in(asks))
-        outcomes = _unread(asked, span)
-        outcomes[among(asked, united([found, ids_in(named.superseded)]))] = CANCELLED
-        cancelled = [in_no_bucket(found), named.superseded]
-        before = due_now = CANCELLED_SCHEMA.empty_table()
-        results = self._settings.results_topic
-        if not_found := _open(asked, outcomes):
-            outcomes[among(asked, self._stored_ids.cancelled_among(not_found))] = CANCELLED
-            cancelled.append(named.held.filter(pa.array(among(named.held, _open(asked, outcomes)))))
-            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
-            # The first batch finds there what an earlier checkpoint has left, however long it is due.
-            is_elsewhere = (outcomes == OPEN) & ~(among(asked, ids_in(named.handed_over)) & bool(span.batch_id))
-            cancelled.append(self._waiting(ids_in(asked.filter(pa.array(is_elsewhere))), bucket, span))
-            outcomes[among(asked, ids_in(cancelled[-1]))] = CANCELLED
-            sealed_now = _passed_by(_open(asked, outcomes), SEALED, shard_output, rows, results)
-            outcomes[among(asked, ids_in(sealed_now))] = CANCELLED
-            due_now = _passed_by(_open(asked, outcomes), DUE, shard_output, rows, results)
-            outcomes[among(asked, ids_in(due_now))] = CANCELLED
-            cancelled += [sealed_now, due_now]
-        not_waiting = outcomes == OPEN
-        self._answers_unread += asks.num_rows
-        if not_waiting.any() or self._answers_unread > _MOST_ANSWERS_UNREAD:
-            self._answers_unread = 0
-            # What release processes have answered since is stored with what this batch cancels.
-            before = in_no_bucket(self._recalled.read())
-            outcomes[among(asked, ids_in(before))] = CANCELLED
-            if self._is_replay:
-                # A replay stores nothing more: the next batch reads it again.
-                self._recalled.begin_again()
-        # A lost batch may have taken out what a replacement names that is read again.
-        conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
-        replaced_before = self._stored_ids.replaced_among(conditional)
-        accepted, refused, replaced = _of_replacements(asks, pa.concat_tables(cancelled), replaced_before)
-        cancelled.append(refused)
-        outcomes[among(asked, ids_in(refused))] = CANCELLED
-        is_open = outcomes == OPEN
-        if is_open.any():
-            outcomes[is_open] = np.where(self._is_deleted(asked), DELETED, HANDED_OVER)[is_open]
-        everything = pa.concat_tables([*cancelled, before])
-        log.info(
-            "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
-            span.batch_id, asks.num_rows, everything.num_rows - refused.num_rows, refused.num_rows,
+        self._stored_ids.open(span.bucket, span.starts)
+
+    def _by_id(
+        self, asks: pa.Table, span: BatchSpan, clock_ms: int, batch_settings: BatchSettings
+    ) -> tuple[pa.Table, pa.Table, LookedUp]:
+        """Look up the names that `asks` ask by.
+
+        Returns the asks, by the id of a message now; those by a name that nothing has, which need no decision; and what
+        was found.
+        """
+        has_name = pc.is_valid(asks.column("name"))
+        named = look_up(
+            asks.filter(has_name), self._stored_ids, span, clock_ms, batch_settings.overdue_has_name,
+            partial(self._waiting, span=span),
         )  # fmt: skip
-        places, undecided = places_in(asked, asks), _undecided(span, asked_ms if self._recalled.knows_all else 0)
-        # Of a replay, too, as many are handed over, whatever the release processes have answered since.
-        goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
-        answers = pa.concat_tables(
-            [
-                _answers(asks.filter(pa.array(~goes_on)), outcomes[places][~goes_on], accepted, undecided),
-                _passed_on(
-                    asks.filter(pa.array(goes_on)), outcomes[places][goes_on], not_waiting[places][goes_on], undecided
-                ),
-                _answers_for_nothing(for_nothing),
-            ]
-        )
-        refused_ids = ids_of(each for each in each_of(replacement_ids(asks)) if each not in accepted)
-        left_out = united([refused_ids, ids_in(due_now), ids_in(named.superseded)])
-        return Decision(answers, everything, left_out, named.names, replaced)
+        every = pa.concat_tables([asks.filter(pc.invert(has_name)), named.asks])
+        is_for_something = pc.greater_equal(every.column("offset"), 0)
+        return every.filter(is_for_something), every.filter(pc.invert(is_for_something)), named
+
+    def _look_for(
+        self, outcomes: Outcomes, named: LookedUp, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan
+    ) -> pa.Table:
+        """Cancel what waits, wherever that is.
+
+        Returns what this batch would hand over otherwise (`CANCELLED_SCHEMA`).
+        """
+        if not (not_found := outcomes.open_ids()):
+            return CANCELLED_SCHEMA.empty_table()
+        outcomes.set_cancelled(self._stored_ids.cancelled_among(not_found))
+        outcomes.cancel(named.held.filter(pa.array(among(named.held, outcomes.open_ids()))))
+        # The first batch finds there what an earlier checkpoint has left, however long it is due.
+        handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
+        outcomes.cancel(self._waiting(outcomes.open_ids(but=handed_over), span))
+        results = self._settings.results_topic
+        outcomes.cancel(_passed_by(outcomes.open_ids(), SEALED, shard_output, rows, results))
+        due_now = _passed_by(outcomes.open_ids(), DUE, shard_output, rows, results)
+        outcomes.cancel(due_now)
+        return due_now
+
+    def _recall(self, outcomes: Outcomes, asks: int) -> pa.Table:
+        """Read which messages release processes have cancelled, if one is asked for, or many were.
+
+        Returns what they have answered since that was read before, which is stored with what this batch cancels
+        (`CANCELLED_SCHEMA`).
+        """
+        self._answers_unread += asks
+        if not outcomes.open_ids() and self._answers_unread <= _MOST_ANSWERS_UNREAD:
+            return CANCELLED_SCHEMA.empty_table()
+        self._answers_unread = 0
+        recalled = self._recalled.read()
+        outcomes.set_cancelled(recalled)
+        if self._is_replay:
+            # A replay stores nothing more: the next batch reads it again.
+            self._recalled.begin_again()
+        return in_no_bucket(recalled)
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""
         if time.monotonic() > self._read_s + _FIRSTS_S:
             self._read_firsts()
-        return np.asarray(asked.column("offset").to_numpy() < _bounds_of(asked, self._firsts))
+        return is_below(asked, self._firsts)
 
     def _read_firsts(self) -> None:
         # In an outage what was read before holds: offsets only grow.
@@ -284,7 +279,7 @@ class CancelDesk:
             self._firsts = {source: first for source, (first, _) in input_bounds(self._settings).items()}
             self._read_s = time.monotonic()
 
-    def _waiting(self, ids: Ids, bucket: int, span: BatchSpan) -> pa.Table:
+    def _waiting(self, ids: Ids, span: BatchSpan) -> pa.Table:
         """Return which of `ids` wait in an earlier bucket, and are not handed over before this batch."""
         if not ids:
             return CANCELLED_SCHEMA.empty_table()
@@ -293,7 +288,7 @@ class CancelDesk:
         previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
-        located = self._store.locate(ids, bucket, first_ms, version)
+        located = self._store.locate(ids, span.bucket, first_ms, version)
         from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))
         waits = from_ms >= previous_ms
         if not span.batch_id:
@@ -322,105 +317,6 @@ def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
     asks = pa.concat_tables([table for shard, table in tables if shard == 0])
     found = pa.concat_tables([table for _, table in tables]).filter(pc.field("found"))
     return asks.select(ASK_SCHEMA.names), ids_in(found)
-
-
-def _open(asked: pa.Table, outcomes: npt.NDArray[np.int8]) -> Ids:
-    return ids_in(asked.filter(pa.array(outcomes == OPEN)))
-
-
-def _unread(asked: pa.Table, span: BatchSpan) -> npt.NDArray[np.int8]:
-    """Return `NO_INPUT` or `UNREAD` for the messages that the job has not read when the batch ends, else `OPEN`."""
-    # By the offset log, and not by the settings, which a replay may find changed.
-    ends = {(topic, int(partition)): end for topic, own in span.ends.items() for partition, end in own.items()}
-    is_read = asked.column("offset").to_numpy() < _bounds_of(asked, ends)
-    outcomes = np.where(is_read, OPEN, UNREAD).astype(np.int8)
-    is_input = np.asarray(pc.is_in(asked.column("topic"), pa.array(list(span.ends), pa.string())))
-    outcomes[~is_input] = NO_INPUT
-    return outcomes
-
-
-def _bounds_of(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt.NDArray[np.int64]:
-    """Return the bound of each message's input partition; 0 if there is none."""
-    own = np.zeros(messages.num_rows, dtype=np.int64)
-    for source, rows in by_source(messages):
-        own[rows] = bounds.get(source, 0)
-    return own
-
-
-def _of_replacements(
-    asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]
-) -> tuple[set[MessageId], pa.Table, Mapping[MessageId, MessageId]]:
-    """Return the replacements that are accepted, others as cancelled, and what those have replaced that are accepted.
-
-    The others are those that are not among `cancelled` yet. `replaced_before` is what a lost batch has replaced.
-    """
-    if asks.column("condition").null_count == asks.num_rows:
-        return set(), CANCELLED_SCHEMA.empty_table(), NONE_REPLACED
-    taken = each_of(ids_in(cancelled))
-    every = asks_of(asks)
-    accepted = accepted_replacements(every, taken, replaced_before)
-    refused = [ask for ask in every if ask.condition is not None and ask.id not in accepted | taken]
-    rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
-    as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
-    return accepted, as_cancelled, replaced_by(every, taken, accepted)
-
-
-def _undecided(span: BatchSpan, asked_ms: int) -> Undecided:
-    """Return what the release processes need to know, to decide about messages that are handed over."""
-    shards = span.origin.shards
-    return Undecided(span.cutoff_ms, asked_ms, shards, shards - 1)
-
-
-def _answers(
-    asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: set[MessageId], undecided: Undecided
-) -> pa.Table:
-    """Return the answer to each ask, by what became of the message that it asks for; or `undecided` in its place."""
-    is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
-    # One by one: replacements, and ids that may need an escape.
-    apart = is_replacement | (outcomes == NO_INPUT)
-    several: list[pa.Table] = []
-    for outcome in np.unique(outcomes[~apart]).tolist():
-        own = asks.filter(pa.array((outcomes == outcome) & ~apart))
-        several.append(_same_answer(own, outcome, undecided))
-    single: dict[MessageId, bytes] = {}
-    for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
-        result, why = _MEANINGS[outcome]
-        is_accepted = None if ask.condition is None else ask.id in accepted
-        if is_accepted is False and why is None:
-            why = _NOTHING_TO_REPLACE
-        single[ask.id] = answer(ask, result, why, is_accepted)
-    return pa.concat_tables([*several, answers_of(single)])
-
-
-def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table:
-    """Return the answer to each of `asks`, whose messages have the same `outcome`; or `undecided` in its place."""
-    if outcome == HANDED_OVER:
-        return undecided_asks(asks, undecided)
-    if outcome == DELETED:
-        return undecided_asks(asks, undecided._replace(asked_ms=DELETED_MS))
-    return answers_to(asks, *_MEANINGS[outcome])
-
-
-def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Mask, undecided: Undecided) -> pa.Table:
-    """Return no answer to `asks` of messages that have a name, or `undecided` if the message before is handed over.
-
-    A release process may have cancelled that one. Then it is answered here: a successor of that process may know
-    nothing of it, and take it for delivered.
-    """
-    waited = asks.filter(pa.array(~not_waiting))
-    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(waited)), None))
-    handed_over = [
-        _same_answer(asks.filter(pa.array(not_waiting & (outcomes == outcome))), outcome, undecided)
-        for outcome in np.unique(outcomes[not_waiting]).tolist()
-    ]
-    return pa.concat_tables([*handed_over, no_answers])
-
-
-def _answers_for_nothing(asks: pa.Table) -> pa.Table:
-    """Return the answers to `asks` by a name that no message has: one to a cancel, none to a message."""
-    return answers_of(
-        {ask.id: answer(ask, "unknown", _NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
-    )
 
 
 def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:

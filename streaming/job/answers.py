@@ -1,0 +1,146 @@
+"""The answers to a batch's asks, once it is known what became of the messages that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.cancel import (
+    DELETED_MS,
+    NONE_REPLACED,
+    NOT_KEPT,
+    MessageId,
+    Result,
+    Undecided,
+    accepted_replacements,
+    answer,
+    answers_of,
+    answers_to,
+    asks_of,
+    replaced_by,
+    undecided_asks,
+)
+from state.message_ids import Ids, among, each_of, ids_in
+from streaming.job.outcomes import CANCELLED, DELETED, HANDED_OVER, NO_INPUT, UNREAD, Outcomes
+
+_MEANINGS: dict[int, tuple[Result, str | None]] = {
+    CANCELLED: ("cancelled", None),
+    HANDED_OVER: ("unknown", "it is handed over, delivered, or a dead letter: too late to be replaced"),
+    DELETED: ("unknown", NOT_KEPT),
+    UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
+    NO_INPUT: ("unknown", "the job reads no input topic of this name"),
+}
+_NO_SUCH_NAME = "nothing waits under this name: there was no such message, or it is delivered"
+_NOTHING_TO_REPLACE = "another ask has cancelled it, or refused it before: there is nothing to replace"
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """What becomes of the replacements of a batch.
+
+    - `accepted`: their ids
+    - `refused`: the others that the batch has not cancelled otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
+    - `replaced`: the message that each accepted one has replaced, with its id
+    """
+
+    accepted: frozenset[MessageId] = frozenset()
+    refused: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
+    replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
+
+    @staticmethod
+    def of(asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]) -> Replacements:
+        """Decide the replacements among `asks` (`ASK_SCHEMA`).
+
+        `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has
+        replaced.
+        """
+        if asks.column("condition").null_count == asks.num_rows:
+            return Replacements()
+        taken = each_of(ids_in(cancelled))
+        every = asks_of(asks)
+        accepted = accepted_replacements(every, taken, replaced_before)
+        refused = [ask for ask in every if ask.condition is not None and ask.id not in accepted | taken]
+        rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
+        as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
+        return Replacements(frozenset(accepted), as_cancelled, replaced_by(every, taken, accepted))
+
+
+def answers_by(
+    outcomes: Outcomes, asks: pa.Table, not_waiting: Ids, accepted: frozenset[MessageId], undecided: Undecided
+) -> pa.Table:
+    """Return the answers to `asks` (`ASK_SCHEMA`), as a table of `ANSWER_SCHEMA`.
+
+    Args:
+        outcomes: what became of each message that is asked for.
+        asks: the asks, by the id of a message.
+        not_waiting: the messages that the batch did not find, whatever the release processes have answered since.
+        accepted: the replacements that are accepted.
+        undecided: what takes the place of the answer if the release processes must decide.
+    """
+    # Of a replay, too, as many are handed over, whatever the release processes have answered since.
+    goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
+    by_id, with_name = asks.filter(pa.array(~goes_on)), asks.filter(pa.array(goes_on))
+    return pa.concat_tables(
+        [
+            _answers(by_id, outcomes.of(by_id), accepted, undecided),
+            _passed_on(with_name, outcomes.of(with_name), not_waiting, undecided),
+        ]
+    )
+
+
+def answers_for_nothing(asks: pa.Table) -> pa.Table:
+    """Return the answers to `asks` by a name that no message has: one to a cancel, none to a message."""
+    return answers_of(
+        {ask.id: answer(ask, "unknown", _NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
+    )
+
+
+def _answers(
+    asks: pa.Table, outcomes: npt.NDArray[np.int8], accepted: frozenset[MessageId], undecided: Undecided
+) -> pa.Table:
+    """Return the answer to each ask, by what became of the message that it asks for; or `undecided` in its place."""
+    is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
+    # One by one: replacements, and ids that may need an escape.
+    apart = is_replacement | (outcomes == NO_INPUT)
+    several: list[pa.Table] = []
+    for outcome in np.unique(outcomes[~apart]).tolist():
+        own = asks.filter(pa.array((outcomes == outcome) & ~apart))
+        several.append(_same_answer(own, outcome, undecided))
+    single: dict[MessageId, bytes] = {}
+    for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
+        result, why = _MEANINGS[outcome]
+        is_accepted = None if ask.condition is None else ask.id in accepted
+        if is_accepted is False and why is None:
+            why = _NOTHING_TO_REPLACE
+        single[ask.id] = answer(ask, result, why, is_accepted)
+    return pa.concat_tables([*several, answers_of(single)])
+
+
+def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table:
+    """Return the answer to each of `asks`, whose messages have the same `outcome`; or `undecided` in its place."""
+    if outcome == HANDED_OVER:
+        return undecided_asks(asks, undecided)
+    if outcome == DELETED:
+        return undecided_asks(asks, undecided._replace(asked_ms=DELETED_MS))
+    return answers_to(asks, *_MEANINGS[outcome])
+
+
+def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Ids, undecided: Undecided) -> pa.Table:
+    """Return no answer to `asks` of messages that have a name, or `undecided` if the message before is handed over.
+
+    A release process may have cancelled that one. Then it is answered here: a successor of that process may know
+    nothing of it, and take it for delivered.
+    """
+    is_elsewhere = among(asks, not_waiting)
+    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(asks.filter(pa.array(~is_elsewhere)))), None))
+    handed_over = [
+        _same_answer(asks.filter(pa.array(is_elsewhere & (outcomes == outcome))), outcome, undecided)
+        for outcome in np.unique(outcomes[is_elsewhere]).tolist()
+    ]
+    return pa.concat_tables([*handed_over, no_answers])

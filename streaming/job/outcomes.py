@@ -1,0 +1,75 @@
+"""What became of the messages that a batch's asks ask for, as far as the batch knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.checkpoint.origin import Offsets
+from state.message_ids import NO_IDS, Ids, among, by_source, ids_in, places_in, table_of
+
+# Open: not known yet.
+OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
+Mask = npt.NDArray[np.bool_]
+
+
+class Outcomes:
+    """The outcome of each message that is asked for, each once.
+
+    One that the job has not read when the batch ends is `UNREAD`, or `NO_INPUT` if no input topic has its name. All
+    others are `OPEN` at first.
+    """
+
+    def __init__(self, asked: Ids, ends: Offsets) -> None:
+        """Take the ids that are asked for, and up to which offsets the job has read when the batch ends."""
+        self._asked = table_of(asked)
+        # By the offset log, and not by the settings, which a replay may find changed.
+        bounds = {(topic, int(partition)): end for topic, own in ends.items() for partition, end in own.items()}
+        outcomes = np.where(is_below(self._asked, bounds), OPEN, UNREAD).astype(np.int8)
+        is_input = np.asarray(pc.is_in(self._asked.column("topic"), pa.array(list(ends), pa.string())))
+        self._outcomes = np.where(is_input, outcomes, np.int8(NO_INPUT))
+        self._cancelled: list[pa.Table] = []
+
+    @property
+    def cancelled(self) -> pa.Table:
+        """What was given to `cancel` so far, as one table of `CANCELLED_SCHEMA`."""
+        return pa.concat_tables([CANCELLED_SCHEMA.empty_table(), *self._cancelled])
+
+    def open_ids(self, but: Ids = NO_IDS) -> Ids:
+        """Return the ids whose outcome is open, without those of `but`."""
+        return ids_in(self._asked.filter(pa.array((self._outcomes == OPEN) & ~among(self._asked, but))))
+
+    def cancel(self, messages: pa.Table) -> None:
+        """Let this batch cancel `messages` (`CANCELLED_SCHEMA`), asked for or not."""
+        self._cancelled.append(messages)
+        self.set_cancelled(ids_in(messages))
+
+    def set_cancelled(self, ids: Ids) -> None:
+        """Take note that `ids` were cancelled before."""
+        self._outcomes[among(self._asked, ids)] = CANCELLED
+
+    def close(self, is_deleted: Callable[[pa.Table], Mask]) -> None:
+        """Let what is open be `DELETED` or `HANDED_OVER`.
+
+        `is_deleted` says of which messages (`ID_SCHEMA`) the input topic has deleted the record.
+        """
+        is_open = self._outcomes == OPEN
+        if is_open.any():
+            self._outcomes[is_open] = np.where(is_deleted(self._asked), DELETED, HANDED_OVER)[is_open]
+
+    def of(self, asks: pa.Table) -> npt.NDArray[np.int8]:
+        """Return the outcome of the message that each of `asks` asks for."""
+        return self._outcomes[places_in(self._asked, asks)]
+
+
+def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> Mask:
+    """Return which offsets are below the bound of their input partition; none is where there is no bound."""
+    own = np.zeros(messages.num_rows, dtype=np.int64)
+    for source, rows in by_source(messages):
+        own[rows] = bounds.get(source, 0)
+    return np.asarray(messages.column("offset").to_numpy() < own)
