@@ -3,11 +3,17 @@
 Membership is static, so that a process that is restarted under its name has its shards at once. The group's consumer
 reads nothing: each shard reads the ready log by itself (`sinks.release.shard`). The group decides who should release a
 shard; fencing decides who can.
+
+Two processes with one name. The later one fences the earlier one in the group, which ends. But a process also fences
+itself: a broker that hangs while it joins may take its second try for another process. So a process that is fenced
+joins again, once: if there are two, it is fenced once more. One that was stopped for longer than its session lasts has
+been replaced for certain.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +41,8 @@ _METADATA_MS = 10_000
 _RETAKE_S = 2.0
 # The client reports that it is fenced as _FATAL, once.
 _TAKEN = {KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID}
+# How long a process that is fenced knows why.
+_DOUBT_S = 60.0
 _DELETE_EVERY_S = 30.0
 _DELETE_TIMEOUT_S = 10.0
 # A thread that wakes to end a transaction waits at most so long for one that computes.
@@ -69,15 +77,20 @@ class ReleaseProcess:
         self._deleted: dict[int, int] = {}
         # By the monotonic clock, when the process last went on.
         self.polled_s = self._deleted_s = time.monotonic()
+        # Until when, by the monotonic clock, being fenced means that another process has this one's name.
+        self._replaced_until_s = -math.inf
         self._member = member
         self._group_id = group_id(settings)
-        self._group = Consumer(
+        self._group = self._group_consumer()
+
+    def _group_consumer(self) -> Consumer:
+        return Consumer(
             {
                 **self._options,
                 "logger": log,
                 "group.id": self._group_id,
-                "group.instance.id": member,
-                "client.id": member,
+                "group.instance.id": self._member,
+                "client.id": self._member,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": _SESSION_MS,
                 "heartbeat.interval.ms": _HEARTBEAT_MS,
@@ -97,13 +110,14 @@ class ReleaseProcess:
         `ShardRelease`.
         """
         sys.setswitchinterval(_SWITCH_S)
-        self._group.subscribe(
-            [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
-        )
+        self._join()
         on_started()
         try:
             while not should_end(self):
-                self.polled_s = time.monotonic()
+                now_s = time.monotonic()
+                if now_s - self.polled_s > _SESSION_MS / 1000:
+                    self._replaced_until_s = now_s + _DOUBT_S
+                self.polled_s = now_s
                 self._poll_group()
                 self._open_assigned()
                 self._end_taken()
@@ -117,19 +131,36 @@ class ReleaseProcess:
         """Whether all shards of this process are open, and nothing that they have read is pending."""
         return self.shards.keys() == self.assigned and all(shard.drained for shard in self.shards.values())
 
+    def _join(self) -> None:
+        self._group.subscribe(
+            [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
+
     def _poll_group(self) -> None:
         message = self._group.poll(_POLL_S)
         error = None if message is None else message.error()
         if error is None:
             return
         if error.fatal() or error.code() in _TAKEN:
-            raise ReleaseTaken(
-                f"another release process with the name {self._member} has taken its place ({error.str()}). If both "
-                "are meant to run, give each its own name (delayline release --name)"
-            )
+            if time.monotonic() < self._replaced_until_s:
+                raise ReleaseTaken(
+                    f"another release process with the name {self._member} has taken its place ({error.str()}). If "
+                    "both are meant to run, give each its own name (delayline release --name)"
+                )
+            self._join_again()
+            return
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise right_missing("Read", f"group {self._group_id}")
         log.debug("the group of the release processes: %s", error)
+
+    def _join_again(self) -> None:
+        log.warning("group %s takes %s for replaced; joining it again", self._group_id, self._member)
+        self._replaced_until_s = time.monotonic() + _DOUBT_S
+        self._close(list(self.shards))
+        self._group.close()
+        self.assigned.clear()
+        self._group = self._group_consumer()
+        self._join()
 
     def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         group.incremental_assign(partitions)

@@ -1,0 +1,112 @@
+"""A release process in its group, with a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer, KafkaError
+
+from conf.errors import ReleaseTaken
+from conf.settings import Settings
+from sinks.release.process import ReleaseProcess, group_id
+from sinks.topics.topics import ensure_topics
+from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
+
+MEMBER = "north"
+SHARDS = {0, 1}
+
+
+class Running:
+    """A release process in a thread; `error` is what it ended with."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.process = ReleaseProcess(settings, MEMBER)
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def has_its_shards(self) -> bool:
+        assert self.error is None
+        return self.process.shards.keys() == self.process.assigned == SHARDS
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.process.run(lambda _: self._stop.is_set())
+        except BaseException as error:  # noqa: BLE001, the test looks at it
+            self.error = error
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    made = make_settings()
+    ensure_topics(made, 1)
+    return made
+
+
+@pytest.fixture
+def running(settings: Settings) -> Iterator[Running]:
+    made = Running(settings)
+    assert_eventually(made.has_its_shards)
+    yield made
+    made.stop()
+
+
+@contextmanager
+def namesake(settings: Settings) -> Iterator[Consumer]:
+    """Join the group under the name of the process, and take its place."""
+    own = {"group.id": group_id(settings), "group.instance.id": MEMBER, "log_level": 0}
+    strategy = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": 6_000}
+    consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **strategy})
+    consumer.subscribe([settings.ready_topic])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def fenced(consumer: Consumer) -> bool:
+    """Return whether a poll of `consumer` says that another one has its name."""
+    message = consumer.poll(0.1)
+    error = None if message is None else message.error()
+    return error is not None and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
+
+
+def test_a_process_that_is_fenced_joins_its_group_again_once(settings: Settings, running: Running) -> None:
+    before = set(running.process.shards.values())
+    with namesake(settings) as first:
+        assert_eventually(lambda: fenced(first))
+    assert_eventually(running.has_its_shards)
+    assert not before & set(running.process.shards.values())
+    with namesake(settings) as second:
+
+        def has_ended() -> bool:
+            assert not fenced(second)
+            return running.error is not None
+
+        assert_eventually(has_ended)
+    assert isinstance(running.error, ReleaseTaken)
+
+
+def test_a_process_that_was_stopped_knows_that_it_was_replaced(
+    settings: Settings, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Any time between two polls is longer than that.
+    monkeypatch.setattr("sinks.release.process._SESSION_MS", 0)
+    with namesake(settings) as other:
+
+        def has_ended() -> bool:
+            assert not fenced(other)
+            return running.error is not None
+
+        assert_eventually(has_ended)
+    assert isinstance(running.error, ReleaseTaken)
