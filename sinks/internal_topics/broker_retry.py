@@ -34,12 +34,6 @@ _OUTAGE = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.UNKNOWN_LEADER_EPOCH,
-    # Of a topic that was there before, and is again when a broker that has just started knows its partitions. Who asks
-    # for a topic that may be gone for good looks for it first. An admin client says that it found no leaders.
-    KafkaError._NOENT,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 
 

@@ -12,7 +12,8 @@ from conf.kafka.rights import is_refusal, right_missing
 
 _READ_TIMEOUT_S = 30.0
 _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
-_NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
+# Also what a broker says that has just started, until it knows its partitions.
+NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
 
 
 def newest_value(options: Mapping[str, str], topic: str, partition: int) -> bytes | None:
@@ -49,7 +50,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
     except KafkaException as problem:
         if is_refusal(problem.args[0]):
             raise right_missing("Read", f"topic {topic}") from problem
-        if problem.args[0].name() in _NO_SUCH_PARTITION:
+        if problem.args[0].name() in NO_SUCH_PARTITION:
             raise TopicMissing(
                 f"{topic}/{partition} does not exist: create it with `delayline topics create`"
             ) from problem

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import partition_counts
 from state.cancel import MessageId
@@ -41,7 +41,8 @@ class RecalledMessages:
         # How far it was read, and how far what was read is stored for certain.
         self._next: dict[int, int] = {}
         self._stored: dict[int, int] = {}
-        self._admin: AdminClient | None = None
+        # Knows the ends of the topic with what is not committed. It reads nothing.
+        self._reader_of_all: Consumer | None = None
         self._knows_all = True
 
     @property
@@ -63,6 +64,9 @@ class RecalledMessages:
                 if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
                     what = f"topic {self._settings.results_topic} and group {self._group}"
                     raise right_missing("Read", what) from problem
+                # The topic was there when the job started.
+                if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
+                    problem = BrokerUnreachable(f"the broker does not know its partitions: {problem}")
                 retry.wait(problem)
 
     def begin_again(self) -> None:
@@ -70,18 +74,19 @@ class RecalledMessages:
         self._next = {}
 
     def close(self) -> None:
-        """Close the consumer."""
-        if self._consumer is not None:
-            self._consumer.close()
+        """Close the consumers."""
+        for consumer in (self._consumer, self._reader_of_all):
+            if consumer is not None:
+                consumer.close()
 
     def _read(self) -> Ids:
-        consumer = self._consumer = self._consumer or self._opened()
+        consumer = self._consumer = self._consumer or self._opened("read_committed")
         topic = self._settings.results_topic
         if not self._next:
-            places = [
-                TopicPartition(topic, number) for number in range(partition_counts(self._settings, [topic])[topic])
-            ]
-            stored = consumer.committed(places, _TIMEOUT_S)
+            partitions = partition_counts(self._settings, [topic]).get(topic, 0)
+            if not partitions:
+                raise BrokerUnreachable(f"the broker does not know {topic}")
+            stored = consumer.committed([self._place(number) for number in range(partitions)], _TIMEOUT_S)
             self._next = {place.partition: max(place.offset, 0) for place in stored}
         elif self._next != self._stored:
             # The batch before is complete.
@@ -118,13 +123,10 @@ class RecalledMessages:
 
         The end is before a transaction that is still open. Such transactions are waited for, but not for long.
         """
-        topic, until_s = self._settings.results_topic, time.monotonic() + _OPEN_S
+        until_s = time.monotonic() + _OPEN_S
         written = self._written()
         while True:
-            bounds = {
-                number: consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S)
-                for number in self._next
-            }
+            bounds = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S) for number in self._next}
             self._knows_all = all(end >= written[number] for number, (_, end) in bounds.items())
             if self._knows_all or time.monotonic() > until_s:
                 return bounds
@@ -132,15 +134,13 @@ class RecalledMessages:
 
     def _written(self) -> dict[int, int]:
         """Return the end of each partition, with what is not committed."""
-        self._admin = self._admin or AdminClient({**librdkafka_options(self._settings.kafka), "log_level": 2})
-        # Otherwise the client asks the leaders that it knows by the epochs that it knows, which brokers refuse for
-        # minutes once one of them has started anew.
-        self._admin.list_topics(self._settings.results_topic, _TIMEOUT_S)
-        latest = {TopicPartition(self._settings.results_topic, number): OffsetSpec.latest() for number in self._next}  # type: ignore[no-untyped-call]
-        answers = self._admin.list_offsets(
-            latest, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_TIMEOUT_S
-        )
-        return {place.partition: answer.result().offset for place, answer in answers.items()}
+        # No admin client: that goes on with the leaders' epochs that it knows, and brokers refuse these once one of
+        # them has started anew, until the client asks for metadata after many minutes.
+        self._reader_of_all = self._reader_of_all or self._opened("read_uncommitted")
+        return {
+            number: self._reader_of_all.get_watermark_offsets(self._place(number), _TIMEOUT_S)[1]
+            for number in self._next
+        }
 
     def _asked_for(self, answer: Message) -> MessageId | None:
         """Return the id of the message that an answer is about; None for a record that is no answer of this job.
@@ -159,13 +159,13 @@ class RecalledMessages:
             log.warning("%s is none of this job's answers, whatever its value says: %s", place, problem)
             return None
 
-    def _opened(self) -> Consumer:
+    def _opened(self, isolation: str) -> Consumer:
         return Consumer(
             {
                 **librdkafka_options(self._settings.kafka),
                 "group.id": self._group,
                 "enable.auto.commit": False,
-                "isolation.level": "read_committed",
+                "isolation.level": isolation,
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
                 "log_level": 2,
@@ -173,5 +173,7 @@ class RecalledMessages:
         )
 
     def _places(self, offsets: dict[int, int]) -> list[TopicPartition]:
-        topic = self._settings.results_topic
-        return [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
+        return [self._place(number, offset) for number, offset in offsets.items()]
+
+    def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
+        return TopicPartition(self._settings.results_topic, number, offset)

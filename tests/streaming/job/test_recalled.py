@@ -120,7 +120,6 @@ def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tm
 @pytest.mark.parametrize(
     "code",
     [
-        KafkaError._NOENT,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._DESTROY_BROKER,
         KafkaError._TRANSPORT,
