@@ -6,8 +6,7 @@ shard; fencing decides who can.
 
 Two processes with one name. The later one fences the earlier one in the group, which ends. But a process also fences
 itself: a broker that hangs while it joins may take its second try for another process. So a process that is fenced
-joins again, once: if there are two, it is fenced once more. One that was stopped for longer than its session lasts has
-been replaced for certain.
+joins again, once: if there are two, it is fenced once more, and ends.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _METADATA_MS = 10_000
 _RETAKE_S = 2.0
 # The client reports that it is fenced as _FATAL, once.
 _TAKEN = {KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID}
-# How long a process that is fenced knows why.
-_DOUBT_S = 60.0
+# A process that is fenced so soon after it has joined again was replaced by another one.
+_AGAIN_S = 60.0
 _DELETE_EVERY_S = 30.0
 _DELETE_TIMEOUT_S = 10.0
 # A thread that wakes to end a transaction waits at most so long for one that computes.
@@ -114,10 +113,7 @@ class ReleaseProcess:
         on_started()
         try:
             while not should_end(self):
-                now_s = time.monotonic()
-                if now_s - self.polled_s > _SESSION_MS / 1000:
-                    self._replaced_until_s = now_s + _DOUBT_S
-                self.polled_s = now_s
+                self.polled_s = time.monotonic()
                 self._poll_group()
                 self._open_assigned()
                 self._end_taken()
@@ -155,12 +151,12 @@ class ReleaseProcess:
 
     def _join_again(self) -> None:
         log.warning("group %s takes %s for replaced; joining it again", self._group_id, self._member)
-        self._replaced_until_s = time.monotonic() + _DOUBT_S
         self._close(list(self.shards))
         self._group.close()
         self.assigned.clear()
         self._group = self._group_consumer()
         self._join()
+        self._replaced_until_s = time.monotonic() + _AGAIN_S
 
     def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         group.incremental_assign(partitions)

@@ -95,18 +95,3 @@ def test_a_process_that_is_fenced_joins_its_group_again_once(settings: Settings,
 
         assert_eventually(has_ended)
     assert isinstance(running.error, ReleaseTaken)
-
-
-def test_a_process_that_was_stopped_knows_that_it_was_replaced(
-    settings: Settings, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Any time between two polls is longer than that.
-    monkeypatch.setattr("sinks.release.process._SESSION_MS", 0)
-    with namesake(settings) as other:
-
-        def has_ended() -> bool:
-            assert not fenced(other)
-            return running.error is not None
-
-        assert_eventually(has_ended)
-    assert isinstance(running.error, ReleaseTaken)
