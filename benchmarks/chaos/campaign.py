@@ -118,10 +118,12 @@ def contract_aims(judged: JudgedLoad) -> list[Aim]:
 
 def _received_s(judged: JudgedLoad) -> list[npt.NDArray[np.float64]]:
     """Return when each record was received (epoch s), of each shard: each fault strikes them all."""
-    shards = judged.application.settings.bucket.shards
-    times: list[list[float]] = [[] for _ in range(shards)]
+    settings = judged.application.settings
+    times: list[list[float]] = [[] for _ in range(settings.bucket.shards)]
     for record in judged.received:
-        times[shard_of(record.topic, record.partition, shards)].append(record.received_ms / 1000)
+        # Any shard writes to the dead-letter topic.
+        if record.topic != settings.topics.dead_letter:
+            times[shard_of(record.topic, record.partition, len(times))].append(record.received_ms / 1000)
     return [np.array(of_shard) for of_shard in times]
 
 

@@ -46,7 +46,7 @@ class Replacements:
 
     - `accepted`: their ids
     - `refused`: the others that the batch has not cancelled otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
-    - `replaced`: the message that each accepted one has replaced, with its id
+    - `replaced`: the accepted one, by the message that it has replaced; without those that have a name
     """
 
     accepted: frozenset[MessageId] = frozenset()
@@ -85,11 +85,11 @@ def answers_by(
     """
     # Of a replay, too, as many are handed over, whatever the release processes have answered since.
     goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
-    by_id, with_name = asks.filter(pa.array(~goes_on)), asks.filter(pa.array(goes_on))
+    others, messages = asks.filter(pa.array(~goes_on)), asks.filter(pa.array(goes_on))
     return pa.concat_tables(
         [
-            _answers(by_id, outcomes.of(by_id), accepted, undecided),
-            _passed_on(with_name, outcomes.of(with_name), not_waiting, undecided),
+            _answers(others, outcomes.of(others), accepted, undecided),
+            _passed_on(messages, outcomes.of(messages), not_waiting, undecided),
         ]
     )
 
@@ -137,10 +137,10 @@ def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Ids,
     A release process may have cancelled that one. Then it is answered here: a successor of that process may know
     nothing of it, and take it for delivered.
     """
-    is_elsewhere = among(asks, not_waiting)
-    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(asks.filter(pa.array(~is_elsewhere)))), None))
+    is_gone = among(asks, not_waiting)
+    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(asks.filter(pa.array(~is_gone)))), None))
     handed_over = [
-        _same_answer(asks.filter(pa.array(is_elsewhere & (outcomes == outcome))), outcome, undecided)
-        for outcome in np.unique(outcomes[is_elsewhere]).tolist()
+        _same_answer(asks.filter(pa.array(is_gone & (outcomes == outcome))), outcome, undecided)
+        for outcome in np.unique(outcomes[is_gone]).tolist()
     ]
     return pa.concat_tables([*handed_over, no_answers])

@@ -50,7 +50,7 @@ class Outcomes:
         self.set_cancelled(ids_in(messages))
 
     def set_cancelled(self, ids: Ids) -> None:
-        """Take note that `ids` were cancelled before."""
+        """Take note that `ids` are cancelled, by whatever batch or process."""
         self._outcomes[among(self._asked, ids)] = CANCELLED
 
     def close(self, is_deleted: Callable[[pa.Table], Mask]) -> None:
