@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from conf.java.jars import java_command
 from conf.load import load_settings
 from conf.settings import Settings
+from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 from streaming.spark.session import open_session
 from tests.eventually import assert_eventually
@@ -125,6 +126,14 @@ def make_settings(broker: EmbeddedBroker) -> MakeSettings:
 def settings(make_settings: MakeSettings) -> Settings:
     """Settings for `broker` with all other defaults."""
     return make_settings()
+
+
+@pytest.fixture
+def prepared(make_settings: MakeSettings) -> Settings:
+    """Settings of a new application whose topics exist."""
+    made = make_settings()
+    ensure_topics(made, 1)
+    return made
 
 
 @pytest.fixture

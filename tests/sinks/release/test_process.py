@@ -12,8 +12,6 @@ from confluent_kafka import Consumer, KafkaError
 from conf.errors import ReleaseTaken
 from conf.settings import Settings
 from sinks.release.process import ReleaseProcess, group_id
-from sinks.topics.topics import ensure_topics
-from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 
 MEMBER = "north"
@@ -47,15 +45,8 @@ class Running:
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    made = make_settings()
-    ensure_topics(made, 1)
-    return made
-
-
-@pytest.fixture
-def running(settings: Settings) -> Iterator[Running]:
-    made = Running(settings)
+def running(prepared: Settings) -> Iterator[Running]:
+    made = Running(prepared)
     assert_eventually(made.has_its_shards)
     yield made
     made.stop()
@@ -81,13 +72,13 @@ def fenced(consumer: Consumer) -> bool:
     return error is not None and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
 
-def test_a_process_that_is_fenced_joins_its_group_again_once(settings: Settings, running: Running) -> None:
+def test_a_process_that_is_fenced_joins_its_group_again_once(prepared: Settings, running: Running) -> None:
     before = set(running.process.shards.values())
-    with namesake(settings) as first:
+    with namesake(prepared) as first:
         assert_eventually(lambda: fenced(first))
     assert_eventually(running.has_its_shards)
     assert not before & set(running.process.shards.values())
-    with namesake(settings) as second:
+    with namesake(prepared) as second:
 
         def has_ended() -> bool:
             assert not fenced(second)

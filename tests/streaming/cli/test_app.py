@@ -17,10 +17,9 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from conf.settings import Settings
-from sinks.topics.topics import ensure_topics
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
-from tests.conftest import MakeSettings, MakeTopic
+from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
 
 ROOT = Path(__file__).parents[3]
@@ -59,13 +58,6 @@ def start(*args: str) -> subprocess.Popen[str]:
 def json_lines(result: Result) -> list[dict[str, Any]]:
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-@pytest.fixture
-def prepared(make_settings: MakeSettings) -> Settings:
-    settings = make_settings()
-    ensure_topics(settings, 1)
-    return settings
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan
-from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
-from tests.conftest import MakeSettings
 from tests.messages import messages
 from tests.sinks.committed_records import committed
 
@@ -25,15 +23,7 @@ Released = Callable[[], list[int]]
 
 
 @pytest.fixture
-def application(make_settings: MakeSettings) -> Settings:
-    """An application whose topics exist."""
-    settings = make_settings()
-    ensure_topics(settings, 1)
-    return settings
-
-
-@pytest.fixture
-def handed_over(application: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver:
+def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver:
     """A function that hands over a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`."""
     monkeypatch.setattr("sinks.ready_log.hand_over._open_writers", {})
     batches = 0
@@ -42,20 +32,20 @@ def handed_over(application: Settings, monkeypatch: pytest.MonkeyPatch) -> HandO
         nonlocal batches
         batches += 1
         plan = HandOverPlan(
-            application_id=application.application_id,
+            application_id=prepared.application_id,
             batch=BatchSpan(CheckpointOrigin("c", 1, 2), batches),
             clock_ms=0,
-            progress_topic=application.progress_topic,
-            ready_topic=application.ready_topic,
-            lease_topic=application.lease_topic,
+            progress_topic=prepared.progress_topic,
+            ready_topic=prepared.ready_topic,
+            lease_topic=prepared.lease_topic,
             fencing_token=1,
             transaction_timeout_ms=10_000,
             outage_limit_ms=60_000,
             tolerates_input_loss=False,
-            options=librdkafka_options(application.kafka),
+            options=librdkafka_options(prepared.kafka),
         )
         rows = (
-            {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": application.topics.output}
+            {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": prepared.topics.output}
             for n, due in enumerate(dues)
         )
         hand_over(plan, shard, iter([messages(rows)]))
@@ -64,11 +54,11 @@ def handed_over(application: Settings, monkeypatch: pytest.MonkeyPatch) -> HandO
 
 
 @pytest.fixture
-def released(application: Settings, broker: EmbeddedBroker) -> Released:
+def released(prepared: Settings, broker: EmbeddedBroker) -> Released:
     """A function that returns the due times of the released messages, in the order of the output topic."""
 
     def due_times() -> list[int]:
-        records = committed(broker, application.topics.output)
+        records = committed(broker, prepared.topics.output)
         return [int(dict(record.headers() or [])["delayline-deliver-at"] or b"") for record in records]
 
     return due_times

@@ -17,40 +17,38 @@ from tests.eventually import assert_eventually
 from tests.streaming.release.conftest import HandOver, Released
 
 
-def test_without_messages_no_process_is_started(application: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_messages_no_process_is_started(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ReleaseProcesses", None)
-    assert left_to_release(application) == {}
-    drain(application)
+    assert left_to_release(prepared) == {}
+    drain(prepared)
 
 
 @pytest.mark.takes(8)
 def test_all_messages_of_all_shards_are_released_when_they_are_due(
-    application: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     due_ms = time.time_ns() // 1_000_000 + 3_000
     handed_over(1, 2, due_ms)
     handed_over(3, shard=1)
     # A commit is done before it is seen in all partitions.
-    assert_eventually(lambda: left_to_release(application) == {0: 3, 1: 1}, 60)
-    drain(application)
+    assert_eventually(lambda: left_to_release(prepared) == {0: 3, 1: 1}, 60)
+    drain(prepared)
     assert time.time_ns() // 1_000_000 >= due_ms
-    assert left_to_release(application) == {0: 0, 1: 0}
+    assert left_to_release(prepared) == {0: 0, 1: 0}
     assert sorted(released()) == [1, 2, 3, due_ms]
     assert "waiting until 4 messages that are handed over are due and released" in caplog.text
     # Nothing is left to do.
-    drain(application)
+    drain(prepared)
 
 
 @pytest.mark.takes(6)
-def test_other_release_processes_may_take_part(
-    application: Settings, handed_over: HandOver, released: Released
-) -> None:
+def test_other_release_processes_may_take_part(prepared: Settings, handed_over: HandOver, released: Released) -> None:
     handed_over(1)
-    with ReleaseProcesses(application, 1) as processes:
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         handed_over(2, shard=1)
-        drain(application)
+        drain(prepared)
     assert sorted(released()) == [1, 2]
 
 
@@ -60,10 +58,10 @@ def test_an_application_without_topics_is_refused_or_has_nothing(make_settings: 
 
 @pytest.mark.takes(8)
 def test_the_error_of_its_process_is_raised(
-    application: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming.release.supervisor._LONGEST_PAUSE_S", 0.1)
     handed_over(1)
-    other = application.model_copy(update={"topics": application.topics.model_copy(update={"output": "nowhere"})})
+    other = prepared.model_copy(update={"topics": prepared.topics.model_copy(update={"output": "nowhere"})})
     with pytest.raises(TopicMissing, match="nowhere"):
         drain(other)

@@ -74,11 +74,11 @@ def start_command(tmp_path: Path) -> Iterator[StartCommand]:
         release.kill()
 
 
-def _leave_orphan(application: Settings, command: subprocess.Popen[bytes]) -> None:
+def _leave_orphan(prepared: Settings, command: subprocess.Popen[bytes]) -> None:
     """Kill a command, and wait until its release process is where the next command looks for it."""
     command.kill()
     command.wait()
-    place = meeting_place(application.application_id, application.kafka.bootstrap_servers, _MEMBER)
+    place = meeting_place(prepared.application_id, prepared.kafka.bootstrap_servers, _MEMBER)
     assert_eventually(lambda: place is not None and place.exists(), _START_S)
 
 
@@ -96,10 +96,10 @@ def _has_error(processes: ReleaseProcesses) -> bool:
 
 @pytest.mark.takes(8)
 def test_processes_release_what_is_handed_over_and_end_with_the_command(
-    application: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, handed_over: HandOver, released: Released
 ) -> None:
     handed_over(1, 2)
-    with ReleaseProcesses(application, 2) as processes:
+    with ReleaseProcesses(prepared, 2) as processes:
         processes.start()
         started = [psutil.Process(pid) for pid in processes.pids]
         assert len(started) == 2
@@ -112,10 +112,10 @@ def test_processes_release_what_is_handed_over_and_end_with_the_command(
 
 @pytest.mark.takes(10)
 def test_a_killed_process_is_started_again(
-    application: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     handed_over(1)
-    with ReleaseProcesses(application, 1) as processes:
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         assert_eventually(lambda: released() == [1], _START_S)
         (first,) = processes.pids
@@ -129,10 +129,10 @@ def test_a_killed_process_is_started_again(
 
 @pytest.mark.takes(8)
 def test_processes_that_are_killed_again_and_again_are_no_error(
-    application: Settings, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
-    with ReleaseProcesses(application, 1) as processes:
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         for _ in range(supervisor._MOST_ERRORS + 1):
             (pid,) = assert_eventually(lambda: processes.pids, _START_S)
@@ -160,11 +160,11 @@ def test_an_error_that_comes_again_and_again_is_raised_and_ends_the_tries(
 
 @pytest.mark.takes(8)
 def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
-    application: Settings, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setenv(VARIABLE, "shards-assigned=raise")
-    with ReleaseProcesses(application, 1) as processes:
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), 2 * _START_S)
         with pytest.raises(InjectedFailure, match="shards-assigned"):
@@ -173,11 +173,11 @@ def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
 
 @pytest.mark.takes(6)
 def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
-    application: Settings, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with ReleaseProcesses(application, 1) as processes:
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(ReleaseFailed, match="ended by exit code 1; its log lines say more"):
@@ -186,13 +186,13 @@ def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
 
 @pytest.mark.takes(15)
 def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_error(
-    application: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, handed_over: HandOver, released: Released
 ) -> None:
     handed_over(1)
-    with ReleaseProcesses(application, 1) as first:
+    with ReleaseProcesses(prepared, 1) as first:
         first.start()
         assert_eventually(lambda: released() == [1], _START_S)
-        with ReleaseProcesses(application, 1) as second:
+        with ReleaseProcesses(prepared, 1) as second:
             second.start()
             assert_eventually(lambda: first.pids == [], _START_S)
             first.check()
@@ -205,9 +205,9 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
 
 @pytest.mark.takes(20)
 def test_an_orphan_releases_what_is_handed_over_and_ends(
-    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
+    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
 ) -> None:
-    command, orphan = start_command(application)
+    command, orphan = start_command(prepared)
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
     due_ms = _now_ms() + 4_000
@@ -218,21 +218,21 @@ def test_an_orphan_releases_what_is_handed_over_and_ends(
     assert _now_ms() >= due_ms
     assert_eventually(lambda: not runs(orphan), _START_S)
     assert "the job has ended without a word" in (tmp_path / "log").read_text()
-    place = meeting_place(application.application_id, application.kafka.bootstrap_servers, _MEMBER)
+    place = meeting_place(prepared.application_id, prepared.kafka.bootstrap_servers, _MEMBER)
     assert place is not None
     assert not place.exists()
 
 
 @pytest.mark.takes(20)
 def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
-    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
 ) -> None:
-    command, orphan = start_command(application)
+    command, orphan = start_command(prepared)
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
     for due in (2, 3):
-        _leave_orphan(application, command)
-        command, same = start_command(application)
+        _leave_orphan(prepared, command)
+        command, same = start_command(prepared)
         assert same == orphan
         handed_over(due)
         assert_eventually(lambda: released()[-1] == due, _START_S)  # noqa: B023
@@ -244,13 +244,13 @@ def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
 
 @pytest.mark.takes(20)
 def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_is_killed(
-    application: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
 ) -> None:
-    command, orphan = start_command(application)
+    command, orphan = start_command(prepared)
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
-    _leave_orphan(application, command)
-    with ReleaseProcesses(application, 1) as processes:
+    _leave_orphan(prepared, command)
+    with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         assert processes.pids == [orphan.pid]
         orphan.kill()
@@ -263,21 +263,21 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
 @pytest.mark.takes(20)
 @pytest.mark.parametrize("difference", ["settings", "code", "it is stopped"])
 def test_an_orphan_that_does_other_work_or_none_is_replaced(
-    application: Settings,
+    prepared: Settings,
     handed_over: HandOver,
     released: Released,
     start_command: StartCommand,
     monkeypatch: pytest.MonkeyPatch,
     difference: str,
 ) -> None:
-    command, orphan = start_command(application)
+    command, orphan = start_command(prepared)
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
     command.kill()
     command.wait()
-    settings = application
+    settings = prepared
     if difference == "settings":
-        settings = application.model_copy(update={"release": application.release.model_copy(update={"lead": 50})})
+        settings = prepared.model_copy(update={"release": prepared.release.model_copy(update={"lead": 50})})
     elif difference == "code":
         monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
     else:
