@@ -36,6 +36,10 @@ class CheckpointOrigin:
         """The bucket whose messages due below `cutoff_ms` were not delivered when the checkpoint began."""
         return self.first_bucket - 1
 
+    def bucket_of(self, batch_id: int) -> int:
+        """Return the number of the bucket that a batch seals."""
+        return self.first_bucket + batch_id
+
     def to_json(self) -> str:
         """Return the origin as one JSON object."""
         return _ORIGIN.dump_json(self).decode()

@@ -62,7 +62,7 @@ class BatchSpan:
     @property
     def bucket(self) -> int:
         """The number of the bucket that the batch seals."""
-        return self.origin.first_bucket + self.batch_id
+        return self.origin.bucket_of(self.batch_id)
 
     @property
     def read_by_topic(self) -> dict[str, int]:

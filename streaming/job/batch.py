@@ -126,7 +126,7 @@ class BatchRunner:
         #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
         #    their bucket's number, which a merge may change.
         if batch_id:
-            committed = self._bucket(batch_id - 1), span.previous_ms
+            committed = self._origin.bucket_of(batch_id - 1), span.previous_ms
             self._maintenance.before_batch(*committed)
             # No longer than an idle job waits: what is handed over lasts for that.
             waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
@@ -169,8 +169,8 @@ class BatchRunner:
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
-            self._maintenance.stored(IdRows.CANCELLED, self._bucket(batch_id), decision.cancelled.num_rows)
-            self._maintenance.stored(IdRows.NAMED, self._bucket(batch_id), decision.names.num_rows)
+            self._maintenance.stored(IdRows.CANCELLED, span.bucket, decision.cancelled.num_rows)
+            self._maintenance.stored(IdRows.NAMED, span.bucket, decision.names.num_rows)
         finally:
             shard_output.unpersist()
         # 10. Move the window on.
@@ -242,10 +242,6 @@ class BatchRunner:
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
 
-    def _bucket(self, batch_id: int) -> int:
-        """Return the number of the bucket that a batch seals."""
-        return self._origin.first_bucket + batch_id
-
     def _plan_hand_over(
         self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int, decision: Decision
     ) -> DataFrame | None:
@@ -304,7 +300,7 @@ class BatchRunner:
     def _seal(self, shard_output: DataFrame, sealed: list[Row], batch_id: int, decision: Decision) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
-        bucket = self._bucket(batch_id)
+        bucket = self._origin.bucket_of(batch_id)
         cancelled = cancelled_rows(decision.cancelled, bucket, decision.replaced)
         ids = pa.concat_tables([cancelled, name_rows(decision.names, bucket)])
         if ids.num_rows:

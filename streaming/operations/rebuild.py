@@ -123,7 +123,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, delivered.origin.checkpoint)
-    next_bucket = 1 + max([delivered.origin.first_bucket + delivered.last_batch, *numbers])
+    next_bucket = 1 + max([delivered.origin.bucket_of(delivered.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),

@@ -115,7 +115,7 @@ def waiting_messages(
             places += _ready(spark, settings, EVERY_BATCH, selection, results)
         return reduce(DataFrame.union, places)
     cutoff_ms = checkpoint.planned(batch_id).cutoff_ms
-    last_bucket = checkpoint.origin.first_bucket + batch_id
+    last_bucket = checkpoint.origin.bucket_of(batch_id)
     results = checkpoint.settings_history().at(batch_id).results
     segments = [] if version is None else _segments(store, version, last_bucket, cutoff_ms)
     if at_least is not None:

@@ -51,7 +51,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     sealed = SealedBuckets(store, None, [])
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
-        last_bucket = checkpoint.origin.first_bucket + batch_id
+        last_bucket = checkpoint.origin.bucket_of(batch_id)
         # Read the table before the state: the job keeps the state of its last few batches, but deletes the delivered
         # messages of buckets.
         if version is not None:
