@@ -119,8 +119,7 @@ class ReleaseProcess:
                 self._end_taken()
                 self._delete_released()
         finally:
-            self._close(list(self.shards))
-            self._group.close()
+            self._leave()
 
     @property
     def drained(self) -> bool:
@@ -131,6 +130,10 @@ class ReleaseProcess:
         self._group.subscribe(
             [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
+
+    def _leave(self) -> None:
+        self._close(list(self.shards))
+        self._group.close()
 
     def _poll_group(self) -> None:
         message = self._group.poll(_POLL_S)
@@ -151,8 +154,7 @@ class ReleaseProcess:
 
     def _join_again(self) -> None:
         log.warning("group %s takes %s for replaced; joining it again", self._group_id, self._member)
-        self._close(list(self.shards))
-        self._group.close()
+        self._leave()
         self.assigned.clear()
         self._group = self._group_consumer()
         self._join()

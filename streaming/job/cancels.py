@@ -178,13 +178,12 @@ class CancelDesk:
         asked_ms = time.time_ns() // 1_000_000
         self._open(span)
         asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
-        # Each message that is asked for, once.
         outcomes = Outcomes(ids_in(asks), span.ends)
         outcomes.cancel(in_no_bucket(found))
         outcomes.cancel(named.superseded)
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
-        recalled = self._recall(outcomes, asks.num_rows)
+        recalled = self._recall(outcomes, not_waiting, asks.num_rows)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
@@ -250,14 +249,14 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, asks: int) -> pa.Table:
-        """Read which messages release processes have cancelled, if one is asked for, or many were.
+    def _recall(self, outcomes: Outcomes, not_waiting: Ids, asks: int) -> pa.Table:
+        """Read which messages release processes have cancelled, if `not_waiting` has any, or many were asked for.
 
         Returns what they have answered since that was read before, which is stored with what this batch cancels
         (`CANCELLED_SCHEMA`).
         """
         self._answers_unread += asks
-        if not outcomes.open_ids() and self._answers_unread <= _MOST_ANSWERS_UNREAD:
+        if not not_waiting and self._answers_unread <= _MOST_ANSWERS_UNREAD:
             return CANCELLED_SCHEMA.empty_table()
         self._answers_unread = 0
         recalled = self._recalled.read()
