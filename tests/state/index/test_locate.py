@@ -1,0 +1,76 @@
+"""Locating ids in the metadata of segments, against the messages of the segments one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import BucketUnreadable
+from state.buckets.table_rows import STORED_SCHEMA
+from state.index.locate import LOCATED_SCHEMA, locating
+from state.index.message_index import index_entries
+from state.message_ids import ids_of
+from tests.messages import messages
+
+READ = ["part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits", "index_entries"]
+ID = st.tuples(st.sampled_from(["in-a", "in-b"]), st.integers(0, 1), st.integers(0, 12))
+# The due time of each message; in several segments, each with a precision of its own.
+SEGMENT = st.tuples(st.dictionaries(ID, st.integers(0, 200), min_size=1, max_size=12), st.integers(0, 6))
+SEGMENTS = st.lists(SEGMENT, max_size=4)
+
+
+def metadata_row(number: int, dues: dict[tuple[str, int, int], int], bits: int) -> dict[str, Any]:
+    rows = [
+        {"topic": topic, "partition": partition, "offset": offset, "deliver_at_ms": due}
+        for (topic, partition, offset), due in dues.items()
+    ]
+    return {
+        "part": f"part-{number}",
+        # Metadata of an old table has it, and newer metadata does not.
+        "time_partition": f"chunks-{number}" if number % 2 else None,
+        "bucket": 10 + number,
+        "deliver_at_ms": min(dues.values()),
+        "max_deliver_at_ms": max(dues.values()),
+        "precision_bits": bits,
+        "index_entries": index_entries(messages(rows), bits),
+    }
+
+
+def metadata(segments: list[tuple[dict[tuple[str, int, int], int], int]]) -> pa.RecordBatch:
+    rows = [metadata_row(number, dues, bits) for number, (dues, bits) in enumerate(segments)]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
+
+
+@given(segments=SEGMENTS, wanted=st.sets(ID, max_size=20), cut=st.integers(0, 4))
+def test_each_wanted_id_is_found_in_each_segment_that_has_it(
+    segments: list[tuple[dict[tuple[str, int, int], int], int]], wanted: set[tuple[str, int, int]], cut: int
+) -> None:
+    whole = metadata(segments)
+    read = [whole.slice(0, cut), whole.slice(min(cut, whole.num_rows))]
+    found = pa.Table.from_batches(locating(ids_of(wanted))(read), LOCATED_SCHEMA).to_pylist()
+    expected = [
+        (message_id, number) for number, (dues, _) in enumerate(segments) for message_id in dues if message_id in wanted
+    ]
+    assert sorted((row["topic"], row["partition"], row["offset"]) for row in found) == sorted(
+        message_id for message_id, _ in expected
+    )
+    places = {(row["topic"], row["partition"], row["offset"], row["bucket"] - 10): row for row in found}
+    for message_id, number in expected:
+        dues, bits = segments[number]
+        row = places[(*message_id, number)]
+        assert (row["part"], row["time_partition"]) == (f"part-{number}", f"chunks-{number}" if number % 2 else None)
+        assert row["from_ms"] <= dues[message_id] <= row["until_ms"] < row["from_ms"] + (1 << bits)
+        assert min(dues.values()) <= row["from_ms"]
+        assert row["until_ms"] <= max(dues.values())
+
+
+def test_a_damaged_bitmap_is_an_error_that_names_its_ids() -> None:
+    row = metadata_row(0, {("in-a", 0, 5): 100}, 4)
+    row["index_entries"][0]["offsets"] = b"\x01"
+    damaged = pa.RecordBatch.from_pylist([row], schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
+    with pytest.raises(BucketUnreadable, match="in-a/0 due from 96 ms"):
+        list(locating(ids_of([("in-a", 0, 5)]))([damaged]))
