@@ -153,10 +153,11 @@ class LogReader:
     def _check(self, found: str) -> None:
         """Raise ReadyLogLost if the log is another one than that of the position, or lacks records."""
         position = self.position
-        low, high = self._there.get_watermark_offsets(TopicPartition(self._topic, self._shard), timeout=_TIMEOUT_S)
         place = f"{self._topic}/{self._shard}"
+        # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
         if position.topic_id != found:
             raise ReadyLogLost(f"{place} is another topic ({found}) than the one that was released. {_REMEDY}")
+        low, high = self._there.get_watermark_offsets(TopicPartition(self._topic, self._shard), timeout=_TIMEOUT_S)
         if low > position.lowest:
             raise ReadyLogLost(f"{place} begins at offset {low}, and is released up to {position.lowest}. {_REMEDY}")
         if high < position.taken_in:

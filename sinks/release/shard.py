@@ -43,6 +43,9 @@ Answer = TypeVar("Answer")
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
 _COUNT_EVERY_S = 1.0
+# After so long without an error of reading, the next one begins another outage: a shard without records has no other
+# sign that the one before is over.
+_QUIET_S = 60.0
 # Of the memory that a shard may use: transactions that are not committed yet have this share, chunks the rest.
 _SHARE_OF_TRANSACTIONS = 0.25
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
@@ -110,8 +113,9 @@ class ShardRelease:
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
         self._search: FaultSearch | None = None
-        # The retries of reading, while that fails.
+        # The retries of reading, and when it failed last, by the monotonic clock.
         self._reading: BrokerRetry | None = None
+        self._read_failed_s = 0.0
         # What the position counts after the transaction that was refused last.
         self._refused_until = (0, 0)
         self.share_memory(1)
@@ -246,8 +250,10 @@ class ShardRelease:
                         pending.shrink(self._most_pending_bytes)
                     self._reading = None
         except KafkaException as problem:
-            self._reading = self._reading or self._retry()
+            if self._reading is None or time.monotonic() > self._read_failed_s + _QUIET_S:
+                self._reading = self._retry()
             self._reading.wait(problem)
+            self._read_failed_s = time.monotonic()
 
     def _plan(self, topics: Topics, reader: LogReader, pending: Pending) -> Planned | None:
         """Return the next transaction, or None if none is due within the lead."""
