@@ -20,6 +20,8 @@ Client = TypeVar("Client")
 # The least time for a producer to get its transactional id, however short its transactions are: the first one on a
 # new broker takes seconds.
 OPEN_TIMEOUT_S = 10.0
+# For how long a broker that has just started may say that a topic or a partition does not exist.
+STARTING_S = 3.0
 
 
 def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, Any], because: str = "") -> Client:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable, TopicMissing
+from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import is_refusal, right_missing
 
 _READ_TIMEOUT_S = 30.0
@@ -60,13 +61,21 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
 
 
 def _bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
-    """Return the offsets of the first and of the next record. Waits while the partition's leader changes."""
+    """Return the offsets of the first and of the next record.
+
+    Waits while the partition's leader changes, and a little for a partition that is not known.
+    """
+    known_by = time.monotonic() + STARTING_S
     while True:
         try:
             low, high = consumer.get_watermark_offsets(partition, timeout=_READ_TIMEOUT_S)
             return low, high
         except KafkaException as problem:
-            if problem.args[0].name() not in _NO_LEADER_YET or time.monotonic() > deadline:
+            name = problem.args[0].name()
+            waits = (name in _NO_LEADER_YET and time.monotonic() < deadline) or (
+                name in NO_SUCH_PARTITION and time.monotonic() < known_by
+            )
+            if not waits:
                 raise
             time.sleep(0.1)
 
