@@ -162,9 +162,10 @@ class BatchRunner:
                 running.append(self._start(self._hand_over, hand_over))
             if stores and not stores_first:
                 running.append(self._start(self._seal, shard_output, sealed, batch_id, decision))
+            # Beside them. If one fails there is no next batch, which alone would read it.
+            self._cancels.stored(decision, span, planned.clock_ms)
             for step in running:
                 step.result()
-            self._cancels.stored(decision, span, planned.clock_ms)
             # 9. Pass on what was sealed.
             segments = _segments(sealed)
             self._window.add(segments)

@@ -144,7 +144,7 @@ class CancelDesk:
         return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})" if gone else "false"
 
     def stored(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
-        """Take note that the batch of `span` has stored `decision`. `clock_ms` is its clock, epoch ms."""
+        """Take note that the batch of `span` stores `decision`. `clock_ms` is its clock, epoch ms."""
         if self._is_replay:
             # What it had stored before may be less.
             self._stored_ids.close()
