@@ -11,6 +11,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conf.errors import Rejected
 from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
@@ -19,6 +20,7 @@ from streaming.monitor.server import Health
 
 # The process asks its group several times a second. A broker that does not answer delays that by some seconds.
 _STUCK_S = 60.0
+_REASONS = tuple(error.code for error in Rejected.__subclasses__())
 
 
 class ReleaseMetrics(Collector):
@@ -56,7 +58,8 @@ class ReleaseMetrics(Collector):
             "Records written to the dead-letter topic, by the code of the error.",
             labels=["reason"],
         )
-        for reason, count in sorted(counts.dead_letters().items()):
+        # Each reason from zero on: of a series that begins with its first dead letters, Prometheus sees no increase.
+        for reason, count in sorted((dict.fromkeys(_REASONS, 0) | counts.dead_letters()).items()):
             dead.add_metric([reason], count)
         answers = CounterMetricFamily("delayline_cancel_answers", "Answers to cancels written to the results topic.")
         answers.add_metric([], counts.answers)

@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from conf.errors import Rejected
 from sinks.internal_topics.position import Position
 from sinks.release.counts import ReleaseCounts
 from sinks.release.shard import Backlog
@@ -80,6 +81,22 @@ def test_each_expression_names_metrics_and_labels_that_exist(
     has = set.union(*(labels[name] for name in names))
     wanted = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
     assert wanted <= has, where
+
+
+def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
+    process = SimpleNamespace(counts=ReleaseCounts("results"), shards={}, assigned=set())
+
+    def dead_letters() -> dict[str, float]:
+        text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = families["delayline_dead_letters"].samples
+        return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+    before = dead_letters()
+    assert before.keys() == {error.code for error in Rejected.__subclasses__()}
+    assert set(before.values()) == {0}
+    process.counts.add(messages([{"output_topic": "dead", "error_code": "expired", "error_text": ""}]), {}, 1)
+    assert dead_letters() == before | {"expired": 1}
 
 
 def test_each_metric_is_in_the_operators_table(labels: dict[str, set[str]]) -> None:
