@@ -427,6 +427,8 @@ class Settings(BaseSettings):
             longest = self.limits.max_delay if policy.max_delay is None else policy.max_delay
             if policy.over_max_delay == "reject" and max(policy.default_delay, policy.fixed_delay or 0) > longest:
                 wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
+        if self.clock.trigger > self.clock.horizon:
+            wrong.append("clock.trigger: allowed is a duration up to clock.horizon: messages would be late")
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")
         if wrong:

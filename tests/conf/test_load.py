@@ -231,6 +231,11 @@ def test_equal_header_names_are_refused() -> None:
     assert "[headers]: allowed is four names" in failure("headers.deliver_at=x", "headers.deliver_to=x")
 
 
+def test_a_trigger_may_be_as_long_as_the_horizon_and_no_longer() -> None:
+    assert load_settings(None, ["clock.trigger=5s", "clock.horizon=5s"], {}).clock.trigger == 5_000
+    assert "clock.trigger: allowed is a duration up to" in failure("clock.trigger=5001ms", "clock.horizon=5s")
+
+
 def test_looped_topics_are_refused() -> None:
     assert "topics.output = 'delayline-in'" in failure("topics.output=delayline-in")
 
