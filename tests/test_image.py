@@ -79,7 +79,12 @@ def test_a_driver_is_submitted_with_the_options_that_its_java_needs_and_the_argu
     shutil.copy(entrypoint(), image / "conf/docker")
     (image / "submit").mkdir()
     # As `delayline submit-files` writes it, where a backslash is the escape character.
-    properties = ["spark.driver.extraJavaOptions -Da=b -Dc=d\\\\e", "spark.jars /a.jar,/b.jar"]
+    properties = [
+        "spark.driver.extraJavaOptions -Da=b -Dc=d\\\\e",
+        # That of the application's own file holds.
+        "spark.driver.memory 2g",
+        "spark.jars /a.jar,/b.jar",
+    ]
     (image / "submit" / PROPERTIES).write_text("".join(f"{line}\n" for line in properties))
     arguments = ["--properties-file", "/opt/spark/conf/spark.properties", "local:///opt/job.py", "run"]
     environment = {"PATH": f"{fakes}:{os.defpath}", "SPARK_DRIVER_BIND_ADDRESS": "10.0.0.5"}

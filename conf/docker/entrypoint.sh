@@ -10,6 +10,8 @@ if [ "${1:-}" = driver ]; then
     # What `delayline submit-files` wrote when the image was built. Beside the arguments' own file of properties there
     # can be no second one.
     while read -r name value; do
+        # What the application asks for holds.
+        [ "$name" = spark.driver.memory ] && continue
         options+=(--conf "$name=${value//\\\\/\\}")
     done <"${0%/*}/../../submit/spark.properties"
     exec spark-submit "${options[@]}" "$@"
