@@ -24,7 +24,7 @@ topics_app = typer.Typer(
 @topics_app.command()
 def create(
     partitions: Annotated[
-        int, typer.Option(min=1, help="Number of partitions of new input, output and dead-letter topics.")
+        int, typer.Option(min=1, help="Number of partitions of new input, output, dead-letter and results topics.")
     ] = _DEFAULT_PARTITIONS,
     replication: Annotated[
         int | None, typer.Option(min=1, help="Replication factor.", show_default="the broker's default")
@@ -35,8 +35,8 @@ def create(
 ) -> None:
     """Create the missing topics. Existing topics are not changed.
 
-    The topics are: the input, output and dead-letter topics; the exact names on the allow-list; and four internal
-    topics: progress, ready and position (one partition for each shard), and lease (one partition).
+    The topics are: the input, output, dead-letter and results topics; the exact names on the allow-list; and four
+    internal topics: progress, ready and position (one partition for each shard), and lease (one partition).
     """
     from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
 
