@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import AuthenticationError, current_process
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from state.message import decode_chunk
 
 log = logging.getLogger(__name__)
 
-_PARENT_CHECK_S = 0.5
+_PARENT_CHECK_S, _ACCEPT_PAUSE_S = 0.5, 0.1
 _BACKLOG = 128
 _END = b""
 
@@ -102,7 +102,7 @@ def _serve(address: str, daemon: int, listening: int) -> None:
         os.dup2(nothing.fileno(), 0)
     # Spark reads the daemon's standard output.
     os.dup2(2, 1)
-    with Listener(address, backlog=_BACKLOG, authkey=bytes(current_process().authkey)) as listener:
+    with Listener(address, backlog=_BACKLOG) as listener:
         os.write(listening, b"r")
         os.close(listening)
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
@@ -113,15 +113,22 @@ def _serve(address: str, daemon: int, listening: int) -> None:
 
 def _accept(listener: Listener) -> None:
     while True:
-        # A task that was killed while it connected is not the host's concern.
-        with suppress(AuthenticationError, ConnectionError, EOFError):
+        try:
+            # Who connects shows the key in a thread of its own: one that says nothing would keep all others waiting.
             threading.Thread(target=_answer, args=(listener.accept(),), daemon=True).start()
+        except (OSError, RuntimeError) as problem:
+            # No files or threads are left at the moment. Without this thread each task would wait for ever.
+            log.warning("the writer host cannot take a task's connection: %s", problem)
+            time.sleep(_ACCEPT_PAUSE_S)
 
 
 def _answer(connection: Connection) -> None:
     """Hand over what one task sends, and send it the result or the error."""
     # The task may have been killed: what it sent is incomplete then, and is not committed.
-    with connection, suppress(ConnectionError, EOFError):
+    with connection, suppress(AuthenticationError, ConnectionError, EOFError):
+        key = bytes(current_process().authkey)
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
         plan, shard, attempt = connection.recv()
         messages = _received(connection)
         answer: tuple[int, str] | BaseException

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from conf import errors
 from conf.end_signals import deferred
-from conf.errors import DelaylineError, ReleaseFailed, ReleaseTaken
+from conf.errors import BrokerUnreachable, DelaylineError, ReleaseFailed, ReleaseTaken
 from conf.failpoints import ROOT_VARIABLE
 from conf.logs import level_now
 from conf.settings import Settings
@@ -81,7 +81,8 @@ class _Orphan:
 class _Process:
     """One release process: its name, the running one, when it was started, and how often in a row it ended.
 
-    `ends` counts all ends, for the pause before the next start; `errors` those that were no kill.
+    `ends` counts all ends, for the pause before the next start; `errors` those that need an operator if they go on.
+    `away_since_s` is when it first found no broker, if that is how it ends since then. Instants are monotonic.
     """
 
     member: str
@@ -90,6 +91,7 @@ class _Process:
     started_s: float = 0.0
     ends: int = 0
     errors: int = 0
+    away_since_s: float | None = None
     next_start_s: float = 0.0
 
 
@@ -192,12 +194,16 @@ class ReleaseProcesses:
 
     def _launch(self, process: _Process, orders: Orders) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, deferred():
-            process.popen = subprocess.Popen(
-                [sys.executable, "-m", "streaming.release.supervised", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        try:
+            with theirs, deferred():
+                process.popen = subprocess.Popen(
+                    [sys.executable, "-m", "streaming.release.supervised", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+        except OSError:
+            ours.close()
+            raise
         log.info("release process %s is %d", process.member, process.popen.pid)
         process.socket = ours
         with suppress(BrokenPipeError):
@@ -209,7 +215,16 @@ class ReleaseProcesses:
                 if process.popen is not None and (code := process.popen.poll()) is not None:
                     self._ended(process, code)
                 if process.popen is None and time.monotonic() >= process.next_start_s and self._error is None:
-                    self._start(process)
+                    self._start_again(process)
+
+    def _start_again(self, process: _Process) -> None:
+        try:
+            self._start(process)
+        except Exception as problem:  # noqa: BLE001
+            # This host may lack processes, memory or files for a moment. Without this thread nothing would be released.
+            error = ReleaseFailed(f"it cannot be started: {type(problem).__name__}: {problem}")
+            error.__cause__ = problem
+            self._count(process, error, is_error=True)
 
     def _ended(self, process: _Process, code: int) -> None:
         """Note why a process has ended, and when it is started again."""
@@ -217,18 +232,30 @@ class ReleaseProcesses:
         error = _error_of(process.socket, code)
         process.socket.close()
         process.popen = process.socket = None
-        now_s = time.monotonic()
         if isinstance(error, ReleaseTaken):
             # Whoever has taken its place releases the shards now. Two commands must not do this to each other in turn.
-            process.next_start_s = now_s + _LONGEST_PAUSE_S
+            process.next_start_s = time.monotonic() + _LONGEST_PAUSE_S
             log.warning("release process %s ended: %s", process.member, error)
             return
+        self._count(process, error, is_error=code >= 0)
+
+    def _count(self, process: _Process, error: DelaylineError, is_error: bool) -> None:
+        """Count an end, or a start that failed, and set when the process is started again.
+
+        Brokers that are away count as an error once they are for longer than a job waits for them.
+        """
+        now_s = time.monotonic()
         if now_s - process.started_s > _HEALTHY_S:
             process.ends = process.errors = 0
         # The first one is started again at once.
         pause_s = min(_LONGEST_PAUSE_S, float(process.ends**2))
         process.ends += 1
-        process.errors = process.errors + 1 if code >= 0 else 0
+        is_away = type(error) is BrokerUnreachable
+        process.away_since_s = (process.away_since_s or now_s) if is_away else None
+        if not is_error:
+            process.errors = 0
+        elif process.away_since_s is None or now_s - process.away_since_s > self._settings.kafka.outage_limit / 1000:
+            process.errors += 1
         process.next_start_s = now_s + pause_s
         log.warning("release process %s ended: %s; started again in %.0f s", process.member, error, pause_s)
         if process.errors >= _MOST_ERRORS:
@@ -244,7 +271,10 @@ def _error_of(supervised: socket.socket, code: int) -> DelaylineError:
     if not report:
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ReleaseFailed(f"a release process ended by {what}; its log lines say more")
-    # From a process of ours, which is no stranger.
-    name, arguments = pickle.loads(report)  # noqa: S301
+    try:
+        # From a process of ours, which is no stranger.
+        name, arguments = pickle.loads(report)  # noqa: S301
+    except (EOFError, pickle.UnpicklingError):
+        return ReleaseFailed("a release process was killed while it said why it ends; its log lines say more")
     kind: type[DelaylineError] = getattr(errors, name)
     return kind(*arguments)

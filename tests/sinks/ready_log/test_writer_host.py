@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Listener
 from typing import cast
 
 import psutil
@@ -152,3 +155,40 @@ def test_without_its_host_a_worker_hands_over_itself(daemon: Daemon, plan: HandO
 def test_the_host_ends_with_its_daemon(daemon: Daemon) -> None:
     os.kill(daemon.pid, signal.SIGKILL)
     assert_eventually(lambda: not daemon.host.is_running())
+
+
+def test_a_stranger_that_connects_and_says_nothing_keeps_no_task_waiting(
+    daemon: Daemon, plan: HandOverPlan, ready: Ready
+) -> None:
+    names = {str(connection.laddr).strip("@\0") for connection in daemon.host.net_connections("unix")}
+    [address] = (f"\0{name}" for name in names if name.startswith("delayline-"))
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as rude:
+        silent.connect(address)
+        rude.connect(address)
+        # Longer than any answer to a challenge.
+        rude.sendall(struct.pack("!i", 1000) + bytes(1000))
+        assert daemon.hand_over(plan, 0, [_due(1)])[0] == 1
+    assert ready(plan) == [1]
+
+
+class _ListenerEnds(Exception):
+    """There is no other way to end the loop."""
+
+
+class _PoorListener:
+    """Has no file for a connection at first."""
+
+    def __init__(self) -> None:
+        self.refusals = 3
+
+    def accept(self) -> Connection:
+        if not self.refusals:
+            raise _ListenerEnds
+        self.refusals -= 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_the_host_takes_connections_again_once_it_has_files(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(_ListenerEnds):
+        writer_host._accept(cast(Listener, _PoorListener()))
+    assert caplog.text.count("Too many open files") == 3

@@ -1,0 +1,89 @@
+"""When a release process is started again, and when it needs an operator, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conf.errors import BrokerUnreachable, DelaylineError, LoginRefused, ReleaseFailed, TopicMissing
+from conf.load import load_settings
+from streaming.release import supervisor
+from streaming.release.supervisor import ReleaseProcesses
+
+# Of one outage, in which each start takes some seconds to fail.
+_LIMIT_S, _START_S = 100, 10
+
+
+class _Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    own = _Clock()
+    monkeypatch.setattr(supervisor, "time", own)
+    return own
+
+
+@pytest.fixture
+def processes() -> ReleaseProcesses:
+    return ReleaseProcesses(load_settings(None, [f"kafka.outage_limit={_LIMIT_S}s"], environ={}), 1)
+
+
+def ends(processes: ReleaseProcesses, clock: _Clock, error: Callable[[], DelaylineError], most_s: float) -> float:
+    """Let each start fail with `error`; return after how many seconds `check` raises it, `most_s` at the most."""
+    (process,) = processes._processes
+    begun_s = clock.now_s
+    while clock.now_s < begun_s + most_s and processes._error is None:
+        process.started_s = clock.now_s = max(clock.now_s, process.next_start_s)
+        clock.now_s += _START_S
+        processes._count(process, error(), is_error=True)
+    return clock.now_s - begun_s
+
+
+@pytest.mark.parametrize("error", [TopicMissing, LoginRefused])
+def test_an_error_that_comes_again_and_again_needs_an_operator(
+    processes: ReleaseProcesses, clock: _Clock, error: type[DelaylineError]
+) -> None:
+    assert ends(processes, clock, lambda: error("no"), most_s=1_000) < 100
+    with pytest.raises(error):
+        processes.check()
+
+
+def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: ReleaseProcesses, clock: _Clock) -> None:
+    def away() -> DelaylineError:
+        return BrokerUnreachable("nobody answers")
+
+    assert ends(processes, clock, away, most_s=_LIMIT_S) >= _LIMIT_S
+    processes.check()
+    # They come back, and the process runs for a while.
+    (process,) = processes._processes
+    clock.now_s += 600
+    processes._count(process, ReleaseFailed("killed"), is_error=False)
+    assert ends(processes, clock, away, most_s=1_000) > _LIMIT_S
+    with pytest.raises(BrokerUnreachable):
+        processes.check()
+
+
+def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
+    processes: ReleaseProcesses, clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", refuse)
+    (process,) = processes._processes
+    for _ in range(4):
+        processes.check()
+        clock.now_s = max(clock.now_s, process.next_start_s)
+        processes._start_again(process)
+        assert process.popen is None
+    with pytest.raises(ReleaseFailed, match="cannot be started: BlockingIOError"):
+        processes.check()
