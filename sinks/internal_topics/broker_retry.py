@@ -13,12 +13,13 @@ from conf.errors import BrokerUnreachable, DeliveryFailed
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-# Errors that end when the brokers are back. The client calls most of these retriable, but not once they have failed a
-# transaction.
+# Errors that end when the brokers are back, or with a new client. librdkafka calls most of these retriable, but not
+# once they have failed a transaction. Brokers forget the id of a producer that was idle for a week.
 _OUTAGE = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._DESTROY_BROKER,
     KafkaError._MSG_TIMED_OUT,
+    KafkaError._STATE,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError.BROKER_NOT_AVAILABLE,
@@ -26,14 +27,17 @@ _OUTAGE = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_PRODUCER_ID,
 }
 
 

@@ -40,7 +40,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
     )
     deadline = time.monotonic() + _READ_TIMEOUT_S
     try:
-        low, high = _bounds(consumer, TopicPartition(topic, partition), deadline)
+        low, high = bounds(consumer, TopicPartition(topic, partition), deadline)
         reach = 16
         while True:
             start = max(low, high - reach)
@@ -60,10 +60,10 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
         consumer.close()
 
 
-def _bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
-    """Return the offsets of the first and of the next record.
+def bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
+    """Return the offsets of the first and of the next record. Raises KafkaException.
 
-    Waits while the partition's leader changes, and a little for a partition that is not known.
+    Waits while the partition's leader changes, until `deadline` (monotonic), and a little for one that is not known.
     """
     known_by = time.monotonic() + STARTING_S
     while True:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import Rejected
+from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import write_barred
 from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics, refused_by
@@ -144,6 +145,10 @@ class Topics:
         One without which the service cannot go on comes first.
         """
         found = topic_access(self._options, topics)
+        if any(found[topic].kind != "open" and not self.closed.may_close(topic) for topic in found):
+            # The service ends for it, so not by the first word of a broker that has just started.
+            time.sleep(STARTING_S)
+            found = topic_access(self._options, topics)
         for topic in sorted(found, key=self.closed.may_close):
             if found[topic].kind != "open":
                 return Unwritable(topic, topic_gone(topic) if found[topic].kind == "gone" else write_barred(topic))

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
 from conf.settings import Settings
+from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary, summary_of
 from sinks.topics.topic_ids import topic_id
@@ -157,7 +158,7 @@ class LogReader:
         # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
         if position.topic_id != found:
             raise ReadyLogLost(f"{place} is another topic ({found}) than the one that was released. {_REMEDY}")
-        low, high = self._there.get_watermark_offsets(TopicPartition(self._topic, self._shard), timeout=_TIMEOUT_S)
+        low, high = bounds(self._there, TopicPartition(self._topic, self._shard), time.monotonic() + _TIMEOUT_S)
         if low > position.lowest:
             raise ReadyLogLost(f"{place} begins at offset {low}, and is released up to {position.lowest}. {_REMEDY}")
         if high < position.taken_in:

@@ -352,6 +352,8 @@ class ShardRelease:
             unwritable = self._ask(retry, lambda: topics.look_for(named))
         if unwritable is not None:
             self._close_topic(unwritable, retry)
+        elif failure.args[0].code() in _OF_SOME_TOPIC:
+            retry.wait(BrokerUnreachable(f"each topic takes records by now: {failure}"))
         else:
             retry.wait(failure)
         self._reopen(topics, retry)

@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from sinks.internal_topics import newest_record
-from sinks.internal_topics.newest_record import _bounds
 
 _PARTITION = TopicPartition("lease", 0)
 
@@ -28,7 +27,7 @@ class _Consumer:
 
 
 def bounds(consumer: _Consumer, deadline: float) -> tuple[int, int]:
-    return _bounds(cast(Consumer, consumer), _PARTITION, deadline)
+    return newest_record.bounds(cast(Consumer, consumer), _PARTITION, deadline)
 
 
 @pytest.fixture
