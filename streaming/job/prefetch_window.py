@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 # The scheduler pool in Spark of the loads.
 _POOL = "loads"
+# Each piece is a plan in the driver's Java, with which Spark compares each other plan. Small seals into a range that is
+# loaded for days would make thousands.
+_MOST_PIECES = 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class _Piece:
 
     def may_hold(self, start_ms: int, end_ms: int) -> bool:
         """Return whether a chunk may hold a message due in [start_ms, end_ms)."""
-        return bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms)))
+        return start_ms < end_ms and bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms)))
 
 
 @dataclass
@@ -166,11 +169,12 @@ class PrefetchWindow:
     def advance(self, cutoff_ms: int) -> None:
         """Release the pieces below `cutoff_ms`, which are delivered, and start to load the next ones."""
         self._cutoff_ms = cutoff_ms
-        for piece in [piece for piece in self._pieces if piece.end_ms <= cutoff_ms]:
+        # Its range may reach days further than its last message.
+        for piece in [piece for piece in self._pieces if not piece.may_hold(cutoff_ms, piece.end_ms)]:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
-        self._cancelled = self._cancelled.filter(pc.field("until_ms") >= cutoff_ms)
+        self._cancelled = self._cancelled.filter(pc.field("until_ms") >= cutoff_ms).combine_chunks()
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
             held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
@@ -185,11 +189,18 @@ class PrefetchWindow:
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _retreat(self) -> None:
-        """Give up the far part of what is loaded ahead, if so much was sealed into it that it need not be there yet."""
+        """Give up the far part of what is loaded ahead, if it need not be there yet.
+
+        So it is if much was sealed into it, or a little many times: one load will take all that together.
+        """
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
+        if len(self._pieces) + len(self._loading) >= _MOST_PIECES:
+            end = min(end, self._cutoff_ms + self._ahead_ms)
         if end >= self._horizon_ms:
             return
         self._horizon_ms = end
+        # The load that reaches there again finds these in the table.
+        self._cancelled = self._cancelled.filter(pc.field("from_ms") < end)
         for load in list(self._loading):
             load.end_ms = min(load.end_ms, end)
             if load.start_ms >= end:

@@ -21,6 +21,7 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
+from streaming.job import prefetch_window
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled, messages, some_batch_settings
@@ -291,4 +292,40 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     assert window.cancelled(120, 300) == {}
     assert taken(window, 300, far - 1_000) == []
     assert taken(window, far - 1_000, far + 100) == [(far, 2)]
+    window.close()
+
+
+def cached(store: BucketTable) -> int:
+    """Return how many DataFrames and RDDs Spark keeps."""
+    return int(store.spark.sparkContext._jsc.getPersistentRDDs().size())
+
+
+def test_what_is_loaded_for_days_ahead_is_kept_no_longer_than_its_messages(store: BucketTable) -> None:
+    seal(store, {1: [10**8]}, 1)
+    window, _ = window_of(store)
+    assert taken(window, 0, 100) == []
+    before = cached(store)
+    # The window reaches for days, and each batch seals into it what is due in the next one.
+    for number in range(2, 8):
+        seal(store, {number: [number * 100 + 50]}, number)
+        window.add(described_segment(row.asDict()) for row in store.metadata() if row["bucket"] == number)
+        assert [due for due, _ in taken(window, number * 100, number * 100 + 100)] == [number * 100 + 50]
+        # That of the far message as well, and no more from batch to batch.
+        assert cached(store) <= before + 2
+    window.close()
+
+
+def test_many_small_seals_for_later_are_loaded_again_together(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch_window, "_MOST_PIECES", 4)
+    seal(store, {1: [10**8]}, 1)
+    window, _ = window_of(store)
+    before = cached(store)
+    for number in range(2, 12):
+        seal(store, {number: [50_000 + number]}, number)
+        window.add(described_segment(row.asDict()) for row in store.metadata() if row["bucket"] == number)
+        assert taken(window, number * 1_000, number * 1_000 + 1_000) == []
+    assert cached(store) <= before + 5
+    assert sorted(due for due, _ in taken(window, 12_000, 60_000)) == [50_000 + number for number in range(2, 12)]
     window.close()
