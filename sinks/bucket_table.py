@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -143,8 +142,9 @@ class BucketTable:
         nothing = jvm.scala.Option.empty()
         return int(self._log.update(False, nothing, nothing).version())
 
-    @cached_property
+    @property
     def _log(self) -> Any:
+        # Not kept: Delta forgets a log that was not asked for in an hour, and writes through another one from then on.
         jvm: Any = self.spark.sparkContext._jvm
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
 

@@ -126,6 +126,21 @@ def test_a_table_that_lost_its_newest_log_entry_is_not_read_as_the_version_befor
         BucketTable(spark, str(copy)).check_log()
 
 
+def test_a_table_that_delta_has_forgotten_meanwhile_is_read_as_it_is(
+    spark: SparkSession, store: BucketTable, tmp_path: Path
+) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    # As after an hour in which nothing has read or written the table.
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    before = store.version()
+    store.append(bucket(spark, 1, 100), "c", 1)
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    store.append(bucket(spark, 2, 200), "c", 2)
+    assert store.version() == before + 2
+    assert store.newest_of("c") == 2
+    assert dues(store.chunks(0, 1_000, ["000000000001", "000000000002"], version=store.version())) == [100, 200]
+
+
 def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10), "checkpoint", 1)
     store.append(bucket(spark, 1, 11), "another", 1)
