@@ -133,9 +133,6 @@ class CancelDesk:
         has deleted the record. Whoever asks for it again gets `unknown`.
         """
         self._read_firsts()
-        return self._forgettable(cutoff_ms)
-
-    def _forgettable(self, cutoff_ms: int) -> str:
         gone = [
             f"(topic = '{topic}' AND partition = {partition} AND offset < {first})"
             for (topic, partition), first in self._firsts.items()
@@ -153,7 +150,8 @@ class CancelDesk:
         self._is_replay = False
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
-            self._stored_ids.forget(self._forgettable(span.previous_ms), useful_from_ms(span, clock_ms))
+            # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
+            self._stored_ids.forget(useful_from_ms(span, clock_ms), self._firsts)
 
     def decide(
         self,

@@ -49,6 +49,7 @@ _ASK_REPLACED = "SELECT replaced_by FROM cancelled WHERE topic = ? AND partition
 _ASK_NAMED = """
     SELECT name, topic, partition, offset, deliver_at_ms, until_ms FROM named WHERE name = ? AND until_ms >= ?
 """
+_FORGET_CANCELLED = "DELETE FROM cancelled WHERE topic = ? AND partition = ? AND offset < ? AND max_deliver_at_ms < ?"
 _IDS, _DUE = ("topic", "partition", "offset"), "deliver_at_ms"
 _ROWS_AT_ONCE = 50_000
 _PACKED = pa.schema([("rows", pa.binary())])
@@ -120,15 +121,15 @@ class StoredIds:
         rows = [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in found if row is not None]
         return pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
 
-    def forget(self, cancelled: str, names_until_ms: int) -> None:
-        """Forget the cancelled ids for which the SQL condition `cancelled` holds, and names of no use any more.
+    def forget(self, before_ms: int, firsts: Mapping[tuple[str, int], int]) -> None:
+        """Forget what is of no use any more since `before_ms`, epoch ms: names, and cancelled ids.
 
-        `names_until_ms`: those that are of use until then at the most, epoch ms.
+        An id as well must have no record any more: `firsts` has the first offset of each input partition.
         """
         if self._ids is not None:
-            # The condition has names of topics, which need no quoting, and numbers.
-            self._ids.execute(f"DELETE FROM cancelled WHERE {cancelled}")  # noqa: S608
-            self._ids.execute("DELETE FROM named WHERE until_ms < ?", (names_until_ms,))
+            # Not in one condition for all: SQLite takes none of a thousand partitions.
+            self._ids.executemany(_FORGET_CANCELLED, ((*source, first, before_ms) for source, first in firsts.items()))
+            self._ids.execute("DELETE FROM named WHERE until_ms < ?", (before_ms,))
 
     def close(self) -> None:
         """Close the file. What asks next reads the table again."""
