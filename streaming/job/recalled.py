@@ -93,8 +93,13 @@ class RecalledMessages:
             consumer.commit(offsets=self._places(self._next), asynchronous=False)
             self._stored = dict(self._next)
         bounds = self._bounds(consumer)
-        # What is deleted was not asked for again for as long as the topic keeps answers.
-        begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
+        # One that ends before where it was read to was made anew.
+        begins = {
+            number: low if high < self._next[number] else max(self._next[number], low)
+            for number, (low, high) in bounds.items()
+        }
+        # Nobody knows what answers that were deleted unread said.
+        self._knows_all &= all(begin == self._next[number] for number, begin in begins.items())
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
         found: list[Message] = []
         left = set(ends)

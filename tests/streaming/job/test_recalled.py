@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from conf.settings import Settings
 from sinks.release.recall import RECALLED
@@ -16,6 +17,7 @@ from state.cancel import Ask, answer
 from streaming.job.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
 
 
 @pytest.fixture
@@ -101,6 +103,28 @@ def test_what_a_replay_could_not_store_is_read_again(
     reader.begin_again()
     assert read(reader) == [1]
     assert read(reader) == []
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_one_said_is_not_known(
+    broker: EmbeddedBroker, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    ensure_topics(settings, 1)
+    reader = RecalledMessages(settings)
+    write(broker, settings, 1, 2, 3)
+    assert read(reader) == [1, 2, 3]
+    assert reader.knows_all
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([settings.results_topic])[settings.results_topic].result()
+    assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
+    ensure_topics(settings, 1)
+    write(broker, settings, 4)
+    assert read(reader) == [4]
+    assert not reader.knows_all
+    write(broker, settings, 5)
+    assert read(reader) == [5]
+    assert reader.knows_all
+    reader.close()
 
 
 def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
