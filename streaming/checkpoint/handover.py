@@ -47,13 +47,14 @@ def seal_rest(
     rest = rest.persist()
     try:
         count = int(rest.selectExpr("coalesce(sum(count), 0)").collect()[0][0])
-        if count:
+        # Names may be all that is left.
+        if count or ids is not None:
             rows = rest.repartition(origin.shards, "shard").mapInArrow(
                 resealed(origin.overdue_bucket, batch_settings), from_arrow_schema(STORED_SCHEMA)
             )
             rows = rows.persist()
             try:
-                sealed = rows.where(IS_METADATA).selectExpr("sum(count)").collect()[0][0]
+                sealed = rows.where(IS_METADATA).selectExpr("coalesce(sum(count), 0)").collect()[0][0]
                 if sealed != count:
                     raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
                 store.append(rows if ids is None else rows.union(ids), writer_id, origin.overdue_bucket)

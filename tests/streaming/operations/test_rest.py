@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap64
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
@@ -100,3 +101,18 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
     known = stored_ids.named_among([named(TOPIC, each) for each in (b"a", b"b", b"c", b"d")], CLOCK_MS)
     assert sorted(known.column("offset").to_pylist()) == [21, 22, 24, 25]
     stored_ids.close()
+
+
+def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> None:
+    # The message that waits lost its name to one that is delivered, after the table was backed up.
+    seal_messages(store, 3, [{"offset": 9, "deliver_at_ms": FAR_MS}], SETTINGS)
+    row = (named(TOPIC, b"a"), TOPIC, 0, 9, FAR_MS, FAR_MS)
+    names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True))], NAMED_SCHEMA)
+    store.append(store.spark.createDataFrame(name_rows(names, 4)), "checkpoint", 4)
+    batches = rest_of().names(LEFT_IN)(iter(records([record(22, "a", CLOCK_MS)]).to_batches()))
+    holding = store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
+    nothing = store.spark.createDataFrame([], from_arrow_schema(LEFT_SCHEMA))
+    origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
+    ids = names_of(store, holding, origin, {}, {})
+    assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
+    assert store.cancelled_ids()[TOPIC, 0].tolist() == [9]
