@@ -1,0 +1,48 @@
+"""Brokers forget a producer that was idle for long: a week by default, and two seconds here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sinks.release.ring import PRODUCERS
+from streaming.local.broker import EmbeddedBroker
+from tests.messages import messages
+from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
+
+_EXPIRATION_S = 2
+_FORGETFUL = {
+    "transactional.id.expiration.ms": str(_EXPIRATION_S * 1000),
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    "producer.id.expiration.ms": str(_EXPIRATION_S * 1000),
+}
+
+
+@pytest.fixture
+def bench(java: str, tmp_path_factory: pytest.TempPathFactory, make_bench: MakeBench) -> Iterator[ReleaseBench]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("forgetful"), properties=_FORGETFUL, heap="512m") as broker:
+        bench = make_bench(broker)
+        yield bench
+        bench.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(30)
+def test_a_shard_that_was_idle_for_long_releases_again(bench: ReleaseBench, caplog: pytest.LogCaptureFixture) -> None:
+    output = bench.settings.topics.output
+    release = bench.start()
+    handed_over = 0
+    # Each producer of the ring in its turn, and a large transaction as well as one of a single record.
+    for count in (1, 500):
+        for _ in range(PRODUCERS // 4):
+            rows = ({"offset": handed_over + n, "deliver_at_ms": 1, "output_topic": output} for n in range(count))
+            bench.hand_over(messages(rows))
+            handed_over += count
+            bench.wait(release)
+            time.sleep(3 * _EXPIRATION_S)
+    bench.stop(release)
+    # What the test is about has happened.
+    assert "Kafka does not answer" in caplog.text
+    assert ids(bench.read(output)) == list(range(handed_over))
