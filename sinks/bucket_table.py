@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -145,8 +146,13 @@ class BucketTable:
     @property
     def _log(self) -> Any:
         # Not kept: Delta forgets a log that was not asked for in an hour, and writes through another one from then on.
+        return self._logs.forTable(self.spark._jsparkSession, self.path)
+
+    @cached_property
+    def _logs(self) -> Any:
+        # Kept: each part of the name is a call to Java, and a batch asks for the log several times.
         jvm: Any = self.spark.sparkContext._jvm
-        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+        return jvm.org.apache.spark.sql.delta.DeltaLog
 
     def append(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
         """Store the rows of the bucket that batch `batch_id` of `writer_id` sealed, in one commit.

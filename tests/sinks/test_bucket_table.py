@@ -126,9 +126,7 @@ def test_a_table_that_lost_its_newest_log_entry_is_not_read_as_the_version_befor
         BucketTable(spark, str(copy)).check_log()
 
 
-def test_a_table_that_delta_has_forgotten_meanwhile_is_read_as_it_is(
-    spark: SparkSession, store: BucketTable, tmp_path: Path
-) -> None:
+def test_a_table_that_delta_has_forgotten_meanwhile_is_read_as_it_is(spark: SparkSession, store: BucketTable) -> None:
     jvm: Any = spark.sparkContext._jvm
     # As after an hour in which nothing has read or written the table.
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
