@@ -20,7 +20,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import input_bounds
-from sources.intake.presets import presets_named
+from sources.intake.presets import name_messages
 from streaming.checkpoint.current import current_checkpoint
 from streaming.release.drain import drain
 from streaming.status.messages import waiting_messages
@@ -36,9 +36,7 @@ def main(old: Settings, new: Settings) -> None:
     """Publish each waiting message to its input topic in the new cluster, as a message that is due at the same time."""
     if any(policy.fixed_delay is not None for policy in (new.policies.of_all, *new.policies.by_topic.values())):
         sys.exit("the policy fixed_delay would delay messages once more: leave it out until the new job has read them")
-    if enveloped := sorted(
-        topic for topic, names in new.presets.by_topic.items() if any(preset.named for preset in presets_named(names))
-    ):
+    if enveloped := sorted(topic for topic, names in new.presets.by_topic.items() if name_messages(names)):
         sys.exit(
             f"{', '.join(enveloped)}: a waiting message has the key of its target, which its preset would take for its "
             "name, so that one would replace another: leave out the preset until the new job has read them"

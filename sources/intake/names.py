@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from conf.errors import BadName, Rejected
 from sources.intake.cancels import ask_rows
 from sources.intake.header_columns import Headers, Rejections, only
-from sources.intake.presets import presets_named
+from sources.intake.presets import name_messages
 from state.cancel import REPLACES_HEADER, terms_by_name
 from state.checkpoint.batch_settings import BatchSettings
 from state.names import CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
@@ -23,7 +23,7 @@ def gives_names(batch_settings: BatchSettings) -> bool:
     policies = (batch_settings.policy, *batch_settings.policies.values())
     if any(policy.names not in ("", OFF) for policy in policies):
         return True
-    return any(preset.named for names in batch_settings.presets.values() for preset in presets_named(names))
+    return any(map(name_messages, batch_settings.presets.values()))
 
 
 def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rejections: Rejections) -> pa.Array:

@@ -231,4 +231,9 @@ def presets_named(names: tuple[str, ...]) -> tuple[Preset, ...]:
     return tuple(_BY_NAME[name] for name in names)
 
 
+def name_messages(names: tuple[str, ...]) -> bool:
+    """Return whether one of the presets with these names gives messages names, by their keys."""
+    return any(preset.named for preset in presets_named(names))
+
+
 assert tuple(_BY_NAME) == PRESETS

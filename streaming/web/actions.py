@@ -16,6 +16,7 @@ from conf.errors import PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
+from sources.intake.presets import name_messages
 from state.cancel import REPLACES_HEADER
 from streaming.status.look import Look
 from streaming.web.selections import Messages, Selection
@@ -68,7 +69,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
         policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
         if policy.fixed_delay is not None:
             raise UsageError(f"policies.fixed_delay gives each message of {topic} the same delay, whatever it asks for")
-        if policy.names != "off" or {"etf1", "karafka"} & set(settings.presets.by_topic.get(topic, ())):
+        if policy.names != "off" or name_messages(settings.presets.by_topic.get(topic, ())):
             raise UsageError(f"messages of {topic} have names: publish them again under these, with another delay")
         if policy.expire_after is not None or policy.expiry_header is not None:
             raise UsageError(f"messages of {topic} expire, by its policies: they cannot be postponed here")
