@@ -180,6 +180,13 @@ class BucketTable:
                 f"{self.path} takes nothing more of that batch"
             )
 
+    def look_ahead(self) -> None:
+        """Work out which files the newest version has, which the next `append` and the next reading must know.
+
+        Delta would do it then, in half a second. It does it once for each version. Another thread may call this.
+        """
+        self._log.unsafeVolatileSnapshot().transactions()
+
     def newest_of(self, writer_id: str) -> int | None:
         """Return the newest `batch_id` that `writer_id` has appended, or None if it appended none."""
         return newest_batch(newest_version(self._log, writer_id))

@@ -22,8 +22,17 @@ def newest_version(log: Any, writer_id: str) -> int:
 
     `log` is a Delta table's log (`DeltaLog`).
     """
-    newest = log.unsafeVolatileSnapshot().transactions().get(writer_id)
-    return int(newest.get()) if newest.isDefined() else -1
+    snapshot = log.unsafeVolatileSnapshot()
+    checksum = snapshot.checksumOpt()
+    named = checksum.get().setTransactions() if checksum.isDefined() else checksum
+    if not named.isDefined():
+        # After a crash between a commit and its checksum; and of more writers than Delta puts there.
+        newest = snapshot.transactions().get(writer_id)
+        return int(newest.get()) if newest.isDefined() else -1
+    # The snapshot's own `transactions` read the whole log in a Spark job, which takes as long as a commit.
+    writers = named.get()
+    versions = (each.version() for each in map(writers.apply, range(writers.size())) if each.appId() == writer_id)
+    return int(next(versions, -1))
 
 
 def newest_batch(version: int) -> int | None:

@@ -91,7 +91,10 @@ class BatchRunner:
         self.planned = state.planned
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="batch")
+        # Of one batch the hand-over and the seal, and what follows the seal before.
+        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="batch")
+        self._ahead: Future[None] = Future()
+        self._ahead.set_result(None)
         self._arrivals = ArrivalWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
@@ -310,7 +313,9 @@ class BatchRunner:
             if sum(row["bytes"] for row in sealed) < _SMALL_SEAL_BYTES:
                 rows = rows.coalesce(1)
         with self._counts.timed("seal"):
+            self._ahead.result()
             self._store.append(rows, self._origin.checkpoint, batch_id)
+        self._ahead = self._start(self._store.look_ahead)
         failpoint("sealed")
 
 

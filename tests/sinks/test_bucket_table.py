@@ -139,6 +139,36 @@ def test_a_table_that_delta_has_forgotten_meanwhile_is_read_as_it_is(spark: Spar
     assert dues(store.chunks(0, 1_000, ["000000000001", "000000000002"], version=store.version())) == [100, 200]
 
 
+def test_the_newest_batch_is_known_without_the_checksum_that_a_crash_has_left_out(
+    spark: SparkSession, store: BucketTable
+) -> None:
+    store.append(bucket(spark, 1, 100), "a", 1)
+    store.append(bucket(spark, 2, 200), "b", 7)
+    for checksum in Path(store.path, "_delta_log").glob("*.crc"):
+        checksum.unlink()
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    store.newest_version()
+    assert (store.newest_of("a"), store.newest_of("b"), store.newest_of("c")) == (1, 7, None)
+
+
+def test_an_append_runs_no_job_but_its_own_once_the_table_was_looked_at_ahead(
+    spark: SparkSession, store: BucketTable
+) -> None:
+    store.append(bucket(spark, 1, 100), "c", 1)
+    store.look_ahead()
+    before = _jobs(spark)
+    store.append(bucket(spark, 2, 200), "c", 2)
+    assert _jobs(spark) == before + 1
+    store.append(bucket(spark, 3, 300), "c", 3)
+    assert _jobs(spark) > before + 2, "what an append costs that was not looked at ahead"
+
+
+def _jobs(spark: SparkSession) -> int:
+    """Return how many jobs Spark has run."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
 def test_the_same_batch_number_of_another_checkpoint_is_stored(spark: SparkSession, store: BucketTable) -> None:
     store.append(bucket(spark, 1, 10), "checkpoint", 1)
     store.append(bucket(spark, 1, 11), "another", 1)
