@@ -13,12 +13,12 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from conf.errors import ApplicationHeld, BucketUnreadable
 from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
+from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.parts import (
     IS_MARKER,
@@ -292,12 +292,12 @@ class BucketTable:
         entries = F.filter(
             "index_entries", lambda entry: F.concat_ws("/", entry.topic, entry.partition.cast("string")).isin(sources)
         )
-        rows = self._metadata(version).where(f"bucket < {before_bucket} AND max_deliver_at_ms >= {from_ms}")
-        rows = rows.select(
+        rows = self._metadata(version).select(
             "part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits",
             entries.alias("index_entries"),
         ).where("size(index_entries) > 0")  # fmt: skip
-        return rows.mapInArrow(locating(ids), from_arrow_schema(LOCATED_SCHEMA)).toArrow()
+        located = packed(rows, locating(ids, before_bucket, from_ms))
+        return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *unpacked(located.collect())])
 
     def cancelled_ids(self) -> Ids:
         """Return the ids of all cancelled messages that the table still has."""
@@ -472,7 +472,8 @@ class BucketTable:
         return self._all(version).where(IdRows.CANCELLED.condition).where(f"bucket <= {until_bucket}")
 
     def _metadata(self, version: int | None) -> DataFrame:
-        return self._all(version).where(IS_METADATA).where(is_live(self._markers(version)))
+        rows = self._all(version)
+        return rows.where(IS_METADATA).where(is_live(_delta_partitions(rows.where(IS_MARKER))))
 
     def _markers(self, version: int | None = None) -> set[str]:
         """Return the markers of merged buckets, now or at `version`. Reads no file."""

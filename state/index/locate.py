@@ -31,8 +31,14 @@ LOCATED_SCHEMA = pa.schema(
 _NO_OFFSETS = np.empty(0, dtype=np.int64)
 
 
-def locating(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def locating(
+    ids: Ids, before_bucket: int, from_ms: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the `mapInArrow` function that turns metadata rows into a row of `LOCATED_SCHEMA` for each id they have.
+
+    It passes over the segments of buckets that do not come before `before_bucket`, and those whose last message is due
+    before `from_ms` (epoch ms). Spark could filter them, but these numbers would be in the code that it writes: each
+    batch would cost Java the compilation of its own.
 
     The input has the columns part, time_partition, bucket, deliver_at_ms, max_deliver_at_ms, precision_bits, and
     index_entries, of which those of other input partitions may be left out.
@@ -41,7 +47,9 @@ def locating(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from _located(batch, wanted).to_batches()
+            is_before = pc.less(batch.column("bucket"), before_bucket)
+            is_late = pc.greater_equal(batch.column("max_deliver_at_ms"), from_ms)
+            yield from _located(batch.filter(pc.and_(is_before, is_late)), wanted).to_batches()
 
     return run
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
 import pyarrow as pa
-from pyspark import inheritable_thread_target
+from pyspark import TaskContext, inheritable_thread_target
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -26,7 +26,7 @@ from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.parts import IdRows
 from state.buckets.segments import Segment
-from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
@@ -303,20 +303,35 @@ class BatchRunner:
 
     def _seal(self, shard_output: DataFrame, sealed: list[Row], batch_id: int, decision: Decision) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
-        rows = shard_output.where(f"kind = '{SEALED}'").mapInArrow(as_stored, _STORED)
-        bucket = self._origin.bucket_of(batch_id)
-        cancelled = cancelled_rows(decision.cancelled, bucket, decision.replaced)
-        ids = pa.concat_tables([cancelled, name_rows(decision.names, bucket)])
-        if ids.num_rows:
-            rows = rows.union(self._store.spark.createDataFrame(ids).coalesce(1))
+        rows = shard_output.where(f"kind = '{SEALED}'")
+        if decision.cancelled.num_rows or decision.names.num_rows:
             # Each task costs more than its rows.
             if sum(row["bytes"] for row in sealed) < _SMALL_SEAL_BYTES:
                 rows = rows.coalesce(1)
+            as_stored = _with_ids(as_stored, decision, self._origin.bucket_of(batch_id))
+        rows = rows.mapInArrow(as_stored, _STORED)
         with self._counts.timed("seal"):
             self._ahead.result()
             self._store.append(rows, self._origin.checkpoint, batch_id)
         self._ahead = self._start(self._store.look_ahead)
         failpoint("sealed")
+
+
+def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:
+    """Return a `mapInArrow` function whose first task adds to `as_stored` the rows of ids that a batch stores.
+
+    Spark makes rows of a table in the driver one by one, in the thread of the query.
+    """
+    cancelled, replaced, names = decision.cancelled, decision.replaced, decision.names
+
+    def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from as_stored(sealed)
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 0:
+            yield from cancelled_rows(cancelled, bucket, replaced).to_batches()
+            yield from name_rows(names, bucket).to_batches()
+
+    return run
 
 
 def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:

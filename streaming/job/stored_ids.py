@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 from pyspark import SparkFiles
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.bucket_table import BucketTable
+from sinks.packed_rows import packed, unpacked
 from state.buckets.cancelled import replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
@@ -51,8 +51,6 @@ _ASK_NAMED = """
 """
 _FORGET_CANCELLED = "DELETE FROM cancelled WHERE topic = ? AND partition = ? AND offset < ? AND max_deliver_at_ms < ?"
 _IDS, _DUE = ("topic", "partition", "offset"), "deliver_at_ms"
-_ROWS_AT_ONCE = 50_000
-_PACKED = pa.schema([("rows", pa.binary())])
 
 
 class StoredIds:
@@ -73,10 +71,10 @@ class StoredIds:
             return
         self._ids = self._new_file()
         rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms", "name"))
-        for table in _unpacked(rows):
+        for table in _read(rows):
             self._ids.executemany(_ADD_CANCELLED, _tuples(table))
         columns = ("name", *_IDS, _DUE, "max_deliver_at_ms", "bucket")
-        for table in _unpacked(self._store.id_rows(IdRows.NAMED, before_bucket, columns)):
+        for table in _read(self._store.id_rows(IdRows.NAMED, before_bucket, columns)):
             self._ids.executemany(_ADD_NAMED, (row for row in _tuples(table) if not _is_read_again(row, starts)))
 
     def add(
@@ -150,22 +148,10 @@ class StoredIds:
         return ids
 
 
-def _unpacked(rows: DataFrame | None) -> Iterator[pa.Table]:
+def _read(rows: DataFrame | None) -> Iterator[pa.Table]:
     """Yield `rows` as Arrow tables, some at a time: there may be millions."""
-    if rows is None:
-        return
-    for packed in rows.mapInArrow(_pack, from_arrow_schema(_PACKED)).toLocalIterator():
-        with pa.ipc.open_stream(bytes(packed["rows"])) as reader:
-            yield reader.read_all()
-
-
-def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch.slice(first, _ROWS_AT_ONCE))
-            yield pa.RecordBatch.from_pydict({"rows": [sink.getvalue().to_pybytes()]}, schema=_PACKED)
+    if rows is not None:
+        yield from unpacked(packed(rows).toLocalIterator())
 
 
 def _tuples(table: pa.Table) -> Iterator[tuple[object, ...]]:

@@ -11,9 +11,9 @@ def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
     replaced = {("in", 0, 1): ("in", 0, 7), ("other/x", 3, 1): ("other/x", 2, 8)}
     rows = cancelled_rows(table, 4, replaced).to_pylist()
     assert [(row["topic"], row["offset"], row["name"]) for row in rows] == [
-        ("in", 1, b"in/0/7"),
-        ("in", 2, None),
         ("other/x", 1, b"other/x/2/8"),
+        ("in", 2, None),
+        ("in", 1, b"in/0/7"),
     ]
     assert {row["part"] for row in rows} == {"cancelled-000000000004"}
     assert [row["name"] for row in cancelled_rows(table, 4).to_pylist()] == [None] * 3

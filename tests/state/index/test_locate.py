@@ -45,15 +45,28 @@ def metadata(segments: list[tuple[dict[tuple[str, int, int], int], int]]) -> pa.
     return pa.RecordBatch.from_pylist(rows, schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
 
 
-@given(segments=SEGMENTS, wanted=st.sets(ID, max_size=20), cut=st.integers(0, 4))
-def test_each_wanted_id_is_found_in_each_segment_that_has_it(
-    segments: list[tuple[dict[tuple[str, int, int], int], int]], wanted: set[tuple[str, int, int]], cut: int
+@given(
+    segments=SEGMENTS,
+    wanted=st.sets(ID, max_size=20),
+    cut=st.integers(0, 4),
+    before_bucket=st.integers(10, 15),
+    from_ms=st.integers(0, 200),
+)
+def test_each_wanted_id_is_found_in_each_segment_that_is_sought_and_has_it(
+    segments: list[tuple[dict[tuple[str, int, int], int], int]],
+    wanted: set[tuple[str, int, int]],
+    cut: int,
+    before_bucket: int,
+    from_ms: int,
 ) -> None:
     whole = metadata(segments)
     read = [whole.slice(0, cut), whole.slice(min(cut, whole.num_rows))]
-    found = pa.Table.from_batches(locating(ids_of(wanted))(read), LOCATED_SCHEMA).to_pylist()
+    found = pa.Table.from_batches(locating(ids_of(wanted), before_bucket, from_ms)(read), LOCATED_SCHEMA).to_pylist()
     expected = [
-        (message_id, number) for number, (dues, _) in enumerate(segments) for message_id in dues if message_id in wanted
+        (message_id, number)
+        for number, (dues, _) in enumerate(segments)
+        for message_id in dues
+        if message_id in wanted and 10 + number < before_bucket and max(dues.values()) >= from_ms
     ]
     assert sorted((row["topic"], row["partition"], row["offset"]) for row in found) == sorted(
         message_id for message_id, _ in expected
@@ -73,4 +86,4 @@ def test_a_damaged_bitmap_is_an_error_that_names_its_ids() -> None:
     row["index_entries"][0]["offsets"] = b"\x01"
     damaged = pa.RecordBatch.from_pylist([row], schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
     with pytest.raises(BucketUnreadable, match="in-a/0 due from 96 ms"):
-        list(locating(ids_of([("in-a", 0, 5)]))([damaged]))
+        list(locating(ids_of([("in-a", 0, 5)]), 100, 0)([damaged]))
