@@ -206,8 +206,9 @@ def _with_added(headers: pa.Array, own: Ints, added: Sequence[tuple[str, Origin]
 def _origin(records: pa.Table, what: Origin) -> pa.Array:
     """Return what a header says about where each of `records` comes from, as binary."""
     if what is Origin.SECONDS:
-        column = pc.floor(pc.divide(records.column("timestamp_ms").cast(pa.float64()), 1000.0)).cast(pa.int64())
-        return one_array(column.cast(pa.string()).cast(pa.binary()))
+        # In whole numbers, rounded down: a publisher may choose a timestamp that no float has.
+        seconds = records.column("timestamp_ms").to_numpy() // 1000
+        return pa.array(seconds, pa.int64()).cast(pa.string()).cast(pa.binary())
     column = records.column(what.value)
     if what in (Origin.PARTITION, Origin.OFFSET):
         column = column.cast(pa.string())

@@ -70,6 +70,23 @@ def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:
     assert ask == Ask((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, named(TOPIC, b"schedule 1"))
 
 
+@pytest.mark.parametrize(
+    ("stamp_ms", "stamp_s"),
+    [
+        (-1, -1),
+        (-1_000, -1),
+        (CLOCK_MS - 1, CLOCK_MS // 1_000 - 1),
+        (-9_100_000_000_000_000, -9_100_000_000_000),
+        (9_100_000_000_000_000, 9_100_000_000_000),
+        (9_100_000_000_000_999, 9_100_000_000_000),
+        (-9_100_000_000_000_001, -9_100_000_000_001),
+    ],
+)
+def test_whatever_its_timestamp_a_schedule_of_etf1_is_delivered(stamp_ms: int, stamp_s: int) -> None:
+    (message,), _ = accepted("etf1", {"headers": headers(*ETF1), "timestamp_ms": stamp_ms})
+    assert message["headers"][3] == {"key": "scheduler-timestamp", "value": b"%d" % stamp_s}
+
+
 def test_a_schedule_of_karafka_is_delivered_as_karafka_does_it() -> None:
     row = {"headers": headers(*KARAFKA), "key": b"orders-1", "value": b"v", "partition": 2, "offset": 9}
     (message, _), (ask,) = accepted("karafka", row)

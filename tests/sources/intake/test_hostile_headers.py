@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import MOST_TEXT_BYTES
@@ -51,11 +52,25 @@ _LONG = [
 ]
 _VALUES = st.one_of(st.sampled_from(_PLAIN), st.binary(max_size=20), st.text(max_size=12).map(str.encode))
 _NAMES = st.one_of(st.sampled_from(_KNOWN), st.text(max_size=5))
+# Random headers are hardly ever all of an envelope.
+_ENVELOPES = [
+    [("scheduler-epoch", b"%d" % (CLOCK_MS // 1000)), ("scheduler-target-topic", b"orders")],
+    [
+        ("schedule_schema_version", b"1.0.0"),
+        ("schedule_target_epoch", b"%d" % (CLOCK_MS // 1000)),
+        ("schedule_target_topic", b"orders"),
+    ],
+]
 _HEADER_LISTS = st.one_of(
     st.none(),
+    st.sampled_from(_ENVELOPES),
     st.lists(st.tuples(_NAMES, _VALUES), max_size=5),
     st.tuples(st.sampled_from(_KNOWN), st.sampled_from(_PLAIN), st.integers(2, 200)).map(lambda a: [a[:2]] * a[2]),
 )
+# The last two are about the largest that Spark reads: beyond 2^53, where floats leave out whole numbers.
+_STAMPS_MS = [
+    -1, 0, CLOCK_MS // 1000, CLOCK_MS - 5, CLOCK_MS * 1000, 2**62, -9_100_000_000_000_000, 9_100_000_000_000_000,
+]  # fmt: skip
 _PAYLOADS = st.one_of(st.none(), st.binary(max_size=8), st.just(b"k"))
 _RECORDS = st.lists(
     st.fixed_dictionaries(
@@ -65,7 +80,7 @@ _RECORDS = st.lists(
             "headers": _HEADER_LISTS.map(lambda pairs: None if pairs is None else headers(*pairs)),
             "topic": st.sampled_from(INPUTS),
             "partition": st.integers(0, 3),
-            "timestamp_ms": st.sampled_from([-1, 0, CLOCK_MS // 1000, CLOCK_MS - 5, CLOCK_MS * 1000, 2**62]),
+            "timestamp_ms": st.sampled_from(_STAMPS_MS),
         }
     ),
     min_size=1,
@@ -101,6 +116,18 @@ def _ids(table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(table.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True))
 
 
+@example(
+    [
+        {
+            "key": b"k", "value": b"v", "headers": headers(*envelope), "topic": INPUTS[0], "partition": 0,
+            "timestamp_ms": stamp_ms, "offset": offset,
+        }
+        for offset, (envelope, stamp_ms) in enumerate(product(_ENVELOPES, _STAMPS_MS))
+    ],
+    some_batch_settings(
+        presets={INPUTS[0]: ("etf1", "karafka")}, allowed_outputs=("orders",), partitions=PARTITIONS | {RESULTS: 3}
+    ),
+)  # fmt: skip
 @given(_RECORDS, _BATCH_SETTINGS)
 @settings(max_examples=60, deadline=None)
 def test_each_record_becomes_one_message_ask_or_dead_letter(
