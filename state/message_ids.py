@@ -21,20 +21,22 @@ NO_IDS: Ids = {}
 
 def ids_in(messages: pa.Table | pa.RecordBatch) -> Ids:
     """Return the ids of a table that has the columns `ID`."""
-    ids: dict[tuple[str, int], npt.NDArray[np.int64]] = {}
     offsets = messages.column("offset").to_numpy()
-    for source, rows in by_source(messages):
-        ids[source] = np.unique(offsets[rows])
-    return ids
+    return {source: np.unique(offsets[rows]) for source, rows in by_source(messages)}
 
 
 def table_of(ids: Ids) -> pa.Table:
     """Return `ids` as a table of `ID_SCHEMA`."""
-    tables = [
-        pa.table([pa.array([topic] * len(own)), pa.array([partition] * len(own), pa.int32()), own], schema=ID_SCHEMA)
-        for (topic, partition), own in ids.items()
+    if not ids:
+        return ID_SCHEMA.empty_table()
+    topics, partitions = zip(*ids, strict=True)
+    rows = np.repeat(np.arange(len(ids)), [len(own) for own in ids.values()])
+    columns = [
+        pa.array(topics, pa.string()).take(pa.array(rows)),
+        np.array(partitions, dtype=np.int32)[rows],
+        np.concatenate(list(ids.values())),
     ]
-    return pa.concat_tables([ID_SCHEMA.empty_table(), *tables])
+    return pa.table(columns, schema=ID_SCHEMA)
 
 
 def ids_of(several: Iterable[tuple[str, int, int]]) -> Ids:
@@ -56,7 +58,7 @@ def united(several: Iterable[Ids]) -> Ids:
     for ids in several:
         for source, offsets in ids.items():
             pieces.setdefault(source, []).append(offsets)
-    return {source: np.unique(np.concatenate(own)) for source, own in pieces.items()}
+    return {source: own[0] if len(own) == 1 else np.unique(np.concatenate(own)) for source, own in pieces.items()}
 
 
 def count_of(ids: Ids) -> int:
@@ -123,11 +125,25 @@ def parse_id(text: str) -> tuple[str, int, int]:
 
 
 def by_source(messages: pa.Table | pa.RecordBatch) -> Iterable[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
-    """Yield each (topic, partition) in `messages`, and its rows."""
-    topics = messages.column("topic")
-    partitions = messages.column("partition").to_numpy()
-    for topic in pc.unique(topics).to_pylist():
-        of_topic = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
-        own = partitions[of_topic]
-        for partition in np.unique(own).tolist():
-            yield (topic, partition), of_topic[own == partition]
+    """Yield each (topic, partition) in `messages`, and its rows.
+
+    Sorts the rows once, however many sources there are: each ask of a stranger may name another one.
+    """
+    if not messages.num_rows:
+        return
+    encoded = messages.column("topic").dictionary_encode()
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    topics, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+    partitions = messages.column("partition").to_numpy().astype(np.int64)
+    lowest = partitions.min()
+    width = partitions.max() - lowest + 1
+    keys = codes * width + (partitions - lowest)
+    if len(topics) * width <= 1 << 16:
+        # NumPy sorts these in linear time.
+        keys = keys.astype(np.uint16)
+    order = np.argsort(keys, kind="stable")
+    in_order = keys[order]
+    firsts = np.concatenate([[0], np.flatnonzero(in_order[1:] != in_order[:-1]) + 1])
+    sources = zip(codes[order[firsts]].tolist(), partitions[order[firsts]].tolist(), strict=True)
+    for (code, partition), rows in zip(sources, np.split(order, firsts[1:]), strict=True):
+        yield (topics[code], partition), rows

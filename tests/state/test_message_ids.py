@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from state.message_ids import (
+    ID_SCHEMA,
     NO_IDS,
     among,
+    by_source,
     count_of,
+    each_of,
     id_texts,
     ids_in,
     ids_of,
@@ -55,6 +62,50 @@ def test_ids_of_a_table_and_of_sets_are_ascending_and_distinct() -> None:
     }
     assert table_of(NO_IDS).num_rows == 0
     assert all(offsets.dtype == np.int64 for offsets in twice.values())
+
+
+def table(ids: Sequence[tuple[str, int, int]]) -> pa.Table:
+    columns = zip(*ids, strict=True) if ids else [()] * len(ID_SCHEMA)
+    return pa.table([pa.array(own, field.type) for own, field in zip(columns, ID_SCHEMA, strict=True)], ID_SCHEMA)
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "ü", ""]), st.sampled_from([-1, 0, 1, 7, 65_536, 2**31 - 1]), st.integers(0, 5)
+    )
+)
+
+
+@given(ROWS, ROWS)
+def test_rows_are_found_by_their_source_however_they_lie(
+    rows: list[tuple[str, int, int]], more: list[tuple[str, int, int]]
+) -> None:
+    both, every = pa.concat_tables([table(rows), table(more)]), [*rows, *more]
+    expected: dict[tuple[str, int], list[int]] = {}
+    for at, (topic, partition, _) in enumerate(every):
+        expected.setdefault((topic, partition), []).append(at)
+    assert {source: own.tolist() for source, own in by_source(both)} == expected
+    for batch in both.combine_chunks().to_batches():
+        assert {source: own.tolist() for source, own in by_source(batch)} == expected
+    assert each_of(ids_in(both)) == set(every)
+    assert among(both, ids_of(more)).tolist() == [each in more for each in every]
+    distinct = list(dict.fromkeys(more))
+    assert places_in(table(distinct), both).tolist() == [
+        distinct.index(each) if each in distinct else -1 for each in every
+    ]
+
+
+def test_ids_of_many_sources_are_one_table_and_are_found_in_it() -> None:
+    asked = table([(f"no-topic-{number % 25_000}", number // 25_000, number) for number in range(50_000)])
+    ids = ids_in(asked)
+    known = table_of(ids)
+    assert [column.num_chunks for column in known.columns] == [1, 1, 1]
+    # What scans the table for each source takes minutes, and the limit of a test's time ends it.
+    assert known.take(pa.array(places_in(known, asked))) == asked
+    assert among(asked, ids).all()
+    assert not among(asked, ids_of([("no-topic-1", 0, 2)])).any()
+    whole = united([ids, ids_in(asked.slice(10)), NO_IDS])
+    assert table_of(whole) == known
 
 
 @pytest.mark.parametrize(
