@@ -65,7 +65,9 @@ class Replacements:
         taken = each_of(ids_in(cancelled))
         every = asks_of(asks)
         accepted = accepted_replacements(every, taken, replaced_before)
-        refused = [ask for ask in every if ask.condition is not None and ask.id not in accepted | taken]
+        # Once, and not for each: all records of a batch may be replacements.
+        settled = accepted | taken
+        refused = [ask for ask in every if ask.condition is not None and ask.id not in settled]
         rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
         as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
         return Replacements(frozenset(accepted), as_cancelled, replaced_by(every, taken, accepted))
