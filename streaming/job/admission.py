@@ -6,8 +6,11 @@ first and its last due time. What is sealed is counted as it is sealed, and anew
 records are refused: merges drop cancelled messages.
 
 A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
-not what is handed over at once and never waits. The offsets are in the checkpoint before the batch runs, so that a
-replay refuses the same records; a batch that has recorded none refuses none.
+not what is handed over at once and never waits. Offsets that were deleted before the job could read them are no
+records: a first batch begins where the topic's log does, and with `topics.skip_expired` any batch may.
+
+The offsets from which on records are refused are in the checkpoint before the batch runs, so that a replay refuses the
+same records; a batch that has recorded none refuses none.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from state.buckets.operator import KEPT, SEALED
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
@@ -31,6 +35,7 @@ from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.job.input_loss import Bounds, read_bounds
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +79,11 @@ class WaitingMessages:
 class Admission:
     """Decides what one batch after the other refuses. Only the query's thread may use it."""
 
-    def __init__(self, checkpoint: Checkpoint, store: BucketTable) -> None:
+    def __init__(self, checkpoint: Checkpoint, store: BucketTable, settings: Settings) -> None:
         """Take the checkpoint as it is at the start of the job."""
         self._checkpoint = checkpoint
         self._store = store
+        self._settings = settings
         planned = checkpoint.last_planned()
         # The batch that may have run before.
         self._replayed = None if planned == checkpoint.last_committed() else planned
@@ -117,11 +123,14 @@ class Admission:
         self._waiting.add(rows)
 
     def _refused_from(self, most: Mapping[str, int], span: BatchSpan) -> Offsets:
-        found: Offsets = {}
-        for topic, limit in most.items():
-            room = max(0, limit - self._waiting.count(topic, span.previous_ms))
-            if offsets := offsets_after(room, span.starts.get(topic, {}), span.ends[topic]):
-                found[topic] = offsets
+        rooms = {topic: max(0, limit - self._waiting.count(topic, span.previous_ms)) for topic, limit in most.items()}
+        # The span has none of a first checkpoint. Spark has written these before it planned the batch.
+        starts = span.starts if span.batch_id else self._checkpoint.first_offsets()
+        found = _beyond(rooms, starts, span.ends)
+        # Only now: that asks the broker.
+        if found and self._settings.topics.skip_expired:
+            starts = _first_left(starts, read_bounds(self._settings, span.batch_id))
+            found = _beyond(rooms, starts, span.ends)
         return found
 
     def _kept_after(self, batch_id: int, batch_settings: BatchSettings) -> dict[int, Mapping[str, int]]:
@@ -149,12 +158,28 @@ def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(key), len(topics)), topics, counts], schema=_KEPT)
 
 
+def _beyond(rooms: Mapping[str, int], starts: Offsets, ends: Offsets) -> Offsets:
+    """Return the offsets after the records that there is room for, of the topics that have more (`offsets_after`)."""
+    found = {topic: offsets_after(room, starts.get(topic, {}), ends[topic]) for topic, room in rooms.items()}
+    return {topic: offsets for topic, offsets in found.items() if offsets}
+
+
+def _first_left(starts: Offsets, bounds: Bounds) -> Offsets:
+    """Return `starts`, or the first offset that a partition still has if that is higher."""
+    left = {topic: dict(own) for topic, own in starts.items()}
+    for (topic, partition), (first, _) in bounds.items():
+        number = str(partition)
+        left.setdefault(topic, {})[number] = max(first, starts.get(topic, {}).get(number, 0))
+    return left
+
+
 def offsets_after(room: int, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
     """Return the offset in each partition after the first `room` records, which are shared out among the partitions.
 
     `starts` and `ends` are those of the records by partition. Empty if there is room for all of them.
     """
-    counts = {partition: end - starts.get(partition, 0) for partition, end in ends.items()}
+    # All that was planned may be deleted since, and a topic that was made anew may end before.
+    counts = {partition: max(0, end - starts.get(partition, 0)) for partition, end in ends.items()}
     total = sum(counts.values())
     if total <= room:
         return {}

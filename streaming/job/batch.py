@@ -71,7 +71,7 @@ class BatchRunner:
             settings.results_topic,
         )
         self._cancels = CancelDesk(state.store, settings)
-        self._admission = Admission(state.checkpoint, state.store)
+        self._admission = Admission(state.checkpoint, state.store, settings)
         self._maintenance = Maintenance(
             state.store,
             state.catalog,

@@ -120,14 +120,20 @@ def warn_of_input_loss(settings: Settings, batch: BatchSpan) -> None:
                     "batch %d: %s/%s ends at offset %d, and records up to %d were read from the topic before: the job "
                     "goes on at that end, and reads nothing below", batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
-    if batch.starts != batch.ends and (ranges := deleted_ranges(_bounds(settings, batch), batch.starts, batch.ends)):
+    if batch.starts != batch.ends and (
+        ranges := deleted_ranges(read_bounds(settings, batch.batch_id), batch.starts, batch.ends)
+    ):
         log.warning(
             "batch %d goes on without records: %s were deleted before they were read", batch.batch_id, _listed(ranges)
         )
 
 
-def _bounds(settings: Settings, batch: BatchSpan) -> Bounds:
-    retry = BrokerRetry(f"batch {batch.batch_id}, offsets of the input", settings.kafka.outage_limit)
+def read_bounds(settings: Settings, batch_id: int) -> Bounds:
+    """Read the present bounds of the input for batch `batch_id`.
+
+    Waits through an outage; raises BrokerUnreachable after `kafka.outage_limit`.
+    """
+    retry = BrokerRetry(f"batch {batch_id}, offsets of the input", settings.kafka.outage_limit)
     while True:
         try:
             return input_bounds(settings)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
+from conf.settings import Settings
 from state.buckets.operator import KEPT, SEALED
-from streaming.job.admission import WaitingMessages, offsets_after
+from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.progress import BatchSpan
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.job import admission
+from streaming.job.admission import Admission, WaitingMessages, offsets_after
+from streaming.job.input_loss import Bounds
+from tests.messages import some_batch_settings
 
 OFFSETS = st.dictionaries(st.sampled_from("0123"), st.integers(0, 1_000))
 
@@ -30,6 +39,76 @@ def test_as_many_records_are_taken_in_as_there_is_room_for(
     taken_in = {partition: offset - starts.get(partition, 0) for partition, offset in offsets.items()}
     assert all(0 <= taken_in[partition] <= counts[partition] for partition in taken_in)
     assert max(0, room - len(taken_in)) < sum(taken_in.values()) + 1 <= room + 1
+
+
+@dataclass
+class FirstCheckpoint:
+    """What `Admission` asks of a checkpoint that began to read at `first`."""
+
+    first: Offsets
+    refused: dict[int, Offsets] = field(default_factory=dict)
+
+    def last_planned(self) -> None:
+        return None
+
+    last_committed = last_planned
+
+    def first_offsets(self) -> Offsets:
+        return self.first
+
+    def write_refused_from(self, batch_id: int, from_offsets: Offsets) -> None:
+        self.refused[batch_id] = from_offsets
+
+
+class EmptyTable:
+    def counted_by_topic(self, *_: Any) -> list[Row]:
+        return []
+
+
+def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
+    """Return what a batch refuses from `starts` to `ends`, of a topic of which `most` may wait; nothing waits yet."""
+    checkpoint = FirstCheckpoint(first)
+    settings = Settings()
+    settings = settings.model_copy(update={"topics": settings.topics.model_copy(update=topics)})
+    decides = Admission(cast(Checkpoint, checkpoint), cast(Any, EmptyTable()), settings)
+    # That of a later batch counts in Spark's state what the batch before has kept.
+    decides._counted_s = 0.0 if batch_id else None
+    span = BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, 0, 10, starts, ends)
+    batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=most))
+    from_offsets = decides.refusal(batch_settings, span).from_offsets
+    assert checkpoint.refused == ({batch_id: from_offsets} if from_offsets else {})
+    return from_offsets
+
+
+def test_a_first_batch_counts_from_where_the_log_of_its_topic_begins() -> None:
+    first, ends = {"in": {"0": 1_000, "1": 0}}, {"in": {"0": 1_006, "1": 4}}
+    assert refused(0, 10, first, {}, ends) == {}
+    assert refused(0, 5, first, {}, ends) == {"in": {"0": 1_003, "1": 2}}
+    # Of a checkpoint that takes over, the span has the offsets; of a partition that was added since, it has none.
+    assert refused(0, 10, first, {"in": {"0": 1_000}}, ends) == {}
+
+
+def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = {("in", 0): (900, 1_006), ("in", 1): (50, 54), ("in", 2): (0, 3)}
+    monkeypatch.setattr(admission, "read_bounds", lambda *_: bounds)
+    starts, ends = {"in": {"0": 100, "2": 8}}, {"in": {"0": 906, "1": 54, "2": 3, "3": 2}}
+    # Partition 2 was made anew, and 3 is gone.
+    assert refused(7, 12, {}, starts, ends, skip_expired=True) == {}
+    assert refused(7, 6, {}, starts, ends, skip_expired=True) == {"in": {"0": 903, "1": 52, "3": 1}}
+    bounds["in", 0] = (2_000, 2_000)
+    assert refused(7, 6, {}, starts, ends, skip_expired=True) == {}
+
+
+def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(*_: Any) -> Bounds:
+        raise AssertionError
+
+    monkeypatch.setattr(admission, "read_bounds", nobody)
+    starts, ends = {"in": {"0": 100}}, {"in": {"0": 110}}
+    assert refused(7, 10, {}, starts, ends, skip_expired=True) == {}
+    assert refused(7, 4, {}, starts, ends) == {"in": {"0": 104}}
 
 
 def kept(shard: int, **by_topic: int) -> Row:
