@@ -3,7 +3,8 @@
 The number of waiting messages of a topic is that in mutable buckets, by Spark's state at the start and what the
 shards told since, and that in sealed segments. The messages of a segment are taken for evenly spread between its
 first and its last due time. What is sealed is counted as it is sealed, and anew by the table's metadata before
-records are refused: merges drop cancelled messages.
+records are refused: merges drop cancelled messages. It is also counted anew where many segments were sealed since: by
+then the table has merged them, and what is known here does not grow for as long as the longest delay.
 
 A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
 not what is handed over at once and never waits. Offsets that were deleted before the job could read them are no
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # How long a count by the table's metadata is taken for the present one.
 _COUNTED_S = 60.0
+# So many segments are known by the way, and else twice as many as the table had when it was counted last.
+_FEW_SEGMENTS = 5_000
 _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
 
 
@@ -69,6 +72,11 @@ class WaitingMessages:
                     self.sealed.setdefault(topic, []).append(segment)
         self.kept |= kept
 
+    @property
+    def segments(self) -> int:
+        """How many segments are known, each once for each topic that it has messages of."""
+        return sum(map(len, self.sealed.values()))
+
     def count(self, topic: str, cutoff_ms: int) -> int:
         """Return how many messages of `topic` wait that are due at `cutoff_ms` (epoch ms) or later, about."""
         own = self.sealed[topic] = [each for each in self.sealed.get(topic, []) if each[1] >= cutoff_ms]
@@ -88,8 +96,9 @@ class Admission:
         # The batch that may have run before.
         self._replayed = None if planned == checkpoint.last_committed() else planned
         self._waiting = WaitingMessages()
-        # When the table was counted last, by the monotonic clock; None: never.
+        # When the table was counted last, by the monotonic clock; None: never. And how many segments it had.
         self._counted_s: float | None = None
+        self._counted_segments = 0
 
     def refusal(self, batch_settings: BatchSettings, span: BatchSpan) -> Refusal:
         """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any."""
@@ -105,7 +114,8 @@ class Admission:
             from_offsets = self._refused_from(most, span)
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
-        if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
+        is_old = self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S)
+        if is_old or self._waiting.segments > max(_FEW_SEGMENTS, 2 * self._counted_segments):
             self._count(most, span.previous_ms)
             from_offsets = self._refused_from(most, span)
         if not from_offsets:
@@ -148,6 +158,7 @@ class Admission:
             segment = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
             self._waiting.sealed.setdefault(row["topic"], []).append(segment)
         self._counted_s = time.monotonic()
+        self._counted_segments = self._waiting.segments
 
 
 def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

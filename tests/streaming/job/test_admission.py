@@ -60,9 +60,17 @@ class FirstCheckpoint:
         self.refused[batch_id] = from_offsets
 
 
-class EmptyTable:
+@dataclass
+class Table:
+    """What `Admission` asks of the table, which has `segments`, each of one message of the topic `in`."""
+
+    segments: int = 0
+    counted: int = 0
+
     def counted_by_topic(self, *_: Any) -> list[Row]:
-        return []
+        self.counted += 1
+        row = Row(topic="in", count=1, deliver_at_ms=100, max_deliver_at_ms=200)
+        return [row] * self.segments
 
 
 def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
@@ -70,7 +78,7 @@ def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Off
     checkpoint = FirstCheckpoint(first)
     settings = Settings()
     settings = settings.model_copy(update={"topics": settings.topics.model_copy(update=topics)})
-    decides = Admission(cast(Checkpoint, checkpoint), cast(Any, EmptyTable()), settings)
+    decides = Admission(cast(Checkpoint, checkpoint), cast(Any, Table()), settings)
     # That of a later batch counts in Spark's state what the batch before has kept.
     decides._counted_s = 0.0 if batch_id else None
     span = BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, 0, 10, starts, ends)
@@ -109,6 +117,34 @@ def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many
     starts, ends = {"in": {"0": 100}}, {"in": {"0": 110}}
     assert refused(7, 10, {}, starts, ends, skip_expired=True) == {}
     assert refused(7, 4, {}, starts, ends) == {"in": {"0": 104}}
+
+
+def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_FEW_SEGMENTS", 50)
+    table = Table()
+    decides = Admission(cast(Checkpoint, FirstCheckpoint({})), cast(Any, table), Settings())
+    decides._counted_s = 0.0
+    ends = {"in": {"0": 0}}
+    span = BatchSpan(CheckpointOrigin("c", 1, 2), 1, 0, 10, ends, ends)
+    batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=10**6))
+
+    def run(batches: int, merged: int) -> list[int]:
+        """Run batches that each seal a segment, of which the table has `merged` each time that it is counted."""
+        known = []
+        table.segments = merged
+        for _ in range(batches):
+            assert not decides.refusal(batch_settings, span).from_offsets
+            decides.done([sealed(100, 200, **{"in": 1})])
+            known.append(decides._waiting.segments)
+        return known
+
+    assert run(50, merged=9) == list(range(1, 51))
+    assert max(run(1_000, merged=9)) == 51
+    assert table.counted <= 1 + 1_000 // (51 - 9)
+    # Of a table that has more, as many again may be added before it is counted once more.
+    table.counted = 0
+    assert max(run(1_000, merged=200)) == 401
+    assert table.counted <= 1 + 1_000 // 200
 
 
 def kept(shard: int, **by_topic: int) -> Row:
