@@ -270,6 +270,13 @@ class SettingsHistory:
         firsts = [first for first, _ in kept]
         return SettingsHistory(tuple(kept[max(0, bisect_right(firsts, keep_from) - 1) :]))
 
+    def had_output(self, topic: str) -> bool:
+        """Return whether batches under settings before the newest may have accepted messages for `topic`.
+
+        As far as the history goes back. No message is accepted for a topic whose partitions are not known.
+        """
+        return any(each.allows(topic) and topic in each.partitions for _, each in self.entries[:-1])
+
     def to_json(self) -> str:
         """Return the history as one JSON object."""
         return json.dumps({"rules": [_entry(first, each) for first, each in self.entries]}, indent=1)

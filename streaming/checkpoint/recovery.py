@@ -260,7 +260,8 @@ def read_markers(settings: Settings) -> list[Progress | None]:
 def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | None) -> SettingsHistory:
     """Record the present settings for the first batch that was never planned and those after it.
 
-    A batch that is replayed keeps its own settings.
+    A batch that is replayed keeps its own settings. Raises CheckpointMismatch if the checkpoint has another number of
+    shards, or if messages may wait for what is the results topic now.
     """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
@@ -276,6 +277,13 @@ def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | 
     batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes)
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))
+    if history.had_output(settings.results_topic):
+        # Whatever goes there is an ask, or the answer to one.
+        raise CheckpointMismatch(
+            f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output or "
+            "topics.allowed_outputs): messages that wait for it would be taken for asks. Set topics.results back, or "
+            "to a new topic, which `delayline topics create` creates"
+        )
     checkpoint.write_settings_history(history)
     return history
 

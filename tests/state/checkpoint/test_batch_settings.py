@@ -125,6 +125,17 @@ def test_a_batch_has_the_newest_settings_that_began_with_it_or_before() -> None:
     assert [history.at(batch) for batch in (2, 4, 5, 9)] == [OLD, OLD, NEW, NEW]
 
 
+def test_a_topic_was_an_output_if_messages_could_be_accepted_for_it_before_the_newest_settings() -> None:
+    earlier = some_batch_settings(
+        allowed_outputs=("orders", "mail-*"),
+        partitions={"delayline-out": 4, "orders": 3, "mail-1": 1, "delayline-dead-letter": 2, "delayline-results": 2},
+    )
+    asked = ["delayline-out", "orders", "mail-1", "mail-2", "delayline-results", "delayline-dead-letter", "else"]
+    history = SettingsHistory(((0, earlier), (5, NEW)))
+    assert [topic for topic in asked if history.had_output(topic)] == ["delayline-out", "orders", "mail-1"]
+    assert not any(map(SettingsHistory(((0, earlier),)).had_output, asked))
+
+
 @pytest.mark.parametrize("history", [SettingsHistory(()), SettingsHistory(((2, OLD),))])
 def test_a_batch_from_before_the_first_settings_is_an_error(history: SettingsHistory) -> None:
     with pytest.raises(CheckpointMismatch, match="settings of batch 1"):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -20,8 +22,12 @@ from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
+from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
+from streaming.checkpoint import recovery
+from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
@@ -50,6 +56,37 @@ def lease(settings: Settings) -> Iterator[HeldLease]:
     """The lease that a start needs."""
     with closing(HeldLease(settings, "run")) as lease:
         yield lease
+
+
+@pytest.mark.parametrize(
+    ("results", "planned", "is_refused"),
+    [("orders", 4, True), ("a-new-topic", 4, False), ("delayline-results", 4, False), ("orders", None, False)],
+)
+def test_a_results_topic_that_waiting_messages_may_go_to_is_refused(
+    monkeypatch: pytest.MonkeyPatch, results: str, planned: int | None, is_refused: bool
+) -> None:
+    counts = {"delayline-out": 4, "orders": 3, "delayline-results": 2}
+    monkeypatch.setattr(recovery, "offered_topics", lambda _: counts | {results: 2})
+    monkeypatch.setattr(recovery, "dead_letter_bytes", lambda _: 1_000_000)
+    before = Settings()
+    written: list[SettingsHistory] = []
+    earlier = some_batch_settings(
+        allowed_outputs=("*",), partitions=counts, shard_keys=tuple(range(before.bucket.shards))
+    )
+    checkpoint: Any = SimpleNamespace(
+        path="checkpoint",
+        origin=CheckpointOrigin("c", 1, before.bucket.shards),
+        settings_history=lambda: SettingsHistory(((0, earlier),)),
+        write_settings_history=written.append,
+    )
+    settings = before.model_copy(update={"topics": before.topics.model_copy(update={"results": results})})
+    if is_refused:
+        with pytest.raises(CheckpointMismatch, match=r"topics\.results is orders, which was an output topic"):
+            recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned)
+        assert written == []
+    else:
+        history = recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned)
+        assert (written, history.newest.results) == ([history], results)
 
 
 def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
