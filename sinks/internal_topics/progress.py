@@ -6,7 +6,7 @@ the messages whose hand-over it records. Consumer group offsets would do as well
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException, Producer
 
@@ -26,10 +26,13 @@ def marker_key(shard: int) -> bytes:
     return f"shard-{shard}".encode()
 
 
-def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
+def announce_origin(
+    settings: Settings, origin: CheckpointOrigin, check_lease: Callable[[], None] = lambda: None
+) -> None:
     """Write the first marker of each shard of a new checkpoint, all or none. Raises DeliveryFailed, BrokerUnreachable.
 
-    From then on the markers record how the checkpoint began, even if the checkpoint itself is lost.
+    From then on the markers record how the checkpoint began, even if the checkpoint itself is lost. `check_lease`
+    raises if this process does not hold the lease any more.
     """
     topic = settings.progress_topic
     own = {
@@ -37,10 +40,13 @@ def announce_origin(settings: Settings, origin: CheckpointOrigin) -> None:
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
     options = librdkafka_options(settings.kafka)
-    last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
     producer = Producer({**options, **own})
     try:
         init_transactions(producer, own["transactional.id"], _WRITE_TIMEOUT_S)
+        # Only now: this process may have hung until here, while another one announced its checkpoint and handed over.
+        # Who takes the lease after this check announces too, and fences this producer.
+        check_lease()
+        last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
         producer.begin_transaction()
         for shard, before in enumerate(last):
             marker = Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)

@@ -93,7 +93,8 @@ def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSessio
     2. Announce the origin in the progress topic. A job that runs from the checkpoint before finds it there, and stops.
     3. Write the pointer to the new checkpoint.
 
-    Asks the broker before each step that this process still holds the lease. The checkpoint before stays in its folder.
+    Asks the broker before each step that this process still holds the lease, and again once it has fenced whoever may
+    announce. The checkpoint before stays in its folder.
 
     Raises ApplicationHeld, without the remaining steps, if another process has taken the lease; CheckpointMismatch if
     there is a newer checkpoint than that before.
@@ -110,7 +111,7 @@ def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSessio
     failpoint("successor-initialized")
     # 2. Announce it.
     lease.check_now()
-    announce_origin(settings, origin)
+    announce_origin(settings, origin, lease.check_now)
     failpoint("successor-born")
     # 3. Write the pointer.
     lease.check_now()

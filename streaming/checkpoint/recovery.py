@@ -91,7 +91,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     # 2. Read the markers.
     markers = read_markers(settings)
     if planned is None:
-        _begin(spark, settings, checkpoint, store, markers, fresh)
+        _begin(spark, settings, checkpoint, store, markers, fresh, lease)
     if checkpoint.is_retired():
         raise CheckpointMismatch(
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
@@ -136,6 +136,7 @@ def _begin(
     store: BucketTable,
     markers: list[Progress | None],
     fresh: bool,
+    lease: HeldLease,
 ) -> None:
     """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
 
@@ -160,7 +161,7 @@ def _begin(
         origin = checkpoint.origin
     checkpoint.initialize(origin)
     if _generation(markers) < origin.generation:
-        announce_origin(settings, origin)
+        announce_origin(settings, origin, lease.check_now)
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from confluent_kafka import Producer
 
+import sinks.internal_topics.progress
+from conf.errors import ApplicationHeld
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.progress import announce_origin, marker_key, read_progress
@@ -28,6 +33,47 @@ def test_a_new_checkpoint_counts_on_from_what_each_shard_has_handed_over(make_se
     announce_origin(settings, second)
     expected = [Progress(BatchSpan(second), handed_over=count) for count in (0, 90, 0)]
     assert_eventually(lambda: _markers(settings) == expected, 60)
+
+
+class Client:
+    """Stands for the producer, and for what is read: it notes the calls. `held` is whether the lease is held."""
+
+    def __init__(self, held: bool = True) -> None:
+        self.held = held
+        self.calls: list[str] = []
+
+    def check(self) -> None:
+        self.calls.append("check")
+        if not self.held:
+            raise ApplicationHeld("another process holds the lease")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_announcement_asks_for_the_lease_and_for_the_markers_once_no_other_can_write_unseen(
+    monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    client = Client(held)
+    monkeypatch.setattr(sinks.internal_topics.progress, "Producer", lambda _: client)
+    monkeypatch.setattr(sinks.internal_topics.progress, "read_progress", client.read)
+    try:
+        announce_origin(Settings(), CheckpointOrigin("late", 2, 1), client.check)
+    except ApplicationHeld:
+        assert not held
+    written = ["read", "begin_transaction", "produce", "commit_transaction"] if held else []
+    assert client.calls == ["init_transactions", "check", *written]
+
+
+def test_markers_stay_if_the_lease_was_taken_while_the_process_hung(make_settings: MakeSettings) -> None:
+    settings = make_settings("bucket.shards=1")
+    ensure_topics(settings)
+    announce_origin(settings, CheckpointOrigin("newer", 2, 1))
+    with pytest.raises(ApplicationHeld):
+        announce_origin(settings, CheckpointOrigin("late", 2, 1), Client(held=False).check)
+    options = librdkafka_options(settings.kafka)
+    assert read_progress(options, settings.progress_topic, 0) == Progress(BatchSpan(CheckpointOrigin("newer", 2, 1)))
 
 
 def _markers(settings: Settings) -> list[Progress | None]:
