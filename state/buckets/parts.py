@@ -144,7 +144,11 @@ def is_live(markers: Iterable[str]) -> str:
 
 
 def abandoned(delta_partitions: Iterable[str]) -> set[str]:
-    """Return those of a table's Delta partitions that belong to merges that were not finished."""
+    """Return those of a table's Delta partitions that nothing needs: of merges that were not finished, or left nothing.
+
+    A merged bucket without a part is a marker alone.
+    """
     partitions = set(delta_partitions)
     markers = {partition: marker_of(part) for partition in partitions if (part := part_of(partition))}
-    return {partition for partition, marker in markers.items() if marker and marker not in partitions}
+    unfinished = {partition for partition, marker in markers.items() if marker and marker not in partitions}
+    return unfinished | {each for each in partitions if each.startswith(_LIVE)} - set(markers.values())

@@ -48,7 +48,7 @@ class Recovered:
 
     - `planned`: the newest batch in the offset log, or None before the first.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
-    - `abandoned`: the Delta partitions of merges that were not finished.
+    - `abandoned`: the Delta partitions that merges have left, and nothing needs.
     - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
     - `merge_token`: for the merges of this process.
     - `delivered_before_ms`: the last committed cutoff, epoch ms.

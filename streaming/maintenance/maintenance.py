@@ -68,7 +68,7 @@ class Maintenance:
             store: the table of sealed buckets.
             catalog: the metadata of the live segments; a merge replaces segments in it.
             parts: the parts that the table has, and the last due time in each (epoch ms).
-            abandoned: the Delta partitions of merges that an earlier process did not finish.
+            abandoned: the Delta partitions that merges of an earlier process have left, and nothing needs.
             batch_settings: how a merge cuts segments.
             token: for the merges of this process; Delta refuses those of an earlier one.
             fan_in: how many buckets a merge has.
@@ -292,6 +292,9 @@ class Maintenance:
         self._merges.remove(merge)
         for segment in merge.replaced:
             self._parts.pop(segment.part, None)
+        if not merge.merged:
+            # All was delivered or cancelled meanwhile: no part takes the marker with it.
+            self._abandoned.add(merge.name.live)
         self._add_parts(merge.merged)
         self._catalog.replace(merge.buckets, merge.merged)
         self._unplanned = True

@@ -118,7 +118,7 @@ TABLE = st.tuples(
 
 
 @given(TABLE)
-def test_abandoned_is_all_of_a_merge_without_a_marker_and_nothing_else(
+def test_abandoned_is_all_of_a_merge_without_a_marker_and_a_marker_without_parts(
     table: tuple[tuple[dict[MergeName, int], set[MergeName]], set[str], set[str]],
 ) -> None:
     (merges, finished), sealed, old = table
@@ -134,8 +134,9 @@ def test_abandoned_is_all_of_a_merge_without_a_marker_and_nothing_else(
     kept |= {of(part) for part in sealed | old for of in (chunks_of, metadata_of)} | {OLD_METADATA}
     markers = {name.live for name in finished}
     assert abandoned(left | kept | markers) == left
-    # A marker whose parts are all deleted leaves the others as they are.
     assert abandoned(kept | markers) == set()
+    # Nothing was left for the merged buckets when they were made, or their parts were deleted, and the markers not.
+    assert abandoned(left | markers) == left | markers
 
 
 @given(TABLE)

@@ -384,15 +384,37 @@ class Recorded:
         self.spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
         self.minute = 0
         self.calls: list[tuple[str, int]] = []
+        self.deleted: set[str] = set()
+        self.finished: list[MergeName] = []
 
     def delete(self, partitions: set[str]) -> None:
         self.calls.append(("delete", self.minute))
+        self.deleted |= partitions
+
+    def finish_merge(self, name: MergeName, replaced: set[str], number: int) -> None:
+        self.finished.append(name)
 
     def vacuum(self) -> None:
         self.calls.append(("vacuum", self.minute))
 
     def clean_log(self) -> None:
         self.calls.append(("clean log", self.minute))
+
+
+def test_the_marker_of_a_merged_bucket_for_which_nothing_was_left_is_deleted() -> None:
+    store: Any = Recorded()
+    catalog = SegmentCatalog()
+    maintenance = Maintenance(store, catalog, {}, (), BATCH_SETTINGS, 1, FAN_IN, now=lambda: store.minute * 60)
+    for number in range(FAN_IN):
+        sealed = [segment for segment, _ in cut(messages([{"deliver_at_ms": 10}]), number, 0, BATCH_SETTINGS)]
+        catalog.add(sealed)
+        maintenance.sealed(sealed)
+    # All of it is delivered before the merge begins with its first slice.
+    run_until_idle(maintenance, FAN_IN - 1, 20)
+    maintenance.close()
+    assert len(catalog) == 0
+    assert store.finished == [MergeName(0, FAN_IN - 1, 1)]
+    assert store.deleted == {store.finished[0].live}
 
 
 def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None:
