@@ -87,17 +87,19 @@ class Delivered:
         return np.asarray(taken_over | self._by_shard(messages, is_delivered))
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
-        """Return which of `messages` of a sealed bucket are delivered."""
+        """Return which of `messages` of a sealed bucket are delivered, or were cancelled and would be otherwise."""
         due = messages.column("deliver_at_ms").to_numpy()
         taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
+        # By the newest marker of all shards. Its own stays as it is while all that would be due in the shard is
+        # cancelled, and the ids of these may be forgotten by now. Batches before had the bucket (invariant 2).
+        past = due < self.whole_before_ms
 
         def is_delivered(marker: Progress, own: pa.Table) -> Mask:
             # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
-            due = own.column("deliver_at_ms").to_numpy()
-            past, now = due < marker.batch.previous_ms, due < marker.batch.cutoff_ms
-            return np.asarray(past | (now & _up_to(own, marker)))
+            now = own.column("deliver_at_ms").to_numpy() < marker.batch.cutoff_ms
+            return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | self._by_shard(messages, is_delivered))
+        return np.asarray(taken_over | past | self._by_shard(messages, is_delivered))
 
     def _by_shard(self, messages: pa.Table, is_delivered: Callable[[Progress, pa.Table], Mask]) -> Mask:
         delivered = np.zeros(messages.num_rows, dtype=bool)

@@ -54,10 +54,12 @@ from state.cancel import (
     replacement_ids,
 )
 from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
+from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
 from streaming.job.outcomes import Mask, Outcomes, is_below
@@ -69,6 +71,8 @@ log = logging.getLogger(__name__)
 # How long the first offsets of the input topics are taken for the present ones.
 _FIRSTS_S = 60.0
 _FORGET_EVERY_S = 60.0
+# How long the markers are taken for the present ones. There is one to read for each shard.
+_MARKERS_S = 600.0
 # How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
 # a batch that must know it reads so many, and not those of days.
 _MOST_ANSWERS_UNREAD = 100_000
@@ -120,6 +124,8 @@ class CancelDesk:
         # The first offset of each input partition, and when it was read, by the monotonic clock.
         self._firsts: dict[tuple[str, int], int] = {}
         self._read_s = -math.inf
+        # Before which instant all is handed over by the markers, and when they were read, by the monotonic clock.
+        self._shown_ms, self._markers_s = 0, -math.inf
 
     def close(self) -> None:
         """Close the consumer of answers, and the file of stored ids."""
@@ -131,14 +137,29 @@ class CancelDesk:
 
         Such a message is due before `cutoff_ms` (epoch ms), below which everything is handed over, and its input topic
         has deleted the record. Whoever asks for it again gets `unknown`.
+
+        The markers must show it too: of a sealed message a rebuild would not know otherwise why it was not handed over.
+        While nothing is handed over, no marker is written.
         """
         self._read_firsts()
+        if not any(self._firsts.values()):
+            return "false"
+        cutoff_ms = min(cutoff_ms, self._shown_before_ms())
         gone = [
             f"(topic = '{topic}' AND partition = {partition} AND offset < {first})"
             for (topic, partition), first in self._firsts.items()
             if first
         ]
-        return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})" if gone else "false"
+        return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})"
+
+    def _shown_before_ms(self) -> int:
+        """Return the instant, epoch ms, before which all is handed over by the markers, as they were not long ago."""
+        if time.monotonic() > self._markers_s + _MARKERS_S:
+            with suppress(BrokerUnreachable):
+                newest = newest_checkpoint(read_markers(self._settings))
+                self._shown_ms = 0 if newest is None else newest.whole_before_ms
+                self._markers_s = time.monotonic()
+        return self._shown_ms
 
     def stored(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
         """Take note that the batch of `span` stores `decision`. `clock_ms` is its clock, epoch ms."""

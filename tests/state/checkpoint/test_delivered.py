@@ -21,6 +21,10 @@ from tests.messages import messages
 Row = dict[str, Any]
 
 
+def id_of(row: Row) -> tuple[int, int]:
+    return row["partition"], row["offset"]
+
+
 def order_key(row: Row) -> OrderKey:
     return OrderKey(*(row[name] for name in ORDER))
 
@@ -30,6 +34,8 @@ class Model:
     """Batches, shards, buckets and markers of an application, without Spark, Kafka or Delta."""
 
     chance: random.Random
+    # How often a batch cancels a message that waits.
+    cancels: float = 0.0
     origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c-1", 1, 2))
     clock_ms: int = 0
     batch_id: int = -1
@@ -40,6 +46,9 @@ class Model:
     accepted: list[Row] = field(default_factory=list)
     delivered: set[tuple[int, int]] = field(default_factory=set)
     markers: dict[int, Progress] = field(default_factory=dict)
+    # The ids that were ever cancelled, and the rows that say so: the due time of a sealed message, or -1.
+    cancelled: set[tuple[int, int]] = field(default_factory=set)
+    cancelled_rows: dict[tuple[int, int], int] = field(default_factory=dict)
     # Records for the first batch of a checkpoint, which begins to read at the offsets of its origin.
     unread: int = 0
 
@@ -78,12 +87,16 @@ class Model:
         self.accept(self.unread + self.chance.randrange(6))
         self.unread = 0
         batch = BatchSpan(self.origin, self.batch_id, previous_ms, self.cutoff_ms, starts, self.read_so_far())
+        self.cancel(max(previous_ms, self.origin.cutoff_ms))
         due = [row for row in self.mutable if row["deliver_at_ms"] < self.cutoff_ms or row["error_code"]]
         self.mutable = [row for row in self.mutable if row not in due]
         for bucket, rows in self.sealed.items():
             overdue_only = bucket == self.origin.overdue_bucket and not self.batch_id
             first_ms = 0 if overdue_only else max(previous_ms, self.origin.cutoff_ms)
-            due += [row for row in rows if first_ms <= row["deliver_at_ms"] < self.cutoff_ms]
+            due += [
+                row for row in rows
+                if first_ms <= row["deliver_at_ms"] < self.cutoff_ms and id_of(row) not in self.cancelled_rows
+            ]  # fmt: skip
         if self.chance.random() < 0.4:
             far = [row for row in self.mutable if self.chance.random() < 0.5]
             self.mutable = [row for row in self.mutable if row not in far]
@@ -93,10 +106,32 @@ class Model:
             if not finished:
                 shard_rows = shard_rows[: self.chance.randrange(len(shard_rows) + 1)]
             if shard_rows:
-                duplicates = {(row["partition"], row["offset"]) for row in shard_rows} & self.delivered
-                assert not duplicates, "the model itself delivers twice"
-                self.delivered |= {(row["partition"], row["offset"]) for row in shard_rows}
+                assert not set(map(id_of, shard_rows)) & self.delivered, "the model itself delivers twice"
+                assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is delivered"
+                self.delivered |= set(map(id_of, shard_rows))
                 self.markers[shard] = Progress(batch, len(shard_rows), order_key(shard_rows[-1]))
+        if finished:
+            self.forget()
+
+    def cancel(self, waits_from_ms: int) -> None:
+        """Cancel some of the messages that wait. What is sealed stays in its bucket."""
+        for row in [row for row in self.mutable if not row["error_code"] and self.chance.random() < self.cancels]:
+            self.mutable.remove(row)
+            self.cancelled_rows[id_of(row)] = -1
+        for row in (row for rows in self.sealed.values() for row in rows):
+            waits = row["deliver_at_ms"] >= waits_from_ms and not row["error_code"] and id_of(row) not in self.delivered
+            if waits and self.chance.random() < self.cancels:
+                self.cancelled_rows[id_of(row)] = row["deliver_at_ms"]
+        self.cancelled |= self.cancelled_rows.keys()
+
+    def forget(self) -> None:
+        """Delete some input records, and the rows of those that were cancelled and would be handed over by now."""
+        newest = newest_checkpoint([self.markers.get(shard) for shard in range(self.origin.shards)])
+        assert newest is not None
+        for own, due in list(self.cancelled_rows.items()):
+            if due < newest.whole_before_ms and self.chance.random() < 0.5:
+                del self.cancelled_rows[own]
+                self.accepted = [row for row in self.accepted if id_of(row) != own]
 
     def shard_of(self, row: Row) -> int:
         return int(shards_of(messages([row]), self.origin.shards)[0])
@@ -116,19 +151,20 @@ class Model:
         """Lose the checkpoint, and make another as `streaming.operations.rebuild` does."""
         newest = newest_checkpoint([self.markers.get(shard) for shard in range(max(self.markers) + 1)])
         assert newest is not None
-        in_bucket = {(row["partition"], row["offset"]) for rows in self.sealed.values() for row in rows}
+        in_bucket = {id_of(row) for rows in self.sealed.values() for row in rows} | self.cancelled_rows.keys()
         ends = newest.ends.get("in", {})
         for partition, offset in in_bucket:
             ends[str(partition)] = max(ends.get(str(partition), 0), offset + 1)
         rest = [
             row for row in self.accepted
             if row["offset"] < ends.get(str(row["partition"]), 0)
-            and (row["partition"], row["offset"]) not in in_bucket
+            and id_of(row) not in in_bucket
             and not newest.of_input(messages([row]), "")[0]
         ]  # fmt: skip
         rest += [
             row for bucket, rows in self.sealed.items() for row in rows
             if row["deliver_at_ms"] < newest.cutoff_ms and not newest.of_bucket(messages([row]), bucket)[0]
+            and id_of(row) not in self.cancelled_rows
         ]  # fmt: skip
         bucket = max([newest.origin.first_bucket + newest.last_batch, *self.sealed]) + 1
         self.sealed[bucket] = rest
@@ -140,6 +176,7 @@ class Model:
         # Records beyond the ends are unknown to the rebuilt checkpoint, and are read as new.
         read_again = [row for row in self.accepted if row["offset"] >= self.origin.offsets["in"][str(row["partition"])]]
         self.accepted = [row for row in self.accepted if row not in read_again]
+        self.cancelled = {own for own in self.cancelled if own[1] < self.origin.offsets["in"][str(own[0])]}
         self.read = {"in": dict(self.origin.offsets["in"])}
         self.unread = len(read_again)
         self.announce()
@@ -164,7 +201,7 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
     newest = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
     assert newest is not None
     for row in model.accepted:
-        is_delivered = (row["partition"], row["offset"]) in model.delivered
+        is_delivered = id_of(row) in model.delivered
         buckets = [bucket for bucket, rows in model.sealed.items() if row in rows]
         if buckets:
             assert newest.of_bucket(messages([row]), buckets[0])[0] == is_delivered
@@ -175,12 +212,13 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
 
+@pytest.mark.parametrize("cancels", [0.0, 0.3, 0.9])
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
 @settings(max_examples=50)
-def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message(
-    seed: int, checkpoints: list[tuple[int, int, bool]]
+def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_none_that_is_cancelled(
+    cancels: float, seed: int, checkpoints: list[tuple[int, int, bool]]
 ) -> None:
-    model = Model(random.Random(seed))
+    model = Model(random.Random(seed), cancels)
     for batches, shards, finished in checkpoints:
         for _ in range(batches):
             model.batch()
@@ -191,9 +229,9 @@ def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message(
         model.batch()
     model.clock_ms += 1000
     model.batch()
-    due = [row for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]]
+    due = {id_of(row) for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]}
     assert due
-    assert {(row["partition"], row["offset"]) for row in due} <= model.delivered
+    assert due <= model.delivered | model.cancelled
 
 
 def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> None:

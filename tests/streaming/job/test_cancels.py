@@ -19,7 +19,7 @@ from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId, Undecided
 from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan
+from state.checkpoint.progress import BatchSpan, Progress
 from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id
 from streaming.job.cancels import CancelDesk, Decision
@@ -47,6 +47,14 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], tuple[int, 
     """The bounds of the input topics: the desk alone is tested here, and needs no broker for anything else."""
     own = dict(BOUNDS)
     monkeypatch.setattr("streaming.job.cancels.input_bounds", lambda _: own)
+    return own
+
+
+@pytest.fixture(autouse=True)
+def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
+    """The last marker of each of two shards: the other one has handed over nothing for long."""
+    own: list[Progress | None] = [Progress(span(previous_ms=700)), Progress(span(BATCH - 1, 600))]
+    monkeypatch.setattr("streaming.job.cancels.read_markers", lambda _: own)
     return own
 
 
@@ -229,6 +237,21 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
     results, cancelled = decide(store, 1, 2, 3, 4, of=span(0, 0, **origin))
     assert results == {1: "undecided", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
     assert {each.id[2] for each in cancelled} == {2, 3, 4}
+
+
+def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
+    bounds: dict[tuple[str, int], tuple[int, int]], markers: list[Progress | None]
+) -> None:
+    no_store: Any = None
+    assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
+    bounds[TOPIC, 0] = (5, 100)
+    desk = CancelDesk(no_store, Settings())
+    of_input = f"(topic = '{TOPIC}' AND partition = 0 AND offset < 5)"
+    assert desk.forgettable(900) == f"max_deliver_at_ms < 700 AND ({of_input})"
+    assert desk.forgettable(650) == f"max_deliver_at_ms < 650 AND ({of_input})"
+    # A checkpoint that has not handed over anything.
+    markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
+    assert CancelDesk(no_store, Settings()).forgettable(900) == f"max_deliver_at_ms < 0 AND ({of_input})"
 
 
 @pytest.mark.thorough
