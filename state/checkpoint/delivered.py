@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from state.cancel import goes_on_at_once
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.checkpoint.progress import Progress
+from state.checkpoint.progress import BatchSpan, Progress
 from state.order import up_to
 from state.shards import shards_of
 
@@ -22,11 +22,12 @@ Mask = npt.NDArray[np.bool_]
 class Delivered:
     """What one checkpoint has delivered, according to the last marker of each of its shards.
 
-    A shard's marker belongs to the last batch N that delivered messages of the shard. Of the shard's messages:
+    A shard's marker belongs to the last batch that delivered messages of the shard. Batches before the newest of all
+    markers, N, are committed. Of the shard's messages:
 
     - accepted before batch N and due below the previous cutoff: all are delivered
-    - due in batch N: delivered up to the marker's last message. This can be a dead letter, whose due time may lie
-      beyond the cutoff.
+    - due in batch N: delivered up to the last message of the shard's marker, if that is of batch N. This can be a dead
+      letter, whose due time may lie beyond the cutoff.
     - due or accepted later: none is delivered
     """
 
@@ -40,7 +41,12 @@ class Delivered:
     @property
     def last_batch(self) -> int:
         """The newest batch that delivered messages; -1 if none did."""
-        return max(marker.batch.batch_id for marker in self.markers)
+        return self.newest.batch_id
+
+    @property
+    def newest(self) -> BatchSpan:
+        """The same batch, as its markers describe it."""
+        return max((marker.batch for marker in self.markers), key=lambda batch: batch.batch_id)
 
     @property
     def cutoff_ms(self) -> int:
@@ -78,13 +84,22 @@ class Delivered:
         Messages accepted before the checkpoint began count as delivered: each was delivered or sealed by then.
         """
         taken_over = _below(messages, self.origin.offsets)
+        # Its due time may be known roughly alone, as a lower bound. So a marker that stood still cannot decide.
+        before = self.before_newest(messages) & _due(messages, self.newest.previous_ms, results)
 
         def is_delivered(marker: Progress, own: pa.Table) -> Mask:
-            before = _below(own, marker.batch.starts) & _due(own, marker.batch.previous_ms, results)
             now = _below(own, marker.batch.ends) & _due(own, marker.batch.cutoff_ms, results)
-            return before | (now & _up_to(own, marker))
+            return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | self._by_shard(messages, is_delivered))
+        return np.asarray(taken_over | before | self._by_shard(messages, is_delivered))
+
+    def before_newest(self, messages: pa.Table) -> Mask:
+        """Return which of `messages` were accepted before the newest batch."""
+        return _below(messages, self.newest.starts)
+
+    def clock_ms(self, horizon_ms: int) -> int:
+        """Return the clock of the batch before the newest, epoch ms. A cutoff is `horizon_ms` ahead of it."""
+        return max(0, self.newest.cutoff_ms - horizon_ms)
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket are delivered, or were cancelled and would be otherwise."""

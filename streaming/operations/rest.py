@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from conf.setting_types import HOUR
 from sources.intake.accept import accept
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
@@ -21,6 +22,8 @@ from state.name_holders import HOLDER_SCHEMA
 
 # By input topic and partition: the offsets that are in buckets.
 Sources = Mapping[tuple[str, int], BitMap64]
+# How long after its timestamp the lost job read a record, at the most.
+_MOST_LAG_MS = HOUR
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Rest:
 
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for what is not the newest of its name (`state.name_holders`).
+
+    `now_ms` is the time at which they are accepted, and `lost_ms` the last clock of the lost job, both epoch ms.
     """
 
     delivered: Delivered
@@ -36,6 +41,7 @@ class Rest:
     cancelled: Ids
     batch_settings: BatchSettings
     now_ms: int
+    lost_ms: int
 
     def messages(self) -> ArrowFunction:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
@@ -80,10 +86,40 @@ class Rest:
         results = self.batch_settings.results
         for batch in batches:
             if batch.num_rows:
-                messages = accept(pa.Table.from_batches([batch]), self.batch_settings, self.now_ms)
+                records = pa.Table.from_batches([batch])
+                messages = accept(records, self.batch_settings, self.now_ms)
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = _is_in(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
-                yield messages, messages.filter(pa.array(~(self.delivered.of_input(messages, results) | stored)))
+                yield messages, messages.filter(pa.array(~(self._is_delivered(records, messages) | stored)))
+
+    def _is_delivered(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
+        """Return which of `messages`, accepted from `records`, the lost job has delivered."""
+        results = self.batch_settings.results
+        delivered = self.delivered.of_input(messages, results)
+        before = self.delivered.before_newest(messages)
+        if not before.any():
+            return delivered
+        return np.where(before, self.delivered.of_input(self._as_lost(records, messages), results), delivered)
+
+    def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return `messages` as the lost job can have accepted them before its newest batch, each due as early as then.
+
+        By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and an ask are due
+        then, and an instant that is too far away is shortened to the longest delay after it.
+        """
+        # The asks that come with the records are behind the messages.
+        lost = accept(records, self.batch_settings, self.lost_ms).slice(0, records.num_rows)
+        asks = messages.slice(records.num_rows)
+        lost = pa.concat_tables([lost, _due_at(asks, np.minimum(_dues(asks), self.lost_ms))]).combine_chunks()
+        dues, topics = _dues(lost).copy(), lost.column("topic")
+        latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
+        for topic in topics.unique().to_pylist():
+            policy = self.batch_settings.policy_of(topic)
+            if policy.clamps:
+                most_ms = self.batch_settings.max_delay_ms if policy.most_ms is None else policy.most_ms
+                own = np.asarray(pc.equal(topics, topic))
+                dues[own] = np.minimum(dues, latest + most_ms)[own]
+        return _due_at(lost, dues)
 
 
 def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
@@ -115,6 +151,15 @@ def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> 
         else:
             answers[ask.id] = answer(ask, "unknown", why, accepted)
     return answers_of(answers)
+
+
+def _dues(messages: pa.Table) -> np.ndarray:
+    return np.asarray(messages.column("deliver_at_ms").to_numpy())
+
+
+def _due_at(messages: pa.Table, dues_ms: np.ndarray) -> pa.Table:
+    at = messages.schema.get_field_index("deliver_at_ms")
+    return messages.set_column(at, messages.schema.field(at), pa.array(dues_ms, pa.int64()))
 
 
 def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:

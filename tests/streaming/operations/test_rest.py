@@ -7,15 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.setting_types import DAY, HOUR, MINUTE
 from sinks.bucket_table import BucketTable
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
-from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.delivered import Delivered
-from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
+from state.message import decode_chunk, empty_messages
 from state.name_holders import HOLDER_SCHEMA
 from state.names import NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
@@ -39,12 +42,40 @@ SETTINGS = some_batch_settings(
 ORIGIN = CheckpointOrigin("new", 2, 1, LEFT_IN + 1, CUTOFF_MS, READ)
 
 
-def rest_of(in_table: Iterable[int] = ()) -> Rest:
-    """Return the rest of a job with one shard. The table has the messages `in_table`."""
-    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, READ)
-    last = OrderKey(CUTOFF_MS, TOPIC, 0, 0)
-    delivered = Delivered((Progress(span, 3, last),))
-    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, SETTINGS, CLOCK_MS)
+def rest_of(
+    in_table: Iterable[int] = (),
+    settings: BatchSettings = SETTINGS,
+    ends: Offsets = READ,
+    now_ms: int = CLOCK_MS,
+    others: Iterable[Progress] = (),
+) -> Rest:
+    """Return the rest of a job, by default with one shard. The table has the messages `in_table`.
+
+    `ends` is what the last batch has read, and `others` are the markers of other shards.
+    """
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends)
+    last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
+    delivered = Delivered((Progress(span, 3, last), *others))
+    lost_ms = delivered.clock_ms(CUTOFF_MS - CLOCK_MS)
+    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms, lost_ms)
+
+
+def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
+    """Return when each message that is left is due, in ms after the lost job's last clock, by its offset."""
+    batches = rest.messages()(iter(records(rows).to_batches()))
+    chunks = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
+    messages = pa.concat_tables([empty_messages(), *chunks])
+    messages = messages.filter(pc.is_null(messages.column("error_code")))
+    dues = (due - CLOCK_MS for due in messages.column("deliver_at_ms").to_pylist())
+    return dict(zip(messages.column("offset").to_pylist(), dues, strict=True))
+
+
+def published(offset: int, published_ms: int, delay: tuple[str, int] | None = None) -> dict[str, Any]:
+    """Return a record that was published so long after the lost job's last clock. An instant counts from that too."""
+    own = []
+    if delay is not None:
+        own = [(delay[0], b"%d" % (delay[1] + (CLOCK_MS if delay[0] == "deliver-at" else 0)))]
+    return {"offset": offset, "headers": headers(*own), "timestamp_ms": CLOCK_MS + published_ms}
 
 
 def record(offset: int, name: str | None, due_ms: int = FAR_MS) -> dict[str, Any]:
@@ -58,6 +89,52 @@ def holders(rest: Rest, *rows: dict[str, Any]) -> dict[int, tuple[bytes, bool]]:
     found = pa.Table.from_batches(batches, HOLDER_SCHEMA).to_pylist()
     assert {row["bucket"] for row in found} <= {LEFT_IN}
     return {row["offset"]: (row["name"], row["is_left"]) for row in found}
+
+
+def test_a_message_whose_instant_was_shortened_is_not_delivered_again() -> None:
+    shortened = some_batch_settings(
+        shard_keys=(7,), partitions=PARTITIONS, policy=DelayPolicy(most_ms=HOUR, clamps=True)
+    )
+    rest = rest_of(settings=shortened, now_ms=CLOCK_MS + DAY)
+    found = left(
+        rest,
+        # Published and delivered yesterday; by today's clock it would wait for another hour.
+        published(0, -DAY, ("deliver-at", 300 * DAY)),
+        # The same. By today's clock the instant is near enough.
+        published(1, -3 * HOUR, ("deliver-at", DAY + MINUTE)),
+        # Due before the loss, if it was read at once: that is not known. It is taken for read within an hour.
+        published(2, -HOUR - 30 * MINUTE, ("deliver-at", 300 * DAY)),
+        published(3, -2 * HOUR, ("deliver-at", 300 * DAY)),
+        # It waits, and is shortened again.
+        published(4, -30 * MINUTE, ("deliver-at", 300 * DAY)),
+        published(5, -30 * MINUTE, ("deliver-at", 20 * MINUTE)),
+        # Delays count from the timestamp, whatever the clock says.
+        published(6, -30 * MINUTE, ("deliver-after", 300 * DAY)),
+        published(7, -2 * HOUR, ("deliver-after", HOUR - 1)),
+        published(8, -2 * HOUR, ("deliver-at", -MINUTE)),
+    )
+    again = DAY + HOUR
+    assert found == {2: again, 4: again, 5: 20 * MINUTE, 6: 30 * MINUTE}
+
+
+def test_a_plain_message_that_was_stamped_ahead_is_not_delivered_again() -> None:
+    # A day later that is no longer ahead.
+    for now_ms in (CLOCK_MS + MINUTE, CLOCK_MS + DAY):
+        rest = rest_of(ends={TOPIC: {"0": 12}}, now_ms=now_ms)
+        rows = [published(0, -1), published(1, 2 * HOUR), published(2, 2 * HOUR, ("deliver-after", 0))]
+        # The newest batch may have been cut off before these.
+        rows += [published(10, 2 * HOUR), published(11, -1)]
+        assert left(rest, *rows) == {2: 2 * HOUR, 10: min(2 * HOUR, now_ms - CLOCK_MS)}
+
+
+def test_what_was_stamped_ahead_is_not_delivered_again_by_a_shard_that_was_silent_since() -> None:
+    partitions = {name: count for name, count in PARTITIONS.items() if name != RESULTS}
+    settings = some_batch_settings(partitions=partitions)
+    before = BatchSpan(CheckpointOrigin("c", 1, 1), 3, CLOCK_MS - DAY, CLOCK_MS - DAY + 500, {}, READ)
+    silent = Progress(before, 1, OrderKey(CLOCK_MS - DAY, TOPIC, 0, 0))
+    rest = rest_of(settings=settings, now_ms=CLOCK_MS + DAY, others=[silent])
+    rows = [published(at, -2 * HOUR) | {"key": b"%d" % at} for at in range(8)]
+    assert left(rest, *rows) == {}
 
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
