@@ -19,6 +19,7 @@ from state.buckets.reseal import resealed
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
+from state.order import ORDER
 from streaming.checkpoint.current import checkpoint_of, make_current
 from streaming.storage.paths import pointers_path
 
@@ -49,9 +50,8 @@ def seal_rest(
         count = int(rest.selectExpr("coalesce(sum(count), 0)").collect()[0][0])
         # Names may be all that is left.
         if count or ids is not None:
-            rows = rest.repartition(origin.shards, "shard").mapInArrow(
-                resealed(origin.overdue_bucket, batch_settings), from_arrow_schema(STORED_SCHEMA)
-            )
+            ordered = rest.repartition(origin.shards, "shard").sortWithinPartitions("shard", *ORDER)
+            rows = ordered.mapInArrow(resealed(origin.overdue_bucket, batch_settings), from_arrow_schema(STORED_SCHEMA))
             rows = rows.persist()
             try:
                 sealed = rows.where(IS_METADATA).selectExpr("coalesce(sum(count), 0)").collect()[0][0]
