@@ -20,6 +20,7 @@ from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
 from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.parts import (
     IS_MARKER,
     IS_METADATA,
@@ -303,7 +304,9 @@ class BucketTable:
         """Return the ids of all cancelled messages that the table still has."""
         return ids_in(self._cancelled(ALL_BUCKETS).select(*ID).toArrow())
 
-    def cancelled_between(self, start_ms: int, end_ms: int, until_bucket: int, version: int | None = None) -> Ids:
+    def cancelled_between(
+        self, start_ms: int, end_ms: int, until_bucket: int, version: int | None = None
+    ) -> CancelledIds:
         """Return the cancelled messages that may be due in [start_ms, end_ms), epoch ms, and were in a bucket.
 
         Those that batches after the one of `until_bucket` cancelled are left out. Now, or at `version`.
@@ -311,8 +314,9 @@ class BucketTable:
         rows = self._cancelled(until_bucket, version)
         # Most tables have none, and to know that takes no Spark job.
         if not _delta_partitions(rows):
-            return {}
-        return ids_in(rows.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}").select(*ID).toArrow())
+            return NONE_CANCELLED
+        rows = rows.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}")
+        return CancelledIds.of(rows.select(*ID, "bucket").toArrow())
 
     def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> DataFrame | None:
         """Return `columns` of the rows of a `kind` that batches before that of `before_bucket` have stored.

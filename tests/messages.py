@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
-from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.buckets.cancelled import CANCELLED_SCHEMA, CancelledIds
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA
+from state.message_ids import ID_SCHEMA
 from state.order import in_order
 
 # Columns and types as `sources.intake.kafka_reader` reads them through Spark.
@@ -75,6 +76,12 @@ def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
     """Return a table of `CANCELLED_SCHEMA`."""
     return pa.Table.from_pylist([dict(zip(CANCELLED_SCHEMA.names, row, strict=True)) for row in rows], CANCELLED_SCHEMA)
+
+
+def cancelled_in(bucket: int, offsets: Iterable[int]) -> CancelledIds:
+    """Return these messages of the first input partition as cancelled by the batch that sealed `bucket`."""
+    rows = [{"topic": RECORD["topic"], "partition": 0, "offset": offset, "bucket": bucket} for offset in offsets]
+    return CancelledIds.of(pa.Table.from_pylist(rows, ID_SCHEMA.append(pa.field("bucket", pa.int64()))))
 
 
 def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:

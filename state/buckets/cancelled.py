@@ -4,6 +4,10 @@ The rows of a message that was sealed, `due` in a range of time by the index, ta
 is loaded from then on. And all rows, those of messages that were in no bucket as well, are what is known of earlier
 cancels: the same id may be asked for again.
 
+A row takes messages out of buckets up to that of its batch. In a later bucket the same id is another message's, of an
+input topic that was deleted and created anew. A merged bucket has the number of its last one, and the merge has left
+out what was cancelled by batches before that.
+
 What a replacement has cancelled has the id of the replacement beside it: it may be read again when its batch is lost,
 and finds nothing that waits.
 """
@@ -11,19 +15,59 @@ and finds nothing that waits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, among, by_source, count_of, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
 # Cancelled messages. Each is due in [from_ms, until_ms], epoch ms; both are `NEVER_MS` if it is in no bucket.
 CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
+
+
+@dataclass(frozen=True)
+class CancelledIds:
+    """Ids that were cancelled, and for each of `ids` the number of the last bucket in which it is the same message."""
+
+    ids: Ids = field(default_factory=dict)
+    until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(rows: pa.Table) -> CancelledIds:
+        """Return the ids of `rows`, which have the columns `ID` and bucket: that of the batch that cancelled each."""
+        last = rows.group_by(list(ID)).aggregate([("bucket", "max")]).sort_by("offset")
+        offsets, buckets = (last.column(name).to_numpy() for name in ("offset", "bucket_max"))
+        sources = dict(by_source(last))
+        return CancelledIds(*({source: own[at] for source, at in sources.items()} for own in (offsets, buckets)))
+
+    @property
+    def count(self) -> int:
+        """How many ids there are."""
+        return count_of(self.ids)
+
+    def in_bucket(self, bucket: int) -> Ids:
+        """Return the ids that are those of cancelled messages in `bucket`."""
+        own = {source: ids[self.until_bucket[source] >= bucket] for source, ids in self.ids.items()}
+        return {source: ids for source, ids in own.items() if len(ids)}
+
+    def among(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
+        """Return which rows are cancelled of a table that has the columns `ID` and bucket: where the message lies."""
+        found = np.zeros(messages.num_rows, dtype=bool)
+        buckets = messages.column("bucket").to_numpy()
+        for bucket in np.unique(buckets).tolist() if self.ids else ():
+            rows = buckets == bucket
+            found[rows] = among(messages.filter(pa.array(rows)), self.in_bucket(bucket))
+        return found
+
+
+NONE_CANCELLED = CancelledIds()
 
 
 def in_no_bucket(ids: Ids) -> pa.Table:

@@ -17,12 +17,12 @@ from math import ceil
 
 import pyarrow as pa
 
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.segments import ANY_SHARD, Segment, SegmentCutter
 from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import keyed_chunks
 from state.checkpoint.batch_settings import BatchSettings
 from state.chunk_merge import merge
-from state.message_ids import NO_IDS, Ids
 
 # What a slice holds. One task merges it in some seconds; then other tasks get their turn. A slice costs two to three
 # seconds of Java's time beside that, for its plan and its commit: as much as merging a million messages.
@@ -116,14 +116,15 @@ def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
 
 
 def merged_rows(
-    bucket: int, within: MergeSlice, batch_settings: BatchSettings, cancelled: Ids = NO_IDS
+    bucket: int, within: MergeSlice, batch_settings: BatchSettings, cancelled: CancelledIds = NONE_CANCELLED
 ) -> ArrowFunction:
     """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
 
     `cancelled` messages are dropped.
 
-    The input is sorted by the chunks' order keys (deliver_at_ms, topic, partition, offset). The messages of all shards
-    stay together, so that a window reads one chunk too much of a bucket, and not one for each shard.
+    The input is sorted by the chunks' order keys (deliver_at_ms, topic, partition, offset), and has the bucket of each.
+    The messages of all shards stay together, so that a window reads one chunk too much of a bucket, and not one for
+    each shard.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,11 +11,12 @@ from itertools import chain, pairwise
 import numpy as np
 import pyarrow as pa
 
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.table_rows import ArrowFunction, split
 from state.cancel import without_cancelled
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import NO_IDS, Ids
+from state.message_ids import Ids
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
@@ -38,12 +39,14 @@ WINDOW_SCHEMA = pa.schema(
 )
 
 
-def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: Ids = NO_IDS, results: str = "") -> ArrowFunction:
+def window_rows(
+    start_ms: int, end_ms: int, shards: int, cancelled: CancelledIds = NONE_CANCELLED, results: str = ""
+) -> ArrowFunction:
     """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
-    The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys. `shards` is the
-    present number of shards; a bucket may have been sealed with another number. `cancelled` messages are left out, and
-    no asks, which go to the topic `results`.
+    The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys, with their
+    buckets. `shards` is the present number of shards; a bucket may have been sealed with another number. `cancelled`
+    messages are left out, and no asks, which go to the topic `results`.
     """
 
     span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)
@@ -68,15 +71,20 @@ def _by_span(messages: pa.Table, span_ms: int) -> Iterator[pa.Table]:
 
 
 def keyed_chunks(
-    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: Ids, results: str
+    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: CancelledIds, results: str
 ) -> Iterator[tuple[OrderKey, pa.Table]]:
     """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message.
 
     `cancelled` messages are left out, and no asks, which go to the topic `results`.
     """
+    by_bucket: dict[int, Ids] = {}
     for batch in batches:
-        for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
-            yield key, without_cancelled(between(decode_chunk(chunk.as_py()), start_ms, end_ms), cancelled, results)
+        buckets = batch.column("bucket").to_pylist()
+        for key, bucket, chunk in zip(keys_of(batch), buckets, batch.column("chunk"), strict=True):
+            if bucket not in by_bucket:
+                by_bucket[bucket] = cancelled.in_bucket(bucket)
+            messages = between(decode_chunk(chunk.as_py()), start_ms, end_ms)
+            yield key, without_cancelled(messages, by_bucket[bucket], results)
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:

@@ -4,7 +4,7 @@
 | --- | --- |
 | is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
 | is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
-| was cancelled before, by a batch or by a release process | `cancelled` |
+| was cancelled before, by a batch or by a release process | `cancelled`, with what waits and has the same id |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic | `unknown` |
@@ -41,7 +41,7 @@ from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.topics.topics import input_bounds
-from state.buckets.cancelled import CANCELLED_SCHEMA, in_no_bucket
+from state.buckets.cancelled import CANCELLED_SCHEMA, NONE_CANCELLED, CancelledIds, in_no_bucket
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from state.buckets.parts import part_of
 from state.cancel import (
@@ -257,14 +257,18 @@ class CancelDesk:
         """
         if not (not_found := outcomes.open_ids()):
             return CANCELLED_SCHEMA.empty_table()
-        outcomes.set_cancelled(self._stored_ids.cancelled_among(not_found))
+        known = self._stored_ids.cancelled_among(not_found)
+        outcomes.set_cancelled(known.ids)
         outcomes.cancel(named.held.filter(pa.array(among(named.held, outcomes.open_ids()))))
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
-        outcomes.cancel(self._waiting(outcomes.open_ids(but=handed_over), span))
+        # Of an input topic that was made anew, another message may have the id of one that was cancelled.
+        outcomes.cancel(self._waiting(united([outcomes.open_ids(but=handed_over), known.ids]), span, known))
         results = self._settings.results_topic
-        outcomes.cancel(_passed_by(outcomes.open_ids(), SEALED, shard_output, rows, results))
-        due_now = _passed_by(outcomes.open_ids(), DUE, shard_output, rows, results)
+        wanted = united([outcomes.open_ids(), known.ids])
+        outcomes.cancel(_passed_by(wanted, SEALED, shard_output, rows, results))
+        wanted = united([outcomes.open_ids(), known.ids])
+        due_now = _passed_by(wanted, DUE, shard_output, rows, results)
         outcomes.cancel(due_now)
         return due_now
 
@@ -297,8 +301,8 @@ class CancelDesk:
             self._firsts = {source: first for source, (first, _) in input_bounds(self._settings).items()}
             self._read_s = time.monotonic()
 
-    def _waiting(self, ids: Ids, span: BatchSpan) -> pa.Table:
-        """Return which of `ids` wait in an earlier bucket, and are not handed over before this batch."""
+    def _waiting(self, ids: Ids, span: BatchSpan, cancelled: CancelledIds = NONE_CANCELLED) -> pa.Table:
+        """Return which of `ids` wait in an earlier bucket: not handed over before this batch, and not `cancelled`."""
         if not ids:
             return CANCELLED_SCHEMA.empty_table()
         # Markers of merged buckets, metadata and chunks, all of one version.
@@ -307,6 +311,8 @@ class CancelDesk:
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
         located = self._store.locate(ids, span.bucket, first_ms, version)
+        if cancelled.count:
+            located = located.filter(pa.array(~cancelled.among(located)))
         from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))
         waits = from_ms >= previous_ms
         if not span.batch_id:

@@ -118,7 +118,8 @@ def warn_of_input_loss(settings: Settings, batch: BatchSpan) -> None:
             if end < (start := batch.starts.get(topic, {}).get(number, 0)):
                 log.warning(
                     "batch %d: %s/%s ends at offset %d, and records up to %d were read from the topic before: the job "
-                    "goes on at that end, and reads nothing below", batch.batch_id, topic, number, end, start,
+                    "goes on at that end, and reads nothing below. New records have the ids of old ones",
+                    batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
     if batch.starts != batch.ends and (
         ranges := deleted_ranges(read_bounds(settings, batch.batch_id), batch.starts, batch.ends)

@@ -31,7 +31,7 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
-from state.message_ids import Ids, count_of, ids_in
+from state.message_ids import Ids, ids_in
 from state.order import ORDER
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
@@ -258,7 +258,7 @@ class PrefetchWindow:
             for segment in segments
             if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
         )
-        if count < whole - count_of(cancelled):
+        if count < whole - cancelled.count:
             raise BucketUnreadable(
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
                 f"{whole} or more"

@@ -18,16 +18,16 @@ from pyspark.sql import DataFrame
 
 from sinks.bucket_table import BucketTable
 from sinks.packed_rows import packed, unpacked
-from state.buckets.cancelled import replacement_texts
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds, replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
 from state.checkpoint.origin import Offsets
-from state.message_ids import Ids, each_of, ids_of, parse_id
+from state.message_ids import ID_SCHEMA, Ids, each_of, parse_id
 from state.names import NAMED_SCHEMA
 
 _TABLES = """
     CREATE TABLE cancelled (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER,
-        replaced_by BLOB, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
+        replaced_by BLOB, bucket INTEGER, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
     CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
         until_ms INTEGER, bucket INTEGER) WITHOUT ROWID;
     PRAGMA journal_mode = OFF;
@@ -36,7 +36,12 @@ _TABLES = """
 # Never committed: outside a transaction, each statement costs ten times its work in calls to the file system. Nobody
 # else reads the file, and after a failure nobody goes on with it.
 _BEGIN = "BEGIN EXCLUSIVE"
-_ADD_CANCELLED = "INSERT OR REPLACE INTO cancelled VALUES (?, ?, ?, ?, ?)"
+# Each time that an id is cancelled it may be another message's, of a topic that was made anew.
+_ADD_CANCELLED = """
+    INSERT INTO cancelled VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic, partition, offset) DO UPDATE SET
+        max_deliver_at_ms = excluded.max_deliver_at_ms, replaced_by = excluded.replaced_by,
+        bucket = max(bucket, excluded.bucket)
+"""
 # Of several messages that got a name, the newest has it.
 _ADD_NAMED = """
     INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
@@ -44,13 +49,16 @@ _ADD_NAMED = """
         deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, bucket = excluded.bucket
     WHERE (excluded.bucket, excluded.partition, excluded.offset) > (bucket, partition, offset)
 """
-_ASK_CANCELLED = "SELECT offset FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
+_ASK_CANCELLED = (
+    "SELECT topic, partition, offset, bucket FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
+)
 _ASK_REPLACED = "SELECT replaced_by FROM cancelled WHERE topic = ? AND partition = ? AND offset = ?"
 _ASK_NAMED = """
     SELECT name, topic, partition, offset, deliver_at_ms, until_ms FROM named WHERE name = ? AND until_ms >= ?
 """
 _FORGET_CANCELLED = "DELETE FROM cancelled WHERE topic = ? AND partition = ? AND offset < ? AND max_deliver_at_ms < ?"
 _IDS, _DUE = ("topic", "partition", "offset"), "deliver_at_ms"
+_ROW = ID_SCHEMA.append(pa.field("bucket", pa.int64()))
 
 
 class StoredIds:
@@ -70,7 +78,7 @@ class StoredIds:
         if self._ids is not None:
             return
         self._ids = self._new_file()
-        rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms", "name"))
+        rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms", "name", "bucket"))
         for table in _read(rows):
             self._ids.executemany(_ADD_CANCELLED, _tuples(table))
         columns = ("name", *_IDS, _DUE, "max_deliver_at_ms", "bucket")
@@ -90,18 +98,20 @@ class StoredIds:
             by_id = cancelled.sort_by([(name, "ascending") for name in _IDS])
             ids = by_id.select([*_IDS, by_id.column_names[-1]])
             ids = ids.append_column("name", replacement_texts(by_id, replaced))
+            ids = ids.append_column("bucket", pa.array([bucket] * ids.num_rows, pa.int64()))
             self._ids.executemany(_ADD_CANCELLED, _tuples(ids))
             self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in _tuples(names)))
 
-    def cancelled_among(self, ids: Ids) -> Ids:
+    def cancelled_among(self, ids: Ids) -> CancelledIds:
         """Return those of `ids` that are cancelled."""
         assert self._ids is not None
-        return ids_of(
-            (topic, partition, offset)
+        found = (
+            self._ids.execute(_ASK_CANCELLED, (topic, partition, offset)).fetchone()
             for (topic, partition), offsets in ids.items()
             for offset in offsets.tolist()
-            if self._ids.execute(_ASK_CANCELLED, (topic, partition, offset)).fetchone()
         )
+        rows = [dict(zip(_ROW.names, row, strict=True)) for row in found if row is not None]
+        return CancelledIds.of(pa.Table.from_pylist(rows, _ROW)) if rows else NONE_CANCELLED
 
     def replaced_among(self, ids: Ids) -> dict[MessageId, MessageId]:
         """Return those of `ids` that a replacement has cancelled, as far as that is stored, and its id."""

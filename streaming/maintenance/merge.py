@@ -11,12 +11,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
 from sinks.bucket_table import BucketTable
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
 from state.buckets.parts import MergeName
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
-from state.message_ids import NO_IDS, Ids
 from state.order import ORDER
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,11 @@ class Merge:
 
 
 def merge_slice(
-    store: BucketTable, merge: Merge, within: MergeSlice, batch_settings: BatchSettings, cancelled: Ids = NO_IDS
+    store: BucketTable,
+    merge: Merge,
+    within: MergeSlice,
+    batch_settings: BatchSettings,
+    cancelled: CancelledIds = NONE_CANCELLED,
 ) -> list[Segment]:
     """Merge one slice into its part of the new bucket, in one task and one commit. Return its segments.
 

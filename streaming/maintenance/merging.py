@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from sinks.bucket_table import BucketTable
 from state.buckets.merge import MergeSlice
 from state.checkpoint.batch_settings import BatchSettings
-from state.message_ids import count_of
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 
 
@@ -136,7 +135,7 @@ class Merging:
         cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
         segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
         with self._lock:
-            merge.add(segments, within, count_of(cancelled))
+            merge.add(segments, within, cancelled.count)
             self._open.append(merge)
 
     def _finish(self, merge: Merge, number: int) -> None:

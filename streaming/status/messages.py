@@ -17,6 +17,7 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.position import read_position
 from sinks.topics.topics import partition_counts
+from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
 from state.cancel import is_ask
@@ -185,16 +186,22 @@ def _sealed(
     cancelled = store.cancelled_between(start_ms, end_ms, last_bucket, version)
     chunks = store.chunks(start_ms, end_ms, parts, None, version).where(f"bucket <= {last_bucket} AND {condition}")
     rows = _rows("sealed", Selection(start_ms, end_ms, selection.ids), results, cancelled)
-    return chunks.select("chunk").mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))
+    return chunks.select("bucket", "chunk").mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))
 
 
-def _rows(place: str, selection: Selection, results: str, cancelled: Ids = NO_IDS) -> _Rows:
-    """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`."""
+def _rows(place: str, selection: Selection, results: str, cancelled: CancelledIds = NONE_CANCELLED) -> _Rows:
+    """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`.
+
+    Chunks of buckets come with the bucket's number, so that `cancelled` messages can be left out.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for chunk in batch.column("chunk"):
-                yield from _described(decode_chunk(chunk.as_py()), place, selection, results, cancelled)
+            gone = [NO_IDS] * batch.num_rows
+            if cancelled.count:
+                gone = [cancelled.in_bucket(bucket) for bucket in batch.column("bucket").to_pylist()]
+            for ids, chunk in zip(gone, batch.column("chunk"), strict=True):
+                yield from _described(decode_chunk(chunk.as_py()), place, selection, results, ids)
 
     return run
 

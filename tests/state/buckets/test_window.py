@@ -11,10 +11,9 @@ from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message import decode_chunk
-from state.message_ids import ids_of
 from state.order import in_order
 from state.shards import shards_of
-from tests.messages import messages, placed, some_batch_settings
+from tests.messages import cancelled_in, messages, placed, some_batch_settings
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 MINUTE_MS = 60_000
@@ -35,7 +34,7 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
     ]
     table = pa.Table.from_batches(rows, schema=STORED_SCHEMA)
     chunks = table.filter(pa.array(not is_metadata(part) for part in table.column("part").to_pylist()))
-    ordered = chunks.select([*KEY, "chunk"]).sort_by([(name, "ascending") for name in KEY])
+    ordered = chunks.select([*KEY, "bucket", "chunk"]).sort_by([(name, "ascending") for name in KEY])
     return list(ordered.to_batches(max_chunksize=3))
 
 
@@ -46,7 +45,7 @@ def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_b
 ) -> None:
     start_ms, end_ms = sorted((one, other))
     tables = placed(buckets)
-    in_window = window_rows(start_ms, end_ms, shards, ids_of(("delayline-in", 0, offset) for offset in cancelled))
+    in_window = window_rows(start_ms, end_ms, shards, cancelled_in(len(buckets), cancelled))
     given_rows = [row for batch in in_window(iter(stored_chunks(tables))) for row in batch.to_pylist()]
     assert all(list(row) == WINDOW_SCHEMA.names for row in given_rows)
     # A minute; of a range of many hours, up to an hour.
@@ -65,6 +64,16 @@ def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_b
             assert (row["max_deliver_at_ms"], row["count"]) == (chunk[-1]["deliver_at_ms"], len(chunk))
             # A batch reads a chunk whole, so a chunk of messages that are far apart would be read again and again.
             assert row["deliver_at_ms"] // span_ms == row["max_deliver_at_ms"] // span_ms
+
+
+def test_an_id_that_was_cancelled_before_a_bucket_is_another_messages_there() -> None:
+    # The topic was made anew: the last bucket has an id again.
+    before, after = ([{"deliver_at_ms": due, "offset": 5}] for due in (10, 20))
+    chunks = stored_chunks([messages(before), messages([]), messages(after)])
+    for until, left in [(0, [20]), (1, [20]), (2, [])]:
+        in_window = window_rows(0, 99, 1, cancelled_in(until, [5]))
+        rows = [row for batch in in_window(iter(chunks)) for row in batch.to_pylist()]
+        assert [row["deliver_at_ms"] for row in rows] == left
 
 
 def test_messages_of_one_minute_stay_in_one_chunk() -> None:

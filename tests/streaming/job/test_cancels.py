@@ -187,6 +187,18 @@ def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time
     assert (much_later, newly) == ({1: "cancelled"}, [])
 
 
+def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000, _2=6_000)
+    cancel(store, 4, *(CancelledId((TOPIC, 0, each), due, due) for each, due in ((1, 5_000), (2, 6_000), (7, 900))))
+    # The input topic was made anew.
+    seal(store, 5, _1=7_000)
+    chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}]))
+    results, cancelled = decide(store, 1, 2, 7, rows=[{"kind": SEALED, "segment": 1 << 20, "chunk": chunk}, *OVERFLOW])
+    assert set(results.values()) == {"cancelled"}
+    assert {(each.id[2], each.until_ms) for each in cancelled} == {(1, 7_000), (7, 70_000)}
+    assert store.cancelled_between(0, 9_000, BATCH).in_bucket(5) == {}
+
+
 def test_a_replay_decides_the_same_although_its_decision_is_stored(store: BucketTable) -> None:
     seal(store, 3, _1=5_000)
     first = decide(store, 1, 2, found=[2])
@@ -274,13 +286,13 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, NEVER_MS))
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    assert [len(store.cancelled_between(511, 600, bucket)) for bucket in (2, 3)] == [0, 1]
-    assert store.cancelled_between(0, 2**62, ALL_BUCKETS)[TOPIC, 0].tolist() == [1, 2]
+    assert [store.cancelled_between(511, 600, bucket).count for bucket in (2, 3)] == [0, 1]
+    assert store.cancelled_between(0, 2**62, ALL_BUCKETS).ids[TOPIC, 0].tolist() == [1, 2]
     stored = StoredIds(store)
     stored.open(3, {})
     asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
     known = stored.cancelled_among(ids_of(asked))
-    assert {source: own.tolist() for source, own in known.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
+    assert {source: own.tolist() for source, own in known.ids.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
     assert store.cancelled_ids().keys() == {(TOPIC, 0), (TOPIC, 1)}
     assert store.metadata() == [], "they are no segments"
 

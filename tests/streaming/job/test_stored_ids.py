@@ -12,7 +12,7 @@ import pytest
 from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.parts import IdRows
-from state.message_ids import ids_of
+from state.message_ids import each_of, ids_of
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.stored_ids import StoredIds
 from tests.messages import cancelled
@@ -54,7 +54,7 @@ def known(stored: StoredIds, from_ms: int = 0) -> tuple[Any, dict[str, int]]:
     """Return which of `ASKED` are cancelled, and the offset of the message that has each name."""
     named = stored.named_among([name.encode() for name in "abcd"], from_ms)
     names = zip(named.column("name").to_pylist(), named.column("offset").to_pylist(), strict=True)
-    found = stored.cancelled_among(ids_of(ASKED))
+    found = stored.cancelled_among(ids_of(ASKED)).ids
     return {source: own.tolist() for source, own in found.items()}, {name.decode(): offset for name, offset in names}
 
 
@@ -113,7 +113,22 @@ def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypat
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
     stored.add(cancelled((*each, 500, 510) for each in ids), NAMED_SCHEMA.empty_table(), 3, replaced)
     assert stored.replaced_among(ids_of([*ids, (TOPIC, 0, 3)])) == replaced
-    assert stored.cancelled_among(ids_of(ids))[TOPIC, 0].tolist() == [1, 2]
+    assert stored.cancelled_among(ids_of(ids)).ids[TOPIC, 0].tolist() == [1, 2]
+    stored.close()
+
+
+def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    stored = StoredIds(cast(BucketTable, EmptyTable()))
+    stored.open(0, STARTS)
+    for bucket, offsets in ((3, (1, 2)), (7, (1,))):
+        stored.add(cancelled((TOPIC, 0, at, 500, 510) for at in offsets), NAMED_SCHEMA.empty_table(), bucket)
+    found = stored.cancelled_among(ids_of((TOPIC, 0, at) for at in (1, 2, 3)))
+    assert [each_of(found.in_bucket(bucket)) for bucket in (3, 4, 8)] == [
+        {(TOPIC, 0, 1), (TOPIC, 0, 2)}, {(TOPIC, 0, 1)}, set(),
+    ]  # fmt: skip
     stored.close()
 
 

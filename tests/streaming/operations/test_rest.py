@@ -171,8 +171,8 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
     ids = names_of(store, holding, origin, {}, ids_left(behind))
     assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
     assert store.cancelled_ids()[TOPIC, 0].tolist() == [19, 20, 23]
-    assert store.cancelled_between(FAR_MS, FAR_MS + 1, LEFT_IN)[TOPIC, 0].tolist() == [20, 23]
-    assert store.cancelled_between(0, CUTOFF_MS, LEFT_IN)[TOPIC, 0].tolist() == [19]
+    assert store.cancelled_between(FAR_MS, FAR_MS + 1, LEFT_IN).ids[TOPIC, 0].tolist() == [20, 23]
+    assert store.cancelled_between(0, CUTOFF_MS, LEFT_IN).ids[TOPIC, 0].tolist() == [19]
     stored_ids = StoredIds(store)
     stored_ids.open(origin.first_bucket, origin.offsets)
     known = stored_ids.named_among([named(TOPIC, each) for each in (b"a", b"b", b"c", b"d")], CLOCK_MS)
