@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import cached_property
 
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointUnreadable
-from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHistory
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
@@ -123,26 +124,27 @@ class Checkpoint:
         """Record the history. Replaces the file in one step."""
         self._files.write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
 
-    def refused_from(self, batch_id: int) -> Offsets:
-        """Return from which offsets on batch `batch_id` refuses records; empty if that is recorded of none.
+    def refused(self, batch_id: int, cutoff_ms: int) -> Refusal:
+        """Return what batch `batch_id` refuses; nothing if that is recorded of none.
 
-        Raises CheckpointUnreadable, CheckpointVersion.
+        An earlier version has recorded no due time with it: there it was the batch's `cutoff_ms`, epoch ms. Raises
+        CheckpointUnreadable, CheckpointVersion.
         """
         text = self._files.read(_REFUSED)
         if text is None:
-            return {}
+            return NONE_REFUSED
         try:
             stored = json.loads(without_format(text, f"{self.path}/{_REFUSED}"))
-            offsets: Offsets = stored["from_offsets"]
-            return offsets if int(stored["batch"]) == batch_id else {}
+            refusal = Refusal(stored["from_offsets"], int(stored.get("due_from_ms", cutoff_ms)))
+            return refusal if int(stored["batch"]) == batch_id else NONE_REFUSED
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointUnreadable(
                 f"{self.path}/{_REFUSED} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
             ) from problem
 
-    def write_refused_from(self, batch_id: int, from_offsets: Offsets) -> None:
-        """Record from which offsets on batch `batch_id` refuses records, in place of what an earlier batch did."""
-        self._files.write(_REFUSED, with_format(json.dumps({"batch": batch_id, "from_offsets": from_offsets})))
+    def write_refused(self, batch_id: int, refusal: Refusal) -> None:
+        """Record what batch `batch_id` refuses, in place of what an earlier batch did."""
+        self._files.write(_REFUSED, with_format(json.dumps({"batch": batch_id, **asdict(refusal)})))
 
     def _newest(self, log: str) -> int | None:
         return max((int(name) for name in self._files.names(log) if name.isdigit()), default=None)

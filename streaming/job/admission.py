@@ -10,8 +10,8 @@ A batch may take in as many records of a topic as there is room for. It refuses 
 not what is handed over at once and never waits. Offsets that were deleted before the job could read them are no
 records: a first batch begins where the topic's log does, and with `topics.skip_expired` any batch may.
 
-The offsets from which on records are refused are in the checkpoint before the batch runs, so that a replay refuses the
-same records; a batch that has recorded none refuses none.
+What a batch refuses is in the checkpoint before it runs, so that a replay refuses the same records; a batch that has
+recorded nothing refuses none.
 """
 
 from __future__ import annotations
@@ -100,12 +100,15 @@ class Admission:
         self._counted_s: float | None = None
         self._counted_segments = 0
 
-    def refusal(self, batch_settings: BatchSettings, span: BatchSpan) -> Refusal:
-        """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any."""
+    def refusal(self, batch_settings: BatchSettings, span: BatchSpan, clock_ms: int) -> Refusal:
+        """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any.
+
+        `clock_ms` is the batch's clock, epoch ms: what is due within `clock.horizon` of it is not refused.
+        """
         if not batch_settings.limits_waiting:
             return NONE_REFUSED
         if span.batch_id == self._replayed:
-            return Refusal(self._checkpoint.refused_from(span.batch_id), span.cutoff_ms)
+            return self._checkpoint.refused(span.batch_id, span.cutoff_ms)
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }
@@ -120,13 +123,16 @@ class Admission:
             from_offsets = self._refused_from(most, span)
         if not from_offsets:
             return NONE_REFUSED
-        self._checkpoint.write_refused_from(span.batch_id, from_offsets)
+        # Not by the cutoff alone: after a time without batches it is that of the last one before.
+        due_from_ms = max(span.cutoff_ms, clock_ms + self._settings.clock.horizon)
+        refusal = Refusal(from_offsets, due_from_ms)
+        self._checkpoint.write_refused(span.batch_id, refusal)
         log.warning(
             "batch %d: as many messages wait as max_waiting allows of %s",
             span.batch_id,
             ", ".join(sorted(from_offsets)),
         )
-        return Refusal(from_offsets, span.cutoff_ms)
+        return refusal
 
     def done(self, rows: Iterable[Row]) -> None:
         """Count what a batch has sealed and kept."""

@@ -136,7 +136,7 @@ class BatchRunner:
             if waited_s:
                 log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
         # 4. Decide what is refused.
-        refusal = self._admission.refusal(self._settings_history.at(batch_id), span)
+        refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms)
         tell_tasks(self._store.spark, span, planned.clock_ms, refusal)
         shard_output = shard_output.persist()
         try:

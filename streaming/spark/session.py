@@ -84,8 +84,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # bucketed, or adaptive.
         "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
         "spark.sql.adaptive.applyFinalStageShuffleOptimizations": "false",
-        # The code of all that a batch with asks and a seal runs, and of what runs once a minute. Each batch adds some of
-        # its own. With Spark's 100, code was forgotten before the next batch needed it, and Java compiled it again.
+        # The code of all that a batch with asks and a seal runs, and of what runs once a minute; each batch adds
+        # some. With Spark's 100, code was forgotten before the next batch needed it, and Java compiled it again.
         "spark.sql.codegen.cache.maxEntries": "500",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
-from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHistory
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from tests.messages import some_batch_settings
@@ -82,13 +82,14 @@ def test_a_damaged_file_of_delayline_is_named(
 
 def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint"))
-    assert checkpoint.refused_from(4) == {}
-    checkpoint.write_refused_from(3, {"in": {"0": 2}})
-    checkpoint.write_refused_from(4, {"in": {"0": 5, "1": 0}})
-    assert [checkpoint.refused_from(batch_id) for batch_id in (3, 4, 5)] == [{}, {"in": {"0": 5, "1": 0}}, {}]
+    refused = Refusal({"in": {"0": 5, "1": 0}}, 900)
+    assert checkpoint.refused(4, 70) == NONE_REFUSED
+    checkpoint.write_refused(3, Refusal({"in": {"0": 2}}, 800))
+    checkpoint.write_refused(4, refused)
+    assert [checkpoint.refused(batch_id, 70) for batch_id in (3, 4, 5)] == [NONE_REFUSED, refused, NONE_REFUSED]
     overwrite(tmp_path / "checkpoint/delayline-refused.json", '{"format": 1, "batch": 4}')
     with pytest.raises(CheckpointUnreadable, match=r"delayline-refused.json is damaged.*delayline rebuild"):
-        checkpoint.refused_from(4)
+        checkpoint.refused(4, 70)
 
 
 def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from conf.settings import Settings
 from state.buckets.operator import KEPT, SEALED
-from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.batch_settings import DelayPolicy, Refusal
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ class FirstCheckpoint:
     """What `Admission` asks of a checkpoint that began to read at `first`."""
 
     first: Offsets
-    refused: dict[int, Offsets] = field(default_factory=dict)
+    written: dict[int, Refusal] = field(default_factory=dict)
 
     def last_planned(self) -> None:
         return None
@@ -56,8 +56,8 @@ class FirstCheckpoint:
     def first_offsets(self) -> Offsets:
         return self.first
 
-    def write_refused_from(self, batch_id: int, from_offsets: Offsets) -> None:
-        self.refused[batch_id] = from_offsets
+    def write_refused(self, batch_id: int, refusal: Refusal) -> None:
+        self.written[batch_id] = refusal
 
 
 @dataclass
@@ -74,6 +74,13 @@ class Table:
 
 
 def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
+    """Return from where on a batch refuses records from `starts` to `ends` (`refusal`)."""
+    return refusal(batch_id, most, first, starts, ends, **topics).from_offsets
+
+
+def refusal(
+    batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, clock_ms: int = 0, **topics: Any
+) -> Refusal:
     """Return what a batch refuses from `starts` to `ends`, of a topic of which `most` may wait; nothing waits yet."""
     checkpoint = FirstCheckpoint(first)
     settings = Settings()
@@ -83,9 +90,18 @@ def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Off
     decides._counted_s = 0.0 if batch_id else None
     span = BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, 0, 10, starts, ends)
     batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=most))
-    from_offsets = decides.refusal(batch_settings, span).from_offsets
-    assert checkpoint.refused == ({batch_id: from_offsets} if from_offsets else {})
-    return from_offsets
+    found = decides.refusal(batch_settings, span, clock_ms)
+    assert checkpoint.written == ({batch_id: found} if found.from_offsets else {})
+    return found
+
+
+def test_what_is_due_within_the_horizon_of_the_clock_is_not_refused_after_a_time_without_batches() -> None:
+    starts, ends = {"in": {"0": 0}}, {"in": {"0": 9}}
+    horizon_ms = Settings().clock.horizon
+    # The cutoff is that of the last batch, before the job was down.
+    assert refusal(7, 4, {}, starts, ends, clock_ms=90_000).due_from_ms == 90_000 + horizon_ms
+    # This host's clock was set back.
+    assert refusal(7, 4, {}, starts, ends, clock_ms=-horizon_ms).due_from_ms == 10
 
 
 def test_a_first_batch_counts_from_where_the_log_of_its_topic_begins() -> None:
@@ -133,7 +149,7 @@ def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monke
         known = []
         table.segments = merged
         for _ in range(batches):
-            assert not decides.refusal(batch_settings, span).from_offsets
+            assert not decides.refusal(batch_settings, span, 0).from_offsets
             decides.done([sealed(100, 200, **{"in": 1})])
             known.append(decides._waiting.segments)
         return known
