@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streaming.local.free_port import free_port
+from tests.browser import Page, chromium
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
 
 if TYPE_CHECKING:
     from selenium.webdriver.remote.webdriver import WebDriver
-    from selenium.webdriver.remote.webelement import WebElement
 
 _HOUR_MS = 3_600_000
 _TOKEN = "a-token-of-24-characters"
@@ -31,19 +29,8 @@ _HOSTILE = "<img src=x onerror=\"document.title='taken over'\">"
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[WebDriver]:
     """A Chromium without a window."""
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip("Chromium and its driver are not installed")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,2200", "--lang=en"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path / 'chromium'}")
-    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield found
-    found.quit()
+    with chromium(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture
@@ -89,7 +76,7 @@ def test_a_person_looks_cancels_and_postpones(
     ledger.flush()
     assert_eventually(lambda: accepted(application.checkpoint) == 40, 60)
     ids = {name: identity for identity, name in ledger.names.items()}
-    page = _Page(browser, start_page(monitored, f"web.token={_TOKEN}"))
+    page = Page(browser, start_page(monitored, f"web.token={_TOKEN}"))
 
     # The counts need no login.
     page.shows("#figures", r"40\s+messages wait")
@@ -120,7 +107,9 @@ def test_a_person_looks_cancels_and_postpones(
     page.click("#count")
     page.shows("#chosen", "20 messages")
     page.type("#act [name=operator]", "Ada")
+    page.enter("#act [name=operator]")
     page.click("#act [name=cancel]")
+    assert page.answer(accepts=True) == "Cancel 20 messages?"
     page.shows("#said", "^20 cancelled$")
     page.clear("#look [name=key]")
 
@@ -129,7 +118,10 @@ def test_a_person_looks_cancels_and_postpones(
     page.click("#count")
     page.shows("#chosen", "2 messages")
     page.type("#act [name=by]", "1d")
+    # Enter acts on nothing: the messages are still there to be postponed.
+    page.enter("#act [name=by]")
     page.click("#act [name=postpone]")
+    assert page.answer(accepts=True) == "Postpone 2 messages by 1d?"
     page.shows("#said", "^2 postponed$")
     page.looks("nothing waits that fits")
     page.clear("#look [name=ids]")
@@ -141,37 +133,3 @@ def test_a_person_looks_cancels_and_postpones(
     page.looks("20 shown")
     assert service.stop() == 0, service.log[-3000:]
     page.shows("#job", "does not answer")
-
-
-class _Page:
-    def __init__(self, browser: WebDriver, address: str) -> None:
-        self._browser = browser
-        browser.get(address)
-
-    def element(self, selector: str) -> WebElement:
-        return self._browser.find_element("css selector", selector)
-
-    def shows(self, selector: str, pattern: str) -> None:
-        """Wait until the text of an element fits `pattern`."""
-        assert_eventually(lambda: re.search(pattern, self.element(selector).text), 60, f"{selector} with {pattern}")
-
-    def click(self, selector: str) -> None:
-        assert_eventually(lambda: self.element(selector).is_enabled(), 60, selector)
-        self.element(selector).click()
-
-    def looks(self, pattern: str) -> None:
-        """Look until that shows it: what a look shows is as old as the last committed batch."""
-
-        def fits() -> bool:
-            self.click("#look button")
-            assert_eventually(lambda: not self.element("#said").text.endswith("…"), 60, "a look")
-            return re.search(pattern, self.element("#said").text) is not None
-
-        assert_eventually(fits, 60, pattern)
-
-    def type(self, selector: str, text: str) -> None:
-        self.clear(selector)
-        self.element(selector).send_keys(text)
-
-    def clear(self, selector: str) -> None:
-        self.element(selector).clear()

@@ -220,6 +220,16 @@ async function countAll() {
   return selection.count ? "Cancel or postpone these, within a quarter of an hour." : "nothing waits that fits";
 }
 
+// What is cancelled does not come back, so the form has to be complete, and a person has to agree to the number.
+function confirmed(action) {
+  const { by } = $("act").elements;
+  by.required = action === "postpone";
+  if (!$("act").reportValidity()) return;
+  const chosen = $("chosen").textContent;
+  if (!confirm(action === "cancel" ? `Cancel ${chosen}?` : `Postpone ${chosen} by ${by.value}?`)) return;
+  busy(action === "cancel" ? "cancelling" : "postponing", () => act(action));
+}
+
 async function act(action) {
   const form = new FormData($("act"));
   const fields = { operator: form.get("operator") };
@@ -235,11 +245,9 @@ $("look").addEventListener("submit", (event) => {
 });
 $("count").addEventListener("click", () => busy("counting", countAll));
 $("leave").addEventListener("click", () => { $("act").hidden = true; say(""); });
-$("act").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const action = event.submitter.name;
-  busy(action === "cancel" ? "cancelling" : "postponing", () => act(action));
-});
+// Enter in a field acts on nothing: neither button submits the form.
+$("act").addEventListener("submit", (event) => event.preventDefault());
+for (const action of ["cancel", "postpone"]) $("act").elements[action].addEventListener("click", () => confirmed(action));
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value.trim();

@@ -48,16 +48,16 @@ class Site:
 
 
 @contextmanager
-def site(*overrides: str) -> Iterator[Site]:
-    """Serve the page of a job that nobody runs."""
+def site(*overrides: str, messages: Any = None) -> Iterator[Site]:
+    """Serve the page of a job that nobody runs. `messages` stands in for what waits."""
     settings = load_settings(
         None,
         ["monitor.job=127.0.0.1:1", "kafka.bootstrap_servers=127.0.0.1:1", "topics.input=in", *overrides],
         environ={},
     )
     listening = listen("127.0.0.1", 0)
-    with Messages(settings) as messages:
-        app = web_app(settings, History(settings), messages)
+    with Messages(settings) as waiting:
+        app = web_app(settings, History(settings), messages or waiting)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
