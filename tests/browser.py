@@ -45,6 +45,10 @@ class Page:
         self._browser = browser
         browser.get(address)
 
+    def reload(self) -> None:
+        """Load the page anew in the same tab."""
+        self._browser.refresh()
+
     def element(self, selector: str) -> WebElement:
         """Return the first element of `selector`."""
         return self._browser.find_element("css selector", selector)

@@ -59,8 +59,18 @@ async function ask(path, body) {
   }
   const answer = await fetch(path, options);
   const found = await answer.json().catch(() => ({}));
+  if (answer.status === 401) logOut();
   if (!answer.ok) throw new Error(found.error || answer.statusText);
   return found;
+}
+
+// The server does not take the token, or not any more: whoever has the right one can type it in.
+function logOut() {
+  token = "";
+  sessionStorage.removeItem("token");
+  $("login").hidden = false;
+  $("count").hidden = true;
+  $("act").hidden = true;
 }
 
 function figures(status) {

@@ -13,6 +13,7 @@ import pytest
 from streaming.web import server
 from streaming.web.selections import Selection
 from tests.browser import Page, chromium
+from tests.eventually import assert_eventually
 from tests.streaming.web.test_server import site
 
 _TOKEN = "a-token-of-24-characters"
@@ -98,6 +99,21 @@ def test_an_action_needs_a_click_a_complete_form_and_a_yes(
     page.answer(accepts=True)
     page.shows("#said", "^3 cancelled$")
     assert acted == [("postpone", "Ada", "3600000"), ("cancel", "Ada")]
+
+
+def test_a_token_that_the_server_does_not_take_is_forgotten_and_asked_for_again(open_page: Callable[[], Page]) -> None:
+    page = open_page()
+    _log_in(page, "wrong-token-of-24-characters")
+    page.click("#count")
+    page.shows("#said", "this needs the token of web.token")
+    assert not page.element("#count").is_displayed()
+    # Neither the tab nor its reload has it any more.
+    page.reload()
+    assert_eventually(lambda: page.element("#token").is_displayed())
+    _log_in(page, _TOKEN)
+    page.click("#look button")
+    page.shows("#said", "nothing waits that fits")
+    assert not page.element("#token").is_displayed()
 
 
 def test_no_button_is_clicked_by_enter_in_the_form_that_acts() -> None:
