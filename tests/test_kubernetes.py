@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import kubernetes_validate
@@ -128,6 +128,17 @@ def test_driver_and_executors_see_the_same_storage_as_the_same_user(settings: Se
     assert made is not None
     users = {pod["securityContext"]["runAsUser"] for pod in (executor["spec"], *pods().values())}
     assert users == {int(made[1])}
+
+
+def test_no_executor_works_in_the_storage_that_it_shares_with_others() -> None:
+    (executor,) = documents(BASE / "executor.yaml")
+    (only,) = executor["spec"]["containers"]
+    shared = {each["name"] for each in executor["spec"]["volumes"] if "persistentVolumeClaim" in each}
+    mounts = [PurePosixPath(each["mountPath"]) for each in only["volumeMounts"] if each["name"] in shared]
+    images = re.findall(r"^WORKDIR (\S+)$", (ROOT / "conf/docker/Dockerfile").read_text(), re.MULTILINE)
+    folder = PurePosixPath(only.get("workingDir", images[-1]))
+    assert mounts
+    assert not any(folder.is_relative_to(mount) for mount in mounts)
 
 
 def test_the_spark_operator_submits_what_the_image_has() -> None:
