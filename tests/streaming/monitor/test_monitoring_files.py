@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,8 @@ MONITORING = ROOT / "conf/monitoring"
 # In PromQL, a metric's selector or name, and what is grouped by.
 _METRIC = re.compile(r"delayline_\w+")
 _LABELS = re.compile(r"by \(([^)]*)\)")
+# Prometheus adds these to what it scrapes: they tell applications apart.
+_SCRAPED = {"job", "namespace"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -80,7 +84,26 @@ def test_each_expression_names_metrics_and_labels_that_exist(
     assert set(names) <= labels.keys(), where
     has = set.union(*(labels[name] for name in names))
     wanted = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
-    assert wanted <= has, where
+    assert wanted - _SCRAPED <= has, where
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_each_alert_tells_applications_apart_and_knows_which_are_gone(rule: dict[str, Any]) -> None:
+    groups = [{label.strip() for label in group.split(",")} for group in _LABELS.findall(rule["expr"])]
+    assert all(group >= _SCRAPED for group in groups)
+    # `absent` holds for all applications together, so it says nothing of one while there is another.
+    assert "absent(" not in rule["expr"]
+    assert groups or "absent" not in rule["expr"]
+
+
+def test_alerts_fire_for_the_application_that_is_gone_and_for_no_other() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool of Prometheus is not installed")
+    done = subprocess.run(
+        [promtool, "test", "rules", str(Path(__file__).with_name("alerts.yaml"))], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
