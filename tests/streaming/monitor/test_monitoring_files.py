@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from conf.errors import Rejected
 from sinks.internal_topics.position import Position
-from sinks.release.counts import ReleaseCounts
+from sinks.release.counts import BOUNDS_MS, ReleaseCounts
 from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
@@ -94,6 +94,15 @@ def test_each_alert_tells_applications_apart_and_knows_which_are_gone(rule: dict
     # `absent` holds for all applications together, so it says nothing of one while there is another.
     assert "absent(" not in rule["expr"]
     assert groups or "absent" not in rule["expr"]
+
+
+def test_messages_are_late_above_a_bound_of_the_histogram_that_plain_messages_keep() -> None:
+    (expression,) = (rule["expr"] for rule in rules() if rule["alert"] == "DelaylineLate")
+    threshold_ms = float(expression.rpartition("> ")[2]) * 1000
+    assert threshold_ms in BOUNDS_MS
+    # Within a bound Prometheus may take a message for as late as the bound.
+    measured_ms = json.loads((ROOT / "benchmarks/results/plain.json").read_text())["figures"]["plain"]["p99_ms"]
+    assert threshold_ms > min(bound_ms for bound_ms in BOUNDS_MS if bound_ms >= measured_ms)
 
 
 def test_alerts_fire_for_the_application_that_is_gone_and_for_no_other() -> None:
