@@ -44,14 +44,21 @@ _OUTAGE = {
 class BrokerRetry:
     """The retries of `who` during one outage, which starts with the first problem and may last `limit_ms`.
 
-    It is over at once when `stopping` says so.
+    It is over at once when `stopping` says so. `on_wait` is called before each pause.
     """
 
-    def __init__(self, who: str, limit_ms: int, stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        who: str,
+        limit_ms: int,
+        stopping: Callable[[], bool] = lambda: False,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._who = who
         self._limit_s = limit_ms / 1000
         self._began_s: float | None = None
         self._stopping = stopping
+        self._on_wait = on_wait
 
     def wait(self, problem: KafkaException | BrokerUnreachable) -> None:
         """Log the problem, and pause before the next try.
@@ -70,6 +77,7 @@ class BrokerRetry:
                 f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. Nothing is "
                 "lost: check the brokers, and start the job again"
             ) from problem
+        self._on_wait()
         log.warning("%s: Kafka does not answer; retrying for %.0f s more: %s", self._who, left_s, problem)
         time.sleep(min(_PAUSE_S, left_s))
 

@@ -90,6 +90,7 @@ class ShardRelease:
 
     `ended` is set when it has stopped; `error` is then its error, or None. `position` is the newest that is known to be
     committed. `drained` says whether nothing is pending of what was read, `backlog` how much there was a second ago.
+    `releasing` says whether messages go out: the log was read to its end, and the shard waits for no broker.
     """
 
     def __init__(self, context: ReleaseContext, shard: int) -> None:
@@ -97,7 +98,7 @@ class ShardRelease:
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.position: Position | None = None
-        self.drained = False
+        self.drained = self.releasing = False
         self.backlog = Backlog()
         self._counted_s = 0.0
         self._context = context
@@ -205,9 +206,11 @@ class ShardRelease:
                 pending = Pending(reader.position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
                     self._take(reader, pending, _POLL_S)
+                    self._count(pending)
                 log.info("shard %d: released up to %s", self.shard, reader.position)
                 # 3. Take in, plan and write.
                 while not self._stopping.is_set():
+                    self.releasing = True
                     self._settle(topics)
                     if self._closed.reopened != self._reopened:
                         # It may have been created again, with another number of partitions.
@@ -222,6 +225,7 @@ class ShardRelease:
         except ClockSetBack:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
         finally:
+            self.releasing = False
             self._ring.close()
 
     def _open_ring(self, topics: Topics, retry: BrokerRetry | None = None) -> Ring:
@@ -342,6 +346,7 @@ class ShardRelease:
         Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
         gone, or may not be written to, without which the service cannot go on.
         """
+        self.releasing = False
         self._ring.close()
         if failure.args[0].code() in _FENCED:
             raise ShardTaken(f"another release process has taken it ({failure})") from failure
@@ -363,6 +368,7 @@ class ShardRelease:
 
         If it is not, return after a pause. Raises the error of a topic without which the service cannot go on.
         """
+        self.releasing = False
         self._ring.close()
         self._search = None
         if not self._closed.may_close(unwritable.topic):
@@ -439,7 +445,11 @@ class ShardRelease:
         return replace(position, member=self._context.member, at_ms=clock_ms, lateness=lateness)
 
     def _retry(self) -> BrokerRetry:
-        return BrokerRetry(f"shard {self.shard}", self._settings.kafka.outage_limit, self._stopping.is_set)
+        limit_ms = self._settings.kafka.outage_limit
+        return BrokerRetry(f"shard {self.shard}", limit_ms, self._stopping.is_set, self._waits)
+
+    def _waits(self) -> None:
+        self.releasing = False
 
 
 def _counts(position: Position) -> tuple[int, int]:

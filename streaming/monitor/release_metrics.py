@@ -95,15 +95,19 @@ def monitored_release(process: ReleaseProcess, settings: Settings) -> AbstractCo
 
 
 def release_health(process: ReleaseProcess) -> Health:
-    """Return whether a release process makes progress, and has opened the shards that it should release."""
+    """Return whether a release process makes progress, and whether messages of all of its shards go out.
+
+    An outage of the brokers is no reason to start a process anew: it is live, and not ready.
+    """
     silent_s = time.monotonic() - process.polled_s
     # Copies, since another thread changes them.
-    assigned, opened = set(process.assigned), dict(process.shards)
+    assigned, shards = set(process.assigned), dict(process.shards)
+    releasing = {number for number, shard in shards.items() if shard.releasing}
     reasons = []
     if stuck := silent_s > _STUCK_S:
         reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
-    if closed := sorted(assigned - opened.keys()):
-        reasons.append(f"shards {closed} are not open yet")
+    if waiting := sorted(assigned - releasing):
+        reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
     if not assigned:
         reasons.append("the process has no shards")
-    return Health(live=not stuck, ready=not stuck and not closed and bool(assigned), reasons=reasons)
+    return Health(live=not stuck, ready=not stuck and not waiting and bool(assigned), reasons=reasons)

@@ -114,11 +114,14 @@ def test_a_commit_sent_to_a_paused_broker_takes_effect_once(
     os.kill(frail.pid, signal.SIGSTOP)
     try:
         # The commit request waits in the broker's socket. The broker executes it when it continues.
+        assert release.releasing
         stopped.released.set()
         assert_eventually(lambda: _OUTAGE in caplog.text, 60)
+        assert_eventually(lambda: not release.releasing)
     finally:
         os.kill(frail.pid, signal.SIGCONT)
     bench.wait(release)
+    assert_eventually(lambda: release.releasing)
     assert _released(bench) == [*range(10)]
 
 

@@ -1,0 +1,112 @@
+"""When a shard says that it releases messages, and what it counts before. No broker: its ring and its log are fakes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from conf.load import load_settings
+from sinks.internal_topics import broker_retry
+from sinks.internal_topics.position import Position
+from sinks.ready_log.chunk import chunk_record, summary_of
+from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.wall_clock import now_ms
+from tests.eventually import assert_eventually
+from tests.messages import messages
+
+_HOUR_MS = 3_600_000
+
+
+class _Ring:
+    """A ring that fails with `failure`, if it has one."""
+
+    position = committed = None
+
+    def __init__(self) -> None:
+        self.failure: KafkaException | None = None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        pass
+
+
+class _Log:
+    """A ready log with three messages that are due in an hour, and an end that comes when `ends` is set."""
+
+    position = Position("id")
+
+    def __init__(self) -> None:
+        self.at_end = False
+        self.ends = threading.Event()
+        value, headers = chunk_record(messages({"offset": n, "deliver_at_ms": now_ms() + _HOUR_MS} for n in range(3)))
+        self._left = [(0, summary_of(headers, "log"), value)]
+
+    def read(self, timeout_s: float) -> Iterator[tuple[int, Any, bytes]]:
+        if self._left:
+            yield self._left.pop()
+        elif self.ends.wait(min(timeout_s, 0.01)):
+            self.at_end = True
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Shard(ShardRelease):
+    """A release of a shard without a broker."""
+
+    def __init__(self) -> None:
+        super().__init__(ReleaseContext(load_settings(None, environ={}), "test"), 0)
+        self.ring, self.log = _Ring(), _Log()
+        # A new ring is there once brokers answer.
+        self.answered = threading.Event()
+        self.answered.set()
+
+    def _open_ring(self, *_: Any) -> Any:
+        self.answered.wait()
+        self.ring = _Ring()
+        return self.ring
+
+    def _open_reader(self) -> Any:
+        return self.log
+
+
+@pytest.fixture
+def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Shard]:
+    monkeypatch.setattr(broker_retry, "_PAUSE_S", 0.01)
+    monkeypatch.setattr("sinks.release.shard._COUNT_EVERY_S", 0.01)
+    made = _Shard()
+    made.start()
+    yield made
+    made.answered.set()
+    made.stop()
+    made.join()
+    assert made.error is None
+    assert not made.releasing
+
+
+def test_a_shard_counts_while_it_reads_its_log_and_releases_from_its_end_on(shard: _Shard) -> None:
+    assert_eventually(lambda: shard.backlog.messages == 3)
+    assert not shard.releasing
+    shard.log.ends.set()
+    assert_eventually(lambda: shard.releasing)
+
+
+def test_a_shard_that_waits_for_brokers_releases_nothing_until_they_are_back(shard: _Shard) -> None:
+    shard.log.ends.set()
+    assert_eventually(lambda: shard.releasing)
+    shard.answered.clear()
+    failed = shard.ring
+    failed.failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    assert_eventually(lambda: not shard.releasing)
+    shard.answered.set()
+    assert_eventually(lambda: shard.ring is not failed and shard.releasing)

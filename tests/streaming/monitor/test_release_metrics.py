@@ -1,0 +1,39 @@
+"""The health of a release process: what its probes are told while it starts, waits for brokers, or stands still."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from streaming.monitor.release_metrics import release_health
+
+_SHARDS = {0: SimpleNamespace(releasing=True), 1: SimpleNamespace(releasing=False)}
+
+
+@pytest.mark.parametrize(
+    ("assigned", "shards", "reasons"),
+    [
+        ({0}, {0}, []),
+        ({0, 1}, {0, 1}, ["shards [1] release nothing: they read their ready log first, or wait for brokers"]),
+        ({0, 2}, {0}, ["shards [2] release nothing: they read their ready log first, or wait for brokers"]),
+        # In an outage of all brokers the client gives the shards back.
+        (set(), set(), ["the process has no shards"]),
+    ],
+)
+def test_a_process_is_ready_when_all_of_its_shards_release_and_live_in_any_case(
+    assigned: set[int], shards: set[int], reasons: list[str]
+) -> None:
+    own = {number: _SHARDS[number] for number in shards}
+    process = SimpleNamespace(assigned=assigned, shards=own, polled_s=time.monotonic())
+    health = release_health(cast(Any, process))
+    assert (health.live, health.ready, health.reasons) == (True, not reasons, reasons)
+
+
+def test_a_process_that_stands_still_is_not_live() -> None:
+    process = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, polled_s=time.monotonic() - 100)
+    health = release_health(cast(Any, process))
+    assert (health.live, health.ready) == (False, False)
+    assert health.reasons == ["the process has not asked its group for 100 s"]
