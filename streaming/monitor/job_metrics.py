@@ -13,7 +13,8 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from conf.settings import Settings
+from conf.instants import instant
+from conf.settings import ClockSettings, Settings
 from state.buckets.catalog import metadata_bytes
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
@@ -30,6 +31,9 @@ WITHIN_S = {
 _TOLD = 100
 # A batch may wait for brokers as long as `kafka.outage_limit`, and then ends the job; a replay may take so much longer.
 _REPLAY_S = 600.0
+# A batch hands over up to `clock.horizon` after the one before began. With a horizon of a second or two that comes to
+# lie before the clock at times: by `clock.trigger`, and by the time that a batch takes.
+_BATCH_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,12 @@ class JobCounts(Collector):
     def lease_confirmed(self, ago_s: float) -> None:
         """Take how long ago the broker last confirmed that this process holds the lease."""
         self._lease_s = self._now_s() - ago_s
+
+    @property
+    def cutoff_ms(self) -> int | None:
+        """Up to when the last batch has handed over, or None before the first one is done."""
+        done = self._done
+        return None if done is None else done.cutoff_ms
 
     def status(self, application_id: str, shards: int) -> JobStatus | None:
         """Return what the job knows of itself, or None as long as it does not know what all mutable buckets hold."""
@@ -251,23 +261,29 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
     """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError."""
-    health = partial(job_health, counts, settings.clock.horizon, settings.kafka.outage_limit)
+    health = partial(job_health, counts, settings.clock, settings.kafka.outage_limit)
     status = partial(counts.status, settings.application_id, settings.bucket.shards)
     return monitored("job", settings, counts, health, status)
 
 
 def job_health(
-    counts: JobCounts, horizon_ms: int, outage_limit_ms: int, now_s: Callable[[], float] = time.time
+    counts: JobCounts, clock: ClockSettings, outage_limit_ms: int, now_s: Callable[[], float] = time.time
 ) -> Health:
-    """Return whether batches are done often enough.
+    """Return whether batches are done often enough, and hand over what is due by now.
 
-    Without a batch for `horizon_ms` messages leave late: the job is not ready. Without one for longer than an outage
-    and a replay take, it is not live.
+    The job is not ready while messages leave late: without a batch for `clock.horizon`, or if the last one was
+    replayed, and handed over what was due within the horizon of a time before the start. Without a batch for longer
+    than an outage and a replay take, it is not live.
     """
-    done_s = counts.batch_done_s
-    silent_s = now_s() - (counts.started_s if done_s is None else done_s)
+    done_s, cutoff_ms, at_s = counts.batch_done_s, counts.cutoff_ms, now_s()
+    silent_s = at_s - (counts.started_s if done_s is None else done_s)
     live = silent_s <= outage_limit_ms / 1000 + _REPLAY_S
-    if done_s is None:
+    if done_s is None or cutoff_ms is None:
         return Health(live, ready=False, reasons=[f"no batch is done since the start, {silent_s:.0f} s ago"])
-    ready = silent_s <= horizon_ms / 1000
-    return Health(live, ready, [] if ready else [f"no batch is done for {silent_s:.0f} s"])
+    spare_s = clock.trigger / 1000 + _BATCH_S
+    reasons = []
+    if silent_s > clock.horizon / 1000 + spare_s:
+        reasons.append(f"no batch is done for {silent_s:.0f} s")
+    if at_s - cutoff_ms / 1000 > spare_s:
+        reasons.append(f"what is due from {instant(cutoff_ms)} on is not handed over")
+    return Health(live, not reasons, reasons)

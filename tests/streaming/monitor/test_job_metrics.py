@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from conf.durations import parse_duration_ms
+from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
@@ -131,19 +134,58 @@ def test_the_status_has_what_waits_and_survives_json() -> None:
     assert JobStatus.from_json(again.to_json()) == again
 
 
+def _health(counts: JobCounts, clock: Clock, *overrides: str) -> tuple[bool, bool, list[str]]:
+    settings = load_settings(None, overrides, environ={})
+    state = job_health(counts, settings.clock, 5 * MINUTE_MS, clock)
+    return state.live, state.ready, state.reasons
+
+
 def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through_an_outage() -> None:
     clock = Clock()
     counts = JobCounts(clock)
-
-    def health() -> tuple[bool, bool, list[str]]:
-        state = job_health(counts, MINUTE_MS, 5 * MINUTE_MS, clock)
-        return state.live, state.ready, state.reasons
-
     clock.now_s += 20
-    assert health() == (True, False, ["no batch is done since the start, 20 s ago"])
-    counts.batch_done(batch(0), {}, 0, 0, {})
-    assert health() == (True, True, [])
-    clock.now_s += 61
-    assert health() == (True, False, ["no batch is done for 61 s"])
+    assert _health(counts, clock) == (True, False, ["no batch is done since the start, 20 s ago"])
+    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, 0, 0, {})
+    assert _health(counts, clock) == (True, True, [])
+    clock.now_s += 63
+    assert _health(counts, clock) == (
+        True, False, ["no batch is done for 63 s", "what is due from 1970-01-12T13:48:00.000Z on is not handed over"]
+    )  # fmt: skip
     clock.now_s += 15 * 60
-    assert health()[0] is False
+    assert _health(counts, clock)[0] is False
+
+
+def test_a_job_that_replays_is_ready_once_it_hands_over_what_is_due_by_now() -> None:
+    clock = Clock()
+    counts = JobCounts(clock)
+    # The first batch was planned before the job went down for two minutes, and so was the cutoff of the second one.
+    for number, cutoff_ms in enumerate((_ms(clock) - 2 * MINUTE_MS, _ms(clock) - MINUTE_MS)):
+        counts.batch_done(batch(number, cutoff_ms), {}, 0, 0, {})
+        assert _health(counts, clock)[:2] == (True, False)
+        clock.now_s += 5
+    counts.batch_done(batch(2, _ms(clock) + MINUTE_MS - 5_000), {}, 0, 0, {})
+    assert _health(counts, clock) == (True, True, [])
+
+
+@pytest.mark.parametrize(
+    ("horizon", "trigger", "idle_s"), [("1s", "0s", 0.25), ("1s", "500ms", 0.5), ("1s", "1s", 1), ("1m", "500ms", 5),
+                                       ("1h", "500ms", 5), ("1h", "1h", 3600)],
+)  # fmt: skip
+def test_an_idle_job_is_ready_all_the_time(horizon: str, trigger: str, idle_s: float) -> None:
+    clock = Clock()
+    counts = JobCounts(clock)
+    horizon_ms = parse_duration_ms(horizon)
+    before_ms = _ms(clock)
+    for number in range(5):
+        # It is begun with the cutoff that follows from the clock of the one before, takes a second, and is done.
+        begun_s = clock.now_s
+        for tenth in range(10):
+            clock.now_s = begun_s + tenth / 10
+            assert number == 0 or _health(counts, clock, f"clock.horizon={horizon}", f"clock.trigger={trigger}")[1]
+        counts.batch_done(batch(number, before_ms + horizon_ms), {}, 0, 0, {})
+        before_ms = int(begun_s * 1000)
+        clock.now_s = max(begun_s + idle_s, begun_s + 1)
+
+
+def _ms(clock: Clock) -> int:
+    return int(clock.now_s * 1000)
