@@ -18,8 +18,9 @@ from sinks.release.process import ReleaseProcess
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
-# The process asks its group several times a second. A broker that does not answer delays that by some seconds.
-_STUCK_S = 60.0
+# The process asks its group several times a second, but when it gives back a shard in an outage: it waits until the
+# shard's transactions have failed, each of which may take `release.transaction_timeout`, and so much longer.
+_STUCK_S = 30.0
 _REASONS = tuple(error.code for error in Rejected.__subclasses__())
 
 
@@ -90,11 +91,11 @@ class ReleaseMetrics(Collector):
 
 def monitored_release(process: ReleaseProcess, settings: Settings) -> AbstractContextManager[object]:
     """Return a context in which `process` answers at `monitor.release`, if that is set. Raises SettingError."""
-    health = partial(release_health, process)
+    health = partial(release_health, process, settings.release.transaction_timeout)
     return monitored("release", settings, ReleaseMetrics(process), health)
 
 
-def release_health(process: ReleaseProcess) -> Health:
+def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:
     """Return whether a release process makes progress, and whether messages of all of its shards go out.
 
     An outage of the brokers is no reason to start a process anew: it is live, and not ready.
@@ -104,7 +105,7 @@ def release_health(process: ReleaseProcess) -> Health:
     assigned, shards = set(process.assigned), dict(process.shards)
     releasing = {number for number, shard in shards.items() if shard.releasing}
     reasons = []
-    if stuck := silent_s > _STUCK_S:
+    if stuck := silent_s > transaction_timeout_ms / 1000 + _STUCK_S:
         reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
     if waiting := sorted(assigned - releasing):
         reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
