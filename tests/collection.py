@@ -43,6 +43,7 @@ ALLOWED_SKIPS = {
     "a full disk needs a mount": "a container may forbid it, even to root",
     "an earlier version": "a shallow clone does not have its commit",
     "an S3 server": "Go builds it, which a machine may not have; `delayline jars --s3` fetches Hadoop's client",
+    "kustomize": "it comes with kubectl, from the system",
     "promtool": "it comes with Prometheus, from the system",
     "Chromium": "a browser comes from the system, not from a registry of Python's packages",
 }

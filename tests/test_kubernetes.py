@@ -1,26 +1,33 @@
 """The Kubernetes manifests, against the published schemas and the image, settings and files that they refer to.
 
-Not here: the schema of the Spark operator's applications, which no package has, and kustomize itself.
+What kustomize makes of them is tested if it is there, alone or in kubectl. Not here: the schema of the Spark operator's
+applications, which no package has.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
+from typer.main import get_command
 
 from conf.load import load_settings
 from conf.settings import Settings
+from streaming.cli.app import app
 from streaming.spark.submit_files import LAUNCHER
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "conf/kubernetes"
 BASE = FOLDER / "base"
+FOLDERS = ["base", "client", "client-command", "spark-operator", "spark-operator-command"]
 # The oldest that is still maintained somewhere, and the newest that has a schema here.
 VERSIONS = ["1.30", kubernetes_validate.latest_version()]
 # Read by kustomize, by Spark, and by the Spark operator.
@@ -47,6 +54,24 @@ def pods() -> dict[str, dict[str, Any]]:
     """Return the pods' specs by component."""
     templates = [each["spec"]["template"] for _, each in manifests() if "template" in each.get("spec", {})]
     return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template["spec"] for template in templates}
+
+
+@cache
+def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what kustomize builds of `folder`, by kind and name."""
+    programs = [program for program in ("kustomize", "kubectl") if shutil.which(program)]
+    if not programs:
+        pytest.skip("kustomize is not installed")
+    build = [programs[0], {"kustomize": "build", "kubectl": "kustomize"}[programs[0]], str(FOLDER / folder)]
+    text = subprocess.run(build, check=True, capture_output=True, text=True).stdout
+    return {(each["kind"], each["metadata"]["name"]): each for each in YAML(typ="safe").load_all(text)}
+
+
+def assert_is_a_command(arguments: list[str]) -> None:
+    """Let Delayline's command line read `arguments`, and run nothing."""
+    commands: Any = get_command(app)
+    name, *options = arguments
+    commands.commands[name].make_context(name, options)
 
 
 def container(component: str) -> dict[str, Any]:
@@ -76,13 +101,52 @@ def test_a_wrong_manifest_is_not_valid() -> None:
         kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
 
-@pytest.mark.parametrize("folder", ["base", "client", "spark-operator"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_each_kustomization_names_the_files_beside_it(folder: str) -> None:
     (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
     generated = [name for each in kustomization.get("configMapGenerator", []) for name in each["files"]]
     named = {*kustomization["resources"], *kustomization.get("configurations", []), *generated}
     assert all((FOLDER / folder / name).exists() for name in named)
-    assert {path.name for path in (FOLDER / folder).iterdir()} == {*named, "kustomization.yaml"} - {"../base"}
+    beside = {name for name in named if not name.startswith("../")}
+    assert {path.name for path in (FOLDER / folder).iterdir()} == {*beside, "kustomization.yaml"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_kustomize_builds_is_valid(folder: str, version: str) -> None:
+    for (kind, _), document in built(folder).items():
+        if kind != "SparkApplication":
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_command_is_the_job_s_driver_with_other_arguments_and_runs_once() -> None:
+    command, client = built("client-command"), built("client")
+    assert {kind for kind, _ in command} == {"ConfigMap", "Job"}
+    # The same settings: neither the release processes nor the executors get others.
+    assert all(command[each] == client[each] for each in command if each[0] == "ConfigMap")
+    job, driver = command["Job", "delayline-command"]["spec"], client["Deployment", "delayline-job"]["spec"]
+    assert job["backoffLimit"] == 0
+    pod, usual = job["template"]["spec"], driver["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    ((own,), (others,)) = pod["containers"], usual["containers"]
+    assert_is_a_command(own["args"])
+    for name in others.keys() | own.keys():
+        assert (own.get(name) is None) if name.endswith("Probe") else (name == "args" or own[name] == others[name])
+    assert pod | {"restartPolicy": 0, "containers": 0} == usual | {"restartPolicy": 0, "containers": 0}
+    selector = client["Service", "delayline-job"]["spec"]["selector"]
+    assert selector.items() <= job["template"]["metadata"]["labels"].items()
+
+
+def test_a_command_of_the_spark_operator_is_submitted_once() -> None:
+    command, usual = built("spark-operator-command"), built("spark-operator")
+    assert {kind for kind, _ in command} == {"ConfigMap", "SparkApplication"}
+    own = command["SparkApplication", "delayline-command"]["spec"]
+    others = usual["SparkApplication", "delayline-job"]["spec"]
+    assert own["restartPolicy"] == {"type": "Never"}
+    assert_is_a_command(own["arguments"])
+    for name in others.keys() - {"restartPolicy", "arguments", "driver"}:
+        assert own[name] == others[name]
+    assert own["driver"] == {name: value for name, value in others["driver"].items() if name != "annotations"}
 
 
 def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settings: Settings) -> None:
