@@ -44,7 +44,9 @@ def drain(settings: Settings) -> None:
     """
     if not any(left_to_release(settings).values()):
         return
-    with ReleaseProcesses(settings, 1, kind="drain") as processes:
+    # Its process answers at no address: a `delayline release` on this host may have that of the settings.
+    monitor = settings.monitor.model_copy(update={"release": ""})
+    with ReleaseProcesses(settings.model_copy(update={"monitor": monitor}), 1, kind="drain") as processes:
         processes.start()
         logged_s = 0.0
         while left := sum(left_to_release(settings).values()):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from conf.errors import TopicMissing
+from conf.load import load_settings
 from conf.settings import Settings
 from streaming.release import drain as module
 from streaming.release.drain import drain, left_to_release
@@ -21,6 +22,34 @@ def test_without_messages_no_process_is_started(prepared: Settings, monkeypatch:
     monkeypatch.setattr(module, "ReleaseProcesses", None)
     assert left_to_release(prepared) == {}
     drain(prepared)
+
+
+def test_its_process_takes_no_address_that_a_release_process_of_this_host_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Settings] = []
+
+    class Processes:
+        def __init__(self, settings: Settings, *_: object, **__: object) -> None:
+            started.append(settings)
+
+        def __enter__(self) -> Processes:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def start(self) -> None:
+            pass
+
+    left = iter([{0: 1}, {0: 0}])
+    monkeypatch.setattr(module, "ReleaseProcesses", Processes)
+    monkeypatch.setattr(module, "left_to_release", lambda _: next(left))
+    settings = load_settings(None, ["monitor.release=127.0.0.1:9465", "monitor.job=127.0.0.1:9464"], environ={})
+    drain(settings)
+    (own,) = started
+    assert own.monitor.release == ""
+    assert own.model_copy(update={"monitor": settings.monitor}) == settings
 
 
 @pytest.mark.takes(8)
