@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Literal
 
 from prometheus_client.registry import Collector
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 from conf.errors import MissingExtra
 from conf.settings import Settings
 from streaming.monitor.job_status import JobStatus
-from streaming.monitor.server import Health, MonitorServer, registry_of
+from streaming.monitor.server import Health, MonitorServer, PatientServer, registry_of
 
 
 @contextmanager
@@ -23,16 +24,19 @@ def monitored(
     collector: Collector,
     health: Callable[[], Health],
     status: Callable[[], JobStatus | None] = lambda: None,
+    waits_for_address: bool = False,
 ) -> Iterator[None]:
     """In this context the process answers at its address in `[monitor]`, and sends its metrics to `monitor.otlp`.
 
-    Raises SettingError if nobody can listen at the address; MissingExtra.
+    If `waits_for_address`, it goes on without an answer while another process listens there.
+
+    Raises SettingError if it cannot listen at the address; MissingExtra.
     """
     address, endpoint = getattr(settings.monitor, role), settings.monitor.otlp
     with ExitStack() as stack:
         if address:
-            server = MonitorServer(f"monitor.{role}", address, registry_of(collector), health, status)
-            stack.enter_context(server)
+            server = partial(MonitorServer, f"monitor.{role}", address, registry_of(collector), health, status)
+            stack.enter_context(PatientServer(server) if waits_for_address else server())
         if endpoint:
             # Imported here: it is an extra, and takes a while.
             try:

@@ -89,10 +89,16 @@ class ReleaseMetrics(Collector):
         yield from (backlog, next_due, committed)
 
 
-def monitored_release(process: ReleaseProcess, settings: Settings) -> AbstractContextManager[object]:
-    """Return a context in which `process` answers at `monitor.release`, if that is set. Raises SettingError."""
+def monitored_release(
+    process: ReleaseProcess, settings: Settings, waits_for_address: bool = False
+) -> AbstractContextManager[object]:
+    """Return a context in which `process` answers at `monitor.release`, if that is set.
+
+    If `waits_for_address`, it releases without an answer while another process listens there. Raises SettingError.
+    """
     health = partial(release_health, process, settings.release.transaction_timeout)
-    return monitored("release", settings, ReleaseMetrics(process), health)
+    metrics = ReleaseMetrics(process)
+    return monitored("release", settings, metrics, health, waits_for_address=waits_for_address)
 
 
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # A client that sends nothing, or takes nothing, is dropped.
 _TIMEOUT_S = 10.0
+# How often a process looks whether the address that another one has is free.
+_TAKEN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,43 @@ class MonitorServer:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
+
+
+class PatientServer:
+    """A server of `open_server` that waits if another process listens at its address. A context manager.
+
+    Whether a process answers matters less than what it does.
+    """
+
+    def __init__(self, open_server: Callable[[], MonitorServer]) -> None:
+        self._open_server = open_server
+        self._server: MonitorServer | None = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> PatientServer:
+        """Open the server, now or once the address is free. Raises SettingError if nobody could ever listen there."""
+        try:
+            self._server = self._open_server()
+        except SettingError as problem:
+            if not isinstance(problem.__cause__, OSError) or problem.__cause__.errno != errno.EADDRINUSE:
+                raise
+            log.warning("no metrics and no health until that address is free: %s", problem)
+            self._thread = threading.Thread(target=self._wait, name="monitor-address", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._server is not None:
+            self._server.close()
+
+    def _wait(self) -> None:
+        while self._server is None and not self._closed.wait(_TAKEN_S):
+            with suppress(SettingError):
+                self._server = self._open_server()
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

@@ -126,7 +126,8 @@ def main() -> int:
 
     try:
         process = ReleaseProcess(orders.settings, orders.member)
-        with monitored_release(process, orders.settings):
+        # An orphan of an earlier command may have the address, until this process takes its place in the group.
+        with monitored_release(process, orders.settings, waits_for_address=True):
             process.run(lambda process: supervision.is_over(process.drained))
     except DelaylineError as error:
         supervision.report(error)

@@ -8,12 +8,17 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from conf.errors import SettingError
+from conf.load import load_settings
+from streaming.monitor import server
+from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health, MonitorServer
+from tests.eventually import assert_eventually
 
 
 class Process:
@@ -82,6 +87,47 @@ def test_an_address_that_is_taken_is_named(process: Process) -> None:
     address = process.server.address
     with pytest.raises(SettingError, match=f"monitor.release = '{address}': .*in use"):
         MonitorServer("monitor.release", address, CollectorRegistry(), Health)
+
+
+def test_a_process_that_waits_for_its_address_goes_on_and_answers_once_it_is_free(
+    process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_TAKEN_S", 0.05)
+    address = process.server.address
+    settings = load_settings(None, [f"monitor.release={address}"], environ={})
+    own = partial(monitored, "release", settings, CollectorRegistry(), lambda: Health(True, False, ["mine"]))
+    with pytest.raises(SettingError, match="in use"), own():
+        pass
+    with own(waits_for_address=True):
+        assert f"until that address is free: bad-setting: monitor.release = '{address}'" in caplog.text
+        assert json.loads(process.ask("/readyz")[2])["reasons"] == []
+        process.server.close()
+        assert_eventually(lambda: _answers(address))
+        assert json.loads(process.ask("/readyz")[2])["reasons"] == ["mine"]
+    assert not _answers(address)
+    # It is free again for the one of the fixture, and one that waits in vain ends at once.
+    process.server = MonitorServer("monitor.job", address, CollectorRegistry(), Health)
+    with own(waits_for_address=True):
+        pass
+
+
+def test_an_address_that_this_host_does_not_have_is_refused_in_any_case() -> None:
+    # Of the addresses for documents, which nobody has.
+    settings = load_settings(None, ["monitor.release=192.0.2.1:9465"], environ={})
+    with (
+        pytest.raises(SettingError, match=r"monitor\.release = '192\.0\.2\.1:9465'"),
+        monitored("release", settings, CollectorRegistry(), Health, waits_for_address=True),
+    ):
+        pass
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_the_newest_problems_of_the_log_are_told(process: Process) -> None:

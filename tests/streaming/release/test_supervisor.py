@@ -22,6 +22,7 @@ import pytest
 from conf.errors import DelaylineError, InjectedFailure, ReleaseFailed, TopicMissing
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
+from streaming.monitor.client import NoAnswer, ask
 from streaming.release import supervisor
 from streaming.release.meeting_place import meeting_place
 from streaming.release.supervisor import ReleaseProcesses
@@ -108,6 +109,31 @@ def test_processes_release_what_is_handed_over_and_end_with_the_command(
         assert_eventually(lambda: released() == [1, 2, 3], _START_S)
         processes.check()
     assert not any(map(runs, started))
+
+
+@pytest.mark.takes(15)
+def test_a_process_whose_address_another_one_has_releases_all_the_same_and_answers_once_it_is_free(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monitor = prepared.monitor.model_copy(update={"release": address})
+        with ReleaseProcesses(prepared.model_copy(update={"monitor": monitor}), 1) as processes:
+            processes.start()
+            handed_over(1)
+            assert_eventually(lambda: released() == [1], _START_S)
+            processes.check()
+            pids = processes.pids
+            taken.close()
+
+            def is_ready() -> bool:
+                try:
+                    return ask(address, "/readyz").code == 200
+                except NoAnswer:
+                    return False
+
+            assert_eventually(is_ready, 20)
+            assert processes.pids == pids
 
 
 @pytest.mark.takes(10)
