@@ -202,7 +202,7 @@ class BatchRunner:
                 kept[row["shard"]] = MutableBounds(*bounds)
         self._counts.batch_done(planned, span.read_by_topic, sealed, cancelled, kept)
         # There may be many segments, and nobody may ask.
-        if self._settings.monitor.job:
+        if self._settings.monitor.job or self._settings.monitor.otlp:
             buckets = self._catalog.buckets
             self._counts.table_now(
                 TableState(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CutoffMismatch
+from conf.load import load_settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_topics
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
+from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.monitor.job_metrics import JobCounts
@@ -61,3 +64,21 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
         assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
     # No refusal left anything behind: the batch still runs.
     runner.run(spark.createDataFrame([fine], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
+
+
+@pytest.mark.parametrize(
+    ("override", "counted"),
+    [
+        ("monitor.job=", False),
+        ("monitor.job=127.0.0.1:9464", True),
+        ("monitor.otlp=http://collector:4318/v1/metrics", True),
+    ],
+)
+def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(override: str, counted: bool) -> None:
+    runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
+    runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
+    table: Any = SimpleNamespace(buckets={}, merging=0, merged=0, merging_s=0.0, size=lambda: None)
+    runner._catalog = runner._maintenance = runner._store = table
+    span: Any = SimpleNamespace(read_by_topic={})
+    runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)
+    assert ("delayline_sealed_buckets" in {metric.name for metric in counts.collect()}) == counted
