@@ -53,16 +53,17 @@ class ArrivalWatch:
             }
         )
 
-    def wait(self, begun_s: float, read: Offsets) -> None:
+    def wait(self, begun_s: float, read: Offsets, is_behind: bool = False) -> None:
         """Return when the next batch should begin.
 
         - `clock.trigger` after `begun_s` (monotonic), at the earliest
-        - then as soon as there is a record at or above the offsets `read`
+        - then at once if the last batch `is_behind`: messages are due that it could not hand over
+        - or as soon as there is a record at or above the offsets `read`
         - after a few seconds in any case, or when `wake` is called
         """
         self._woken.wait(max(0.0, begun_s + self._trigger_s - time.monotonic()))
         deadline_s = begun_s + self.idle_s
-        if time.monotonic() >= deadline_s or self._woken.is_set():
+        if is_behind or time.monotonic() >= deadline_s or self._woken.is_set():
             return
         self._consumer.assign(self._positions(read))
         while time.monotonic() < deadline_s and not self._woken.is_set():

@@ -190,8 +190,8 @@ class BatchRunner:
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
-        # 11. Wait.
-        self._arrivals.wait(started_s, planned.offsets)
+        # 11. Wait. The first batches after a time without any hand over up to the clock of the batch before.
+        self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < planned.clock_ms)
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
         kept: dict[int, MutableBounds] = {}

@@ -67,6 +67,14 @@ def test_a_record_at_or_above_the_offsets_ends_the_wait_each_time(
 
 
 @pytest.mark.usefixtures("patient")
+def test_nothing_is_waited_for_while_the_batches_are_behind(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    settings = make_settings(f"topics.input={topic}", *_NEVER)
+    with _watching(settings) as watch:
+        watch.wait(time.monotonic(), {topic: {"0": 0}}, is_behind=True)
+
+
+@pytest.mark.usefixtures("patient")
 def test_before_the_first_batch_with_records_any_record_ends_the_wait(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
