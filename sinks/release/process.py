@@ -73,6 +73,7 @@ class ReleaseProcess:
         # When a shard that was taken by another process may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}
         self.assigned: set[int] = set()
+        self._is_lost = False
         self._deleted: dict[int, int] = {}
         # By the monotonic clock, when the process last went on.
         self.polled_s = self._deleted_s = time.monotonic()
@@ -123,12 +124,16 @@ class ReleaseProcess:
 
     @property
     def drained(self) -> bool:
-        """Whether all shards of this process are open, and nothing that they have read is pending."""
-        return self.shards.keys() == self.assigned and all(shard.drained for shard in self.shards.values())
+        """Whether all shards of this process are open, and nothing that they have read is pending.
+
+        Not while it has lost its shards in an outage: it has them again afterwards, unless others took them.
+        """
+        is_open = self.shards.keys() == self.assigned and not self._is_lost
+        return is_open and all(shard.drained for shard in self.shards.values())
 
     def _join(self) -> None:
         self._group.subscribe(
-            [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+            [self._ready_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
     def _leave(self) -> None:
@@ -163,9 +168,14 @@ class ReleaseProcess:
     def _on_assign(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         group.incremental_assign(partitions)
         group.pause(partitions)
+        self._is_lost = False
         self.assigned |= {partition.partition for partition in partitions}
         log.info("shards %s are given to %s", sorted(self.assigned), self._member)
         failpoint("shards-assigned")
+
+    def _on_lost(self, group: Consumer, partitions: list[TopicPartition]) -> None:
+        self._is_lost = True
+        self._on_revoke(group, partitions)
 
     def _on_revoke(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError
@@ -12,7 +15,10 @@ from confluent_kafka import Consumer, KafkaError
 from conf.errors import ReleaseTaken
 from conf.settings import Settings
 from sinks.release.process import ReleaseProcess, group_id
+from sinks.topics.topics import ensure_topics
+from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.sinks.release.conftest import MakeBench
 
 MEMBER = "north"
 SHARDS = {0, 1}
@@ -86,3 +92,30 @@ def test_a_process_that_is_fenced_joins_its_group_again_once(prepared: Settings,
 
         assert_eventually(has_ended)
     assert isinstance(running.error, ReleaseTaken)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(40)
+def test_a_process_that_has_lost_its_shards_in_an_outage_is_not_drained(
+    java: str, tmp_path: Path, make_bench: MakeBench
+) -> None:
+    with EmbeddedBroker(tmp_path, heap="512m") as broker:
+        settings = make_bench(broker, "release.transaction_timeout=3s").settings
+        ensure_topics(settings, 1)
+        running = Running(settings)
+        process = running.process
+
+        def has_drained_its_shards() -> bool:
+            assert running.error is None
+            return bool(process.assigned) and process.drained
+
+        assert_eventually(has_drained_its_shards)
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            assert_eventually(lambda: not process.assigned)
+            assert not process.drained
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert_eventually(has_drained_its_shards)
+        running.stop()
