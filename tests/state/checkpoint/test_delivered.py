@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from state.checkpoint.delivered import Delivered, newest_checkpoint
@@ -230,7 +230,8 @@ def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_n
     model.clock_ms += 1000
     model.batch()
     due = {id_of(row) for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]}
-    assert due
+    # Not if each message was cancelled, and forgotten.
+    assume(due)
     assert due <= model.delivered | model.cancelled
 
 
