@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from state.buckets.table_rows import ArrowFunction
+from state.message import decode_chunk, encode_chunk
 
 _PACKED = from_arrow_schema(pa.schema([("rows", pa.binary())]))
 # Rows are copied whole between the JVM and Python, so a row must not grow with the table.
@@ -26,16 +27,12 @@ def packed(rows: DataFrame, function: ArrowFunction = iter) -> DataFrame:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in function(batches):
             for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch.slice(first, _ROWS_AT_ONCE))
-                yield pa.RecordBatch.from_pydict({"rows": [sink.getvalue().to_pybytes()]})
+                piece = pa.Table.from_batches([batch.slice(first, _ROWS_AT_ONCE)])
+                yield pa.RecordBatch.from_pydict({"rows": [encode_chunk(piece)]})
 
     return rows.mapInArrow(run, _PACKED)
 
 
 def unpacked(rows: Iterable[Any]) -> Iterator[pa.Table]:
-    """Yield the tables in `rows`, which were collected of a DataFrame that `packed` has returned."""
-    for row in rows:
-        with pa.ipc.open_stream(bytes(row["rows"])) as reader:
-            yield reader.read_all()
+    """Return the tables in `rows`, which were collected of a DataFrame that `packed` has returned."""
+    return (decode_chunk(bytes(row["rows"])) for row in rows)
