@@ -129,11 +129,9 @@ def merged_rows(
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cutter = SegmentCutter(bucket, ANY_SHARD, within.part, count(within.first_segment), batch_settings)
-        for messages in merge(keyed_chunks(batches, within.start_ms, within.end_ms, cancelled, batch_settings.results)):
-            for segment, rows in cutter.add(messages):
-                yield from segment_rows(segment, rows, batch_settings.index_precision_bits)
-        for segment, rows in cutter.finish():
-            yield from segment_rows(segment, rows, batch_settings.index_precision_bits)
+        chunks = keyed_chunks(batches, within.start_ms, within.end_ms, cancelled, batch_settings.results)
+        for segment, messages in cutter.cut(merge(chunks)):
+            yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run
 

@@ -68,10 +68,8 @@ def resealed(bucket: int, batch_settings: BatchSettings) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for shard, rows in groupby(_keyed_chunks(batches), key=itemgetter(0)):
             cutter = SegmentCutter(bucket, shard, sealed_part(bucket), count(), batch_settings)
-            for sealed in merge((key, messages) for _, key, messages in rows):
-                for segment, messages in cutter.add(sealed):
-                    yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
-            for segment, messages in cutter.finish():
+            chunks = ((key, messages) for _, key, messages in rows)
+            for segment, messages in cutter.cut(merge(chunks)):
                 yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run

@@ -8,7 +8,7 @@ depends on how many messages wait, and not on how far apart these are due.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -81,6 +81,12 @@ class SegmentCutter:
         """Yield the segments of the remaining messages."""
         yield from self._cut(keep_last=False)
 
+    def cut(self, pieces: Iterable[pa.Table]) -> Iterator[tuple[Segment, pa.Table]]:
+        """Yield the segments of `pieces`, which are all messages of the part."""
+        for messages in pieces:
+            yield from self.add(messages)
+        yield from self.finish()
+
     def _cut(self, keep_last: bool) -> Iterator[tuple[Segment, pa.Table]]:
         messages = pa.concat_tables(self._open) if self._open else None
         self._open = []
@@ -129,8 +135,7 @@ def cut(
         first_number: the number of the first segment, from which they are counted on
     """
     cutter = SegmentCutter(bucket, shard, sealed_part(bucket), count(first_number), batch_settings)
-    yield from cutter.add(sealed)
-    yield from cutter.finish()
+    yield from cutter.cut([sealed])
 
 
 def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, part: str) -> Segment:
