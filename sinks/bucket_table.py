@@ -237,7 +237,7 @@ class BucketTable:
         partitions = {name.live, *map(chunks_of, parts), *map(metadata_of, parts), *filter(None, map(marker_of, parts))}
         marker = self.spark.sql(f"SELECT '{name.live}' AS part, {name.last}L AS bucket")
         self._overwrite(partitions, marker, _merge_version(name.token, number))
-        if name.live not in self._markers():
+        if name.live not in _markers(self._all()):
             raise ApplicationHeld(
                 f"another process has taken over while buckets {name.first} to {name.last} of {self.path} were merged"
             )
@@ -388,11 +388,11 @@ class BucketTable:
             buckets: the buckets to read; None: all
             version: the version of the table to read; None: the newest
         """
-        chosen = set(parts)
+        rows, chosen = self._all(version), set(parts)
         if any(map(marker_of, chosen)):
-            markers = self._markers(version)
+            markers = _markers(rows)
             chosen = {part for part in chosen if marker_of(part) in (None, *markers)}
-        rows = self._all(version).where(
+        rows = rows.where(
             F.col("part").isin(sorted(set(map(chunks_of, chosen))))
             & (F.col("deliver_at_ms") < end_ms)
             & (F.col("max_deliver_at_ms") >= start_ms)
@@ -419,11 +419,12 @@ class BucketTable:
         """
         files = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
         files = files.selectExpr("path", "partitionValues['part'] AS part", "stats")
-        return files.where(f"NOT {IS_MARKER}").where(is_live(self._markers())).collect()
+        return files.where(f"NOT {IS_MARKER}").where(is_live(_markers(self._all()))).collect()
 
     def rows(self) -> DataFrame:
         """Return all rows of the table, with the name of the row's file in the additional column `file`."""
-        live = self._all().where(f"NOT {IS_MARKER}").where(is_live(self._markers()))
+        every = self._all()
+        live = every.where(f"NOT {IS_MARKER}").where(is_live(_markers(every)))
         rows = live.select("*", F.col("_metadata.file_name").alias("file"))
         # A table of an earlier version, which only a start of the job changes.
         return rows if "name" in rows.columns else rows.withColumn("name", F.lit(None).cast("binary"))
@@ -477,11 +478,7 @@ class BucketTable:
 
     def _metadata(self, version: int | None) -> DataFrame:
         rows = self._all(version)
-        return rows.where(IS_METADATA).where(is_live(_delta_partitions(rows.where(IS_MARKER))))
-
-    def _markers(self, version: int | None = None) -> set[str]:
-        """Return the markers of merged buckets, now or at `version`. Reads no file."""
-        return _delta_partitions(self._all(version).where(IS_MARKER))
+        return rows.where(IS_METADATA).where(is_live(_markers(rows)))
 
     def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
@@ -492,6 +489,11 @@ def _newest(names: DataFrame) -> DataFrame:
     """Return the newest row of each name."""
     by_age = Window.partitionBy("name").orderBy(*(F.col(name).desc() for name in _BY_AGE))
     return names.withColumn("age", F.row_number().over(by_age)).where("age = 1").drop("age")
+
+
+def _markers(rows: DataFrame) -> set[str]:
+    """Return the markers of merged buckets in `rows` of the table. Reads no file."""
+    return _delta_partitions(rows.where(IS_MARKER))
 
 
 def _delta_partitions(rows: DataFrame) -> set[str]:
