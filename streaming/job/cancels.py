@@ -142,14 +142,14 @@ class CancelDesk:
         While nothing is handed over, no marker is written.
         """
         self._read_firsts()
-        if not any(self._firsts.values()):
-            return "false"
-        cutoff_ms = min(cutoff_ms, self._shown_before_ms())
         gone = [
             f"(topic = '{topic}' AND partition = {partition} AND offset < {first})"
             for (topic, partition), first in self._firsts.items()
             if first
         ]
+        if not gone:
+            return "false"
+        cutoff_ms = min(cutoff_ms, self._shown_before_ms())
         return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})"
 
     def _shown_before_ms(self) -> int:
@@ -260,15 +260,17 @@ class CancelDesk:
         known = self._stored_ids.cancelled_among(not_found)
         outcomes.set_cancelled(known.ids)
         outcomes.cancel(named.held.filter(pa.array(among(named.held, outcomes.open_ids()))))
+
+        def wanted(but: Ids = NO_IDS) -> Ids:
+            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
+            return united([outcomes.open_ids(but), known.ids])
+
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
-        # Of an input topic that was made anew, another message may have the id of one that was cancelled.
-        outcomes.cancel(self._waiting(united([outcomes.open_ids(but=handed_over), known.ids]), span, known))
+        outcomes.cancel(self._waiting(wanted(but=handed_over), span, known))
         results = self._settings.results_topic
-        wanted = united([outcomes.open_ids(), known.ids])
-        outcomes.cancel(_passed_by(wanted, SEALED, shard_output, rows, results))
-        wanted = united([outcomes.open_ids(), known.ids])
-        due_now = _passed_by(wanted, DUE, shard_output, rows, results)
+        outcomes.cancel(_passed_by(wanted(), SEALED, shard_output, rows, results))
+        due_now = _passed_by(wanted(), DUE, shard_output, rows, results)
         outcomes.cancel(due_now)
         return due_now
 
