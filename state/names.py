@@ -16,7 +16,7 @@ from hashlib import blake2b
 import pyarrow as pa
 
 from state.buckets.parts import IdRows
-from state.buckets.table_rows import STORED_SCHEMA
+from state.buckets.table_rows import id_rows
 from state.message_ids import ID, ID_SCHEMA
 
 # On a record of an input topic: the name of the message; the name whose message shall be cancelled.
@@ -40,11 +40,5 @@ def named(topic: str, name: bytes) -> bytes:
 
 def name_rows(names: pa.Table, bucket: int) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for the `names` (`NAMED_SCHEMA`) given in the batch that seals `bucket`."""
-    count = names.num_rows
-    columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms")} | {
-        "part": pa.array([IdRows.NAMED.partition(bucket)] * count, pa.string()),
-        "bucket": pa.array([bucket] * count, pa.int64()),
-        "max_deliver_at_ms": names.column("until_ms"),
-    }
-    rows = [columns.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
-    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)
+    columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms")}
+    return id_rows(IdRows.NAMED, bucket, {**columns, "max_deliver_at_ms": names.column("until_ms")})

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state.buckets.parts import IdRows
-from state.buckets.table_rows import STORED_SCHEMA
+from state.buckets.table_rows import id_rows
 from state.cancel import NONE_REPLACED, MessageId
 from state.message_ids import ID, ID_SCHEMA, Ids, among, by_source, count_of, table_of
 
@@ -86,16 +86,12 @@ def cancelled_rows(
     """
     # As the table sorts them: it has less to do then.
     ordered = cancelled.sort_by([(name, "ascending") for name in ("from_ms", *ID)])
-    count = ordered.num_rows
     columns = {name: ordered.column(name) for name in ID} | {
-        "part": pa.array([IdRows.CANCELLED.partition(bucket)] * count, pa.string()),
-        "bucket": pa.array([bucket] * count, pa.int64()),
         "deliver_at_ms": ordered.column("from_ms"),
         "max_deliver_at_ms": ordered.column("until_ms"),
         "name": replacement_texts(ordered, replaced),
     }
-    rows = [columns.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
-    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)
+    return id_rows(IdRows.CANCELLED, bucket, columns)
 
 
 def replacement_texts(cancelled: pa.Table, replaced: Mapping[MessageId, MessageId]) -> pa.Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.buckets.parts import chunks_of, is_old, metadata_of, part_of
+from state.buckets.parts import IdRows, chunks_of, is_old, metadata_of, part_of
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
 from state.message import decode_chunk, encode_chunk
@@ -119,6 +119,21 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
             "chunk": encode_chunk(piece),
         }
         yield pa.RecordBatch.from_pylist([row], schema=STORED_SCHEMA)
+
+
+def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+    """Return the rows of a `kind` that the batch that seals `bucket` stores, as a table of `STORED_SCHEMA`.
+
+    `columns` are those that the rows have beside their place, one at least.
+    """
+    count = len(next(iter(columns.values())))
+    place = {
+        "part": pa.array([kind.partition(bucket)] * count, pa.string()),
+        "bucket": pa.array([bucket] * count, pa.int64()),
+    }
+    every = {**columns, **place}
+    rows = [every.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
+    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)
 
 
 def described_segment(metadata: Mapping[str, Any]) -> Segment:
