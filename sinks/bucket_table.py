@@ -28,10 +28,12 @@ from state.buckets.parts import (
     MergeName,
     chunks_of,
     is_live,
+    is_metadata,
     marker_of,
     metadata_of,
+    part_of,
 )
-from state.index.locate import LOCATED_SCHEMA, locating
+from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating
 from state.message_ids import ID, Ids, ids_in
 from state.order import ORDER
 
@@ -293,12 +295,26 @@ class BucketTable:
         entries = F.filter(
             "index_entries", lambda entry: F.concat_ws("/", entry.topic, entry.partition.cast("string")).isin(sources)
         )
-        rows = self._metadata(version).select(
-            "part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits",
-            entries.alias("index_entries"),
-        ).where("size(index_entries) > 0")  # fmt: skip
-        located = packed(rows, locating(ids, before_bucket, from_ms))
-        return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *unpacked(located.collect())])
+        rows = self._metadata(version).select(*METADATA).withColumn("index_entries", entries)
+        found = packed(rows.where("size(index_entries) > 0"), locating(ids, before_bucket, from_ms))
+        return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *unpacked(found.collect())])
+
+    def metadata_partitions(self, version: int) -> set[str]:
+        """Return the Delta partitions that have the metadata of live parts at `version`. Reads no file.
+
+        What is in one of them never changes.
+        """
+        partitions = _delta_partitions(self._all(version))
+        of_metadata = filter(is_metadata, partitions)
+        return {each for each in of_metadata if marker_of(part_of(each) or "") in (None, *partitions)}
+
+    def index_entries_of(self, partitions: Iterable[str], version: int) -> Iterator[pa.Table]:
+        """Yield the index entries in Delta partitions with metadata at `version`, as tables of `ENTRY_SCHEMA`.
+
+        They are never all in memory.
+        """
+        rows = self._all(version).where(F.col("part").isin(sorted(partitions))).select(*METADATA)
+        return unpacked(packed(rows, entries_of).toLocalIterator())
 
     def cancelled_ids(self) -> Ids:
         """Return the ids of all cancelled messages that the table still has."""

@@ -18,7 +18,7 @@ from state.message import decode_chunk, encode_chunk
 
 _PACKED = from_arrow_schema(pa.schema([("rows", pa.binary())]))
 # Rows are copied whole between the JVM and Python, so a row must not grow with the table.
-_ROWS_AT_ONCE = 50_000
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 50_000, 8 * 1024 * 1024
 
 
 def packed(rows: DataFrame, function: ArrowFunction = iter) -> DataFrame:
@@ -26,8 +26,10 @@ def packed(rows: DataFrame, function: ArrowFunction = iter) -> DataFrame:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in function(batches):
-            for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                piece = pa.Table.from_batches([batch.slice(first, _ROWS_AT_ONCE)])
+            by_bytes = 1 + _BYTES_AT_ONCE * batch.num_rows // max(1, batch.nbytes)
+            at_once = min(_ROWS_AT_ONCE, by_bytes)
+            for first in range(0, batch.num_rows, at_once):
+                piece = pa.Table.from_batches([batch.slice(first, at_once)])
                 yield pa.RecordBatch.from_pydict({"rows": [encode_chunk(piece)]})
 
     return rows.mapInArrow(run, _PACKED)

@@ -72,6 +72,7 @@ ASK_SCHEMA = pa.schema(
 # it already.
 ANSWER_SCHEMA = ID_SCHEMA.append(pa.field("value", pa.large_binary())).append(pa.field("key", pa.binary()))
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
+_TERMS = ("condition", "deliver_at_ms", "name")
 # How the value of an ask by a name begins, until it is answered.
 _BY_NAME = b"name "
 
@@ -109,23 +110,25 @@ def asks_in(messages: pa.Table, results: str) -> pa.Table:
     if not results or not pc.any(named).as_py():
         return ASK_SCHEMA.empty_table()
     own = messages.filter(named)
-    values = own.column("value").to_pylist()
-    terms = pa.table(
-        [*map(pa.array, _columns([_parse_terms(value) for value in values], 3))], names=ASK_SCHEMA.names[-3:]
-    )
-    by_name = pa.array([value is not None and value.startswith(_BY_NAME) for value in values], pa.bool_())
-    by_id = own.filter(pc.invert(by_name))
-    asks = pa.table([*asked_by(by_id).columns, *terms.filter(pc.invert(by_name)).columns], names=ASK_SCHEMA.names)
-    if by_id.num_rows == own.num_rows:
-        return asks.cast(ASK_SCHEMA)
-    named_asks = own.filter(by_name)
-    nothing = [
+    # Nearly all: cancels by an id, which have no terms.
+    plain = pc.is_null(own.column("value"))
+    with_terms = own.filter(pc.invert(plain))
+    values = with_terms.column("value").to_pylist()
+    terms = pa.table([*map(pa.array, _columns(list(map(_parse_terms, values)), 3))], names=_TERMS)
+    by_name = pa.array([value.startswith(_BY_NAME) for value in values], pa.bool_())
+    by_id = pc.invert(by_name)
+    named_asks = with_terms.filter(by_name)
+    nothing = (
         pa.repeat(pa.scalar(part, field.type), named_asks.num_rows)
         for part, field in zip(NOTHING, ID_SCHEMA, strict=True)
-    ]
-    own_ids = [named_asks.column(name) for name in ID]
-    asks_by_name = pa.table([*nothing, *own_ids, *terms.filter(by_name).columns], names=ASK_SCHEMA.names)
-    return pa.concat_tables([asks.cast(ASK_SCHEMA), asks_by_name.cast(ASK_SCHEMA)])
+    )
+    cancels = own.filter(plain)
+    several = (
+        [*asked_by(cancels).columns, *[pa.nulls(cancels.num_rows)] * len(_TERMS)],
+        [*asked_by(with_terms.filter(by_id)).columns, *terms.filter(by_id).columns],
+        [*nothing, *(named_asks.column(name) for name in ID), *terms.filter(by_name).columns],
+    )
+    return pa.concat_tables([pa.table(columns, names=ASK_SCHEMA.names).cast(ASK_SCHEMA) for columns in several])
 
 
 def asked_by(asks: pa.Table) -> pa.Table:
@@ -138,7 +141,7 @@ def asked_by(asks: pa.Table) -> pa.Table:
 def asks_of(table: pa.Table) -> list[Ask]:
     """Return the asks of a table that has the columns of `ASK_SCHEMA`."""
     asked, own = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ID, _ASK_ID))
-    terms = (table.column(name).to_pylist() for name in ("condition", "deliver_at_ms", "name"))
+    terms = (table.column(name).to_pylist() for name in _TERMS)
     return list(map(Ask, own, asked, *terms))
 
 
@@ -331,9 +334,8 @@ def _text(identity: MessageId) -> str | None:
     return None if identity == NOTHING else "/".join(map(str, identity))
 
 
-def _parse_terms(value: bytes | None) -> tuple[str | None, int | None, bytes | None]:
-    if value is None:
-        return None, None, None
+def _parse_terms(value: bytes) -> tuple[str | None, int | None, bytes | None]:
+    """Return condition, due time (epoch ms) and name of an ask that is no plain cancel by an id."""
     first, *rest = value.decode().split()
     if not value.startswith(_BY_NAME):
         return first, int(rest[0]), None

@@ -86,7 +86,7 @@ class MessageIndex:
         for entry in entries:
             offsets, numbers = read.setdefault((entry["topic"], entry["partition"]), ([], []))
             numbers.append(slot_number(entry["tick_ms"], precision_bits) >> finer_by)
-            offsets.append(_offsets(entry))
+            offsets.append(stored_offsets(entry))
         for source, (offsets, numbers) in read.items():
             self._stage(source, np.concatenate(offsets), np.repeat(numbers, list(map(len, offsets))))
 
@@ -221,23 +221,19 @@ def offsets_by_source(
     for entry in entries:
         if entry["tick_ms"] + (1 << precision_bits) > from_ms:
             offsets = by_source.setdefault((entry["topic"], entry["partition"]), BitMap64())
-            offsets |= bitmap_of(_offsets(entry))
+            offsets |= bitmap_of(stored_offsets(entry))
     return by_source
 
 
-def stored_bitmap(entry: Mapping[str, Any]) -> BitMap64:
-    """Return the offsets of one of `index_entries`. Raises BucketUnreadable if they are no bitmap."""
+def stored_offsets(entry: Mapping[str, Any]) -> np.ndarray:
+    """Return the offsets of one of `index_entries`, ascending. Raises BucketUnreadable if it is damaged."""
     try:
-        return BitMap64.deserialize(bytes(entry["offsets"]))
+        bitmap = BitMap64.deserialize(bytes(entry["offsets"]))
     # pyroaring raises IndexError for empty bytes, and ValueError for other bytes that are not a bitmap.
     except (IndexError, ValueError) as error:
         size = len(entry["offsets"])
         raise BucketUnreadable(f"{_named(entry)} are not a 64-bit Roaring bitmap ({size} bytes): {error}") from error
-
-
-def _offsets(entry: Mapping[str, Any]) -> np.ndarray:
-    """Read an entry's bitmap, and check it against the entry's count."""
-    offsets = np.frombuffer(stored_bitmap(entry).to_array(), dtype=np.int64)
+    offsets = np.frombuffer(bitmap.to_array(), dtype=np.int64)
     # Offsets ascend as unsigned numbers, so only the last one can be negative.
     if not 0 < len(offsets) == entry["count"] or offsets[-1] < 0:
         raise BucketUnreadable(

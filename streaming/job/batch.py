@@ -313,8 +313,13 @@ class BatchRunner:
         with self._counts.timed("seal"):
             self._ahead.result()
             self._store.append(rows, self._origin.checkpoint, batch_id)
-        self._ahead = self._start(self._store.look_ahead)
+        self._ahead = self._start(self._look_ahead)
         failpoint("sealed")
+
+    def _look_ahead(self) -> None:
+        """Work out what the next batch must know of the table as it is now."""
+        self._store.look_ahead()
+        self._cancels.look_ahead()
 
 
 def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:

@@ -64,6 +64,7 @@ from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
 from streaming.job.outcomes import Mask, Outcomes, is_below
 from streaming.job.recalled import RecalledMessages
+from streaming.job.sealed_ids import SealedIds
 from streaming.job.stored_ids import StoredIds
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class CancelDesk:
         self._settings = settings
         self._recalled = RecalledMessages(settings)
         self._stored_ids = StoredIds(store)
+        self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
         # How many asks were answered since the results topic was read back.
@@ -128,9 +130,14 @@ class CancelDesk:
         self._shown_ms, self._markers_s = 0, -math.inf
 
     def close(self) -> None:
-        """Close the consumer of answers, and the file of stored ids."""
+        """Close the consumer of answers, and the files of ids."""
         self._recalled.close()
         self._stored_ids.close()
+        self._sealed_ids.close()
+
+    def look_ahead(self) -> None:
+        """Read of the table what the next batch must know if it is asked for as much as this one. Any thread may."""
+        self._sealed_ids.look_ahead()
 
     def forgettable(self, cutoff_ms: int) -> str:
         """Return the SQL condition for rows of cancelled ids that are of no use any more. Any thread may call it.
@@ -307,12 +314,12 @@ class CancelDesk:
         """Return which of `ids` wait in an earlier bucket: not handed over before this batch, and not `cancelled`."""
         if not ids:
             return CANCELLED_SCHEMA.empty_table()
-        # Markers of merged buckets, metadata and chunks, all of one version.
+        # The index and chunks, of one version: a merge moves messages to other parts.
         version = self._store.version()
         previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
-        located = self._store.locate(ids, span.bucket, first_ms, version)
+        located = self._sealed_ids.locate(ids, span.bucket, first_ms, version)
         if cancelled.count:
             located = located.filter(pa.array(~cancelled.among(located)))
         from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))

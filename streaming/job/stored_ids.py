@@ -1,19 +1,15 @@
 """The rows of ids that earlier batches have stored: which messages are cancelled, and which have a name.
 
 They are read from the table once, when the first batch asks for them, into SQLite on the local disk. A query of the
-table would cost each batch half a second of Spark, and more with the number of rows. The file has no name any more when
-it is open: nothing is left of it after a crash.
+table would cost each batch half a second of Spark, and more with the number of rows.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
-from pyspark import SparkFiles
 from pyspark.sql import DataFrame
 
 from sinks.bucket_table import BucketTable
@@ -24,18 +20,14 @@ from state.cancel import NONE_REPLACED, MessageId
 from state.checkpoint.origin import Offsets
 from state.message_ids import ID_SCHEMA, Ids, each_of, parse_id
 from state.names import NAMED_SCHEMA
+from streaming.job.local_database import as_tuples, local_database
 
 _TABLES = """
     CREATE TABLE cancelled (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER,
         replaced_by BLOB, bucket INTEGER, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
     CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
         until_ms INTEGER, bucket INTEGER) WITHOUT ROWID;
-    PRAGMA journal_mode = OFF;
-    PRAGMA synchronous = OFF;
 """
-# Never committed: outside a transaction, each statement costs ten times its work in calls to the file system. Nobody
-# else reads the file, and after a failure nobody goes on with it.
-_BEGIN = "BEGIN EXCLUSIVE"
 # Each time that an id is cancelled it may be another message's, of a topic that was made anew.
 _ADD_CANCELLED = """
     INSERT INTO cancelled VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic, partition, offset) DO UPDATE SET
@@ -77,13 +69,13 @@ class StoredIds:
         """
         if self._ids is not None:
             return
-        self._ids = self._new_file()
+        self._ids = local_database(_TABLES)
         rows = self._store.id_rows(IdRows.CANCELLED, before_bucket, (*_IDS, "max_deliver_at_ms", "name", "bucket"))
         for table in _read(rows):
-            self._ids.executemany(_ADD_CANCELLED, _tuples(table))
+            self._ids.executemany(_ADD_CANCELLED, as_tuples(table))
         columns = ("name", *_IDS, _DUE, "max_deliver_at_ms", "bucket")
         for table in _read(self._store.id_rows(IdRows.NAMED, before_bucket, columns)):
-            self._ids.executemany(_ADD_NAMED, (row for row in _tuples(table) if not _is_read_again(row, starts)))
+            self._ids.executemany(_ADD_NAMED, (row for row in as_tuples(table) if not _is_read_again(row, starts)))
 
     def add(
         self,
@@ -99,8 +91,8 @@ class StoredIds:
             ids = by_id.select([*_IDS, by_id.column_names[-1]])
             ids = ids.append_column("name", replacement_texts(by_id, replaced))
             ids = ids.append_column("bucket", pa.array([bucket] * ids.num_rows, pa.int64()))
-            self._ids.executemany(_ADD_CANCELLED, _tuples(ids))
-            self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in _tuples(names)))
+            self._ids.executemany(_ADD_CANCELLED, as_tuples(ids))
+            self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in as_tuples(names)))
 
     def cancelled_among(self, ids: Ids) -> CancelledIds:
         """Return those of `ids` that are cancelled."""
@@ -145,27 +137,11 @@ class StoredIds:
             self._ids.close()
             self._ids = None
 
-    @staticmethod
-    def _new_file() -> sqlite3.Connection:
-        # Beside Spark's own files, which have room.
-        handle, path = tempfile.mkstemp(prefix="delayline-ids-", dir=SparkFiles.getRootDirectory())
-        os.close(handle)
-        # Spark calls each batch in a thread of its own choice, one after the other.
-        ids = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        ids.executescript(_TABLES)
-        ids.execute(_BEGIN)
-        os.unlink(path)
-        return ids
-
 
 def _read(rows: DataFrame | None) -> Iterator[pa.Table]:
     """Yield `rows` as Arrow tables, some at a time: there may be millions."""
     if rows is not None:
         yield from unpacked(packed(rows).toLocalIterator())
-
-
-def _tuples(table: pa.Table) -> Iterator[tuple[object, ...]]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
 def _is_read_again(row: tuple[object, ...], starts: Mapping[str, Mapping[str, int]]) -> bool:

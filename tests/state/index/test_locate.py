@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from conf.errors import BucketUnreadable
 from state.buckets.table_rows import STORED_SCHEMA
-from state.index.locate import LOCATED_SCHEMA, locating
+from state.index import locate
+from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, METADATA, entries_of, located, locating
 from state.index.message_index import index_entries
 from state.message_ids import ids_of
 from tests.messages import messages
 
-READ = ["part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits", "index_entries"]
 ID = st.tuples(st.sampled_from(["in-a", "in-b"]), st.integers(0, 1), st.integers(0, 12))
 # The due time of each message; in several segments, each with a precision of its own.
 SEGMENT = st.tuples(st.dictionaries(ID, st.integers(0, 200), min_size=1, max_size=12), st.integers(0, 6))
@@ -42,7 +43,7 @@ def metadata_row(number: int, dues: dict[tuple[str, int, int], int], bits: int) 
 
 def metadata(segments: list[tuple[dict[tuple[str, int, int], int], int]]) -> pa.RecordBatch:
     rows = [metadata_row(number, dues, bits) for number, (dues, bits) in enumerate(segments)]
-    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([STORED_SCHEMA.field(name) for name in METADATA]))
 
 
 @given(
@@ -84,6 +85,39 @@ def test_each_wanted_id_is_found_in_each_segment_that_is_sought_and_has_it(
 def test_a_damaged_bitmap_is_an_error_that_names_its_ids() -> None:
     row = metadata_row(0, {("in-a", 0, 5): 100}, 4)
     row["index_entries"][0]["offsets"] = b"\x01"
-    damaged = pa.RecordBatch.from_pylist([row], schema=pa.schema([STORED_SCHEMA.field(name) for name in READ]))
+    damaged = pa.RecordBatch.from_pylist([row], schema=pa.schema([STORED_SCHEMA.field(name) for name in METADATA]))
     with pytest.raises(BucketUnreadable, match="in-a/0 due from 96 ms"):
         list(locating(ids_of([("in-a", 0, 5)]), 100, 0)([damaged]))
+
+
+@given(segments=SEGMENTS, wanted=st.sets(ID, max_size=20), at_once=st.integers(1, 30))
+def test_entries_by_themselves_have_the_same_ids_and_know_their_bounds(
+    segments: list[tuple[dict[tuple[str, int, int], int], int]], wanted: set[tuple[str, int, int]], at_once: int
+) -> None:
+    whole, ids = metadata(segments), ids_of(wanted)
+    with patch.object(locate, "_IDS_AT_ONCE", at_once):
+        entries = pa.Table.from_batches(entries_of([whole]), ENTRY_SCHEMA)
+    directly = pa.Table.from_batches(locating(ids, 100, 0)([whole]), LOCATED_SCHEMA)
+    assert rows_of(located(entries, ids)) == rows_of(directly)
+    for entry in entries.to_pylist():
+        dues, _ = segments[entry["bucket"] - 10]
+        own = {
+            offset for topic, partition, offset in dues if (topic, partition) == (entry["topic"], entry["partition"])
+        }
+        assert {entry["first_offset"], entry["last_offset"]} <= own
+        assert entry["max_deliver_at_ms"] == max(dues.values())
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return sorted((*row.values(),) for row in table.drop_columns(["time_partition"]).to_pylist())
+
+
+@pytest.mark.parametrize("last", [(1 << 32) - 1, 1 << 32, (1 << 63) - 10])
+def test_offsets_that_lie_far_apart_are_found(last: int) -> None:
+    # Flags of 20 bits take the second for the first.
+    offsets = [7, 7 + (1 << 20), 7 + last]
+    whole = metadata([({("in-a", 0, offset): number for number, offset in enumerate(offsets)}, 4)] * 2)
+    for offset in offsets:
+        found = pa.Table.from_batches(locating(ids_of([("in-a", 0, offset)]), 100, 0)([whole]), LOCATED_SCHEMA)
+        assert found.column("offset").to_pylist() == [offset] * 2
+    assert not list(locating(ids_of([("in-a", 0, 8), ("in-a", 0, 7 + (1 << 21))]), 100, 0)([whole]))
