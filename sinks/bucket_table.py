@@ -232,8 +232,9 @@ class BucketTable:
     def finish_merge(self, name: MergeName, replaced: Iterable[str], number: int) -> None:
         """Make the parts of the merged bucket `name` live, and remove the parts `replaced`, in one commit.
 
-        Reads no row. `number` counts the finished merges of this process from 1. Old parts must be replaced all at
-        once, since they share their metadata. Raises ApplicationHeld if another process has taken over.
+        Reads no row. `number` counts the finished merges of this process from 1, and no call may begin before that of
+        the number before has ended: Delta would take one of the two for that of an earlier process. Old parts must be
+        replaced all at once, since they share their metadata. Raises ApplicationHeld if another process has taken over.
         """
         parts = set(replaced)
         partitions = {name.live, *map(chunks_of, parts), *map(metadata_of, parts), *filter(None, map(marker_of, parts))}

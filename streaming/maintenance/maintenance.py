@@ -126,7 +126,7 @@ class Maintenance:
             merge.check(delivered_before_ms)
             self._finished += 1
             self._catalog.announce(merge.replaced, merge.merged)
-            self._merging.finish(merge, self._finished)
+            self._merging.finish(merge)
         if self._unplanned:
             self._plan_merges(last_bucket)
         self._merging.go_on(last_bucket, delivered_before_ms)

@@ -38,7 +38,9 @@ class Merging:
         self._open: list[Merge] = []
         # With all slices merged.
         self._sliced: list[Merge] = []
-        self._to_finish: list[tuple[Merge, int]] = []
+        self._to_finish: list[Merge] = []
+        # One at a time, and numbered when it starts: Delta refuses or skips a finish that another one overtakes.
+        self._finishing, self._last_number = False, 0
         self._finished: list[Merge] = []
         self._worked_s = 0.0
         self._closed = False
@@ -54,10 +56,10 @@ class Merging:
             sliced, self._sliced = self._sliced, []
         return sliced
 
-    def finish(self, merge: Merge, number: int) -> None:
-        """Have a merge finished as number `number`, before any other slice."""
+    def finish(self, merge: Merge) -> None:
+        """Have a merge finished, after those that were given before, and before any other slice."""
         with self._lock:
-            self._to_finish.append((merge, number))
+            self._to_finish.append(merge)
 
     def take_finished(self) -> list[Merge]:
         """Return the merges that are finished since the last call.
@@ -117,8 +119,10 @@ class Merging:
         with self._lock:
             if self._closed:
                 return None
-            if self._to_finish:
-                merge, number = self._to_finish.pop(0)
+            if self._to_finish and not self._finishing:
+                self._finishing = True
+                self._last_number += 1
+                merge, number = self._to_finish.pop(0), self._last_number
                 return lambda: self._finish(merge, number)
             while self._open:
                 merge = min(self._open, key=lambda merge: merge.left)
@@ -139,6 +143,10 @@ class Merging:
             self._open.append(merge)
 
     def _finish(self, merge: Merge, number: int) -> None:
-        finish_merge(self._store, merge, number)
-        with self._lock:
-            self._finished.append(merge)
+        try:
+            finish_merge(self._store, merge, number)
+            with self._lock:
+                self._finished.append(merge)
+        finally:
+            with self._lock:
+                self._finishing = False

@@ -26,7 +26,7 @@ from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
-from streaming.maintenance.merge import Merge, merge_slice
+from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from streaming.maintenance.merging import Merging
 from tests.messages import messages, some_batch_settings
 
@@ -94,6 +94,12 @@ def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
     frame = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
     table.store.append(frame.coalesce(1), "checkpoint", number)
     return [segment for segment, _ in segments]
+
+
+def merge_of_two(table: Table, first: int, count: int) -> Merge:
+    """Seal two buckets of `count` messages each, the first as number `first`, and return their merge."""
+    dues = [table.now_ms + at for at in range(count)]
+    return Merge(MergeName(first, first + 1, 1), {number: seal(table, number, dues) for number in (first, first + 1)})
 
 
 def maintenance_of(table: Table, catalog: SegmentCatalog, **options: Any) -> Maintenance:
@@ -214,12 +220,7 @@ def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
 @pytest.mark.thorough
 def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 20)
-    large, small = [
-        Merge(MergeName(first, first + 1, 1), {
-            number: seal(table, number, [table.now_ms + at for at in range(count)]) for number in (first, first + 1)
-        })
-        for first, count in ((0, 30), (2, 5))
-    ]  # fmt: skip
+    large, small = merge_of_two(table, 0, 30), merge_of_two(table, 2, 5)
     merging = Merging(table.store, BATCH_SETTINGS, 1, lambda: None)
     merging.begin(large)
     merging.begin(small)
@@ -228,11 +229,46 @@ def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monk
     assert merging.take_sliced() == [small, large]
     # Finishing one goes before all slices.
     merging.begin(large)
-    merging.finish(small, 1)
+    merging.finish(small)
     merging.go_on(3, 0)
     merging.wait(60)
     assert merging.take_finished() == [small]
     merging.close()
+
+
+def test_merges_that_end_together_are_finished_one_after_the_other_while_slices_go_on(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [merge_of_two(table, first, 1) for first in (0, 2)]
+    merging = Merging(table.store, BATCH_SETTINGS, 2, lambda: None)
+    for merge in ended:
+        merging.begin(merge)
+    merging.go_on(3, 0)
+    merging.wait(60)
+    assert len(merging.take_sliced()) == 2
+    other_thread_went_on = threading.Event()
+
+    def overtaken(store: BucketTable, merge: Merge, number: int) -> None:
+        if merge is ended[0]:
+            assert other_thread_went_on.wait(60)
+        finish_merge(store, merge, number)
+        other_thread_went_on.set()
+
+    def sliced(*arguments: Any) -> list[Segment]:
+        segments = merge_slice(*arguments)
+        other_thread_went_on.set()
+        return segments
+
+    monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", overtaken)
+    monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", sliced)
+    for merge in ended:
+        merging.finish(merge)
+    merging.begin(merge_of_two(table, 4, 1))
+    merging.go_on(5, 0)
+    merging.wait(60)
+    assert merging.take_finished() == ended
+    merging.close()
+    assert sorted((row["bucket"], row["count"]) for row in table.store.metadata()) == [(1, 2), (3, 2), (4, 1), (5, 1)]
 
 
 @pytest.mark.thorough
