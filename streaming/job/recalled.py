@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -38,6 +39,8 @@ class RecalledMessages:
         self._settings = settings
         self._group = f"{settings.application_id}-recalled"
         self._consumer: Consumer | None = None
+        # How the last commit of that consumer ended, an error or none; an empty list if it has not.
+        self._ended: list[KafkaError | None] = []
         # How far it was read, and how far what was read is stored for certain.
         self._next: dict[int, int] = {}
         self._stored: dict[int, int] = {}
@@ -90,8 +93,7 @@ class RecalledMessages:
             self._next = {place.partition: max(place.offset, 0) for place in stored}
         elif self._next != self._stored:
             # The batch before is complete.
-            consumer.commit(offsets=self._places(self._next), asynchronous=False)
-            self._stored = dict(self._next)
+            self._store(consumer, self._next)
         bounds = self._bounds(consumer)
         # One that ends before where it was read to was made anew.
         begins = {
@@ -122,6 +124,26 @@ class RecalledMessages:
             consumer.unassign()
         self._next = begins | ends
         return ids_of(filter(None, map(self._asked_for, found)))
+
+    def _store(self, consumer: Consumer, offsets: dict[int, int]) -> None:
+        """Store how far the topic was read. Raises KafkaException, BrokerUnreachable."""
+        # A commit that is waited for has no time limit: librdkafka repeats it for as long as it finds no coordinator.
+        self._ended.clear()
+        consumer.commit(offsets=self._places(offsets), asynchronous=True)
+        until_s = time.monotonic() + _TIMEOUT_S
+        while not self._ended and time.monotonic() < until_s:
+            consumer.poll(_PAUSE_S)
+        if not self._ended:
+            self._consumer = None
+            # It ends with the commit, or never.
+            threading.Thread(target=consumer.close, name="recalled-close", daemon=True).start()
+            raise BrokerUnreachable(f"the offsets of group {self._group} cannot be stored")
+        if (error := self._ended[0]) is not None:
+            raise KafkaException(error)
+        self._stored = dict(offsets)
+
+    def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        self._ended.append(error or next((place.error for place in places if place.error is not None), None))
 
     def _bounds(self, consumer: Consumer) -> dict[int, tuple[int, int]]:
         """Return the first offset and the end of each partition, for a reader of committed records.
@@ -173,6 +195,7 @@ class RecalledMessages:
                 "isolation.level": isolation,
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
+                "on_commit": self._committed,
                 "log_level": 2,
             }
         )

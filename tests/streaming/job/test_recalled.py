@@ -172,6 +172,30 @@ def test_a_broker_that_starts_is_waited_for(
     assert problems == []
 
 
+def test_a_commit_of_offsets_that_never_ends_stops_nothing(
+    broker: EmbeddedBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    class Stuck(Consumer):
+        def commit(self, *arguments: Any, **options: Any) -> Any:
+            sent.append(options)
+            # As with a coordinator that is never found.
+            return None if len(sent) == 1 else super().commit(*arguments, **options)
+
+    monkeypatch.setattr("streaming.job.recalled.Consumer", Stuck)
+    monkeypatch.setattr("streaming.job.recalled._TIMEOUT_S", 2.0)
+    reader = RecalledMessages(settings)
+    for number in (1, 2, 3):
+        write(broker, settings, number)
+        assert read(reader) == [number]
+    assert [each["asynchronous"] for each in sent] == [True] * 3, "a commit that is waited for has no time limit"
+    other = RecalledMessages(settings)
+    assert read(other) == [3]
+    for each in (reader, other):
+        each.close()
+
+
 def test_what_lies_behind_an_open_transaction_may_be_missing(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
 ) -> None:
