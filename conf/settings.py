@@ -38,6 +38,7 @@ from conf.setting_types import (
     one_of,
     read_list,
 )
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
 
 # The largest message that can be carried: the ready log's record of it is smaller than the largest request of a broker.
 MOST_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -62,6 +63,8 @@ class SparkSettings(OptionTable):
             return table
         if wrong := [key for key in table if not key.startswith("spark.")]:
             raise ValueError(f"keys that begin with 'spark.', not {wrong}")
+        if fixed := [f"no {key}, {FIXED_OPTIONS[key]}" for key in table if key in FIXED_OPTIONS]:
+            raise ValueError("; ".join(fixed))
         # Two cores, and up to four tries of a task, as on a cluster: plain local[2] tries once.
         return {"spark.master": "local[2,4]"} | table
 
@@ -429,6 +432,12 @@ class Settings(BaseSettings):
                 wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
         if self.clock.trigger > self.clock.horizon:
             wrong.append("clock.trigger: allowed is a duration up to clock.horizon: messages would be late")
+        # On S3 alone: for a file system that Delayline does not know, a deployment may have a better one than Spark's.
+        if self.storage.path.startswith("s3a:") and CHECKPOINT_FILE_MANAGER in self.spark.options:
+            wrong.append(
+                f"[spark]: allowed is no {CHECKPOINT_FILE_MANAGER} if storage.path is on S3: another one than "
+                "Delayline's leaves a file of the checkpoint half written when the job is cut off"
+            )
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")
         if wrong:

@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from conf.errors import DelaylineError, Rejected
 from conf.settings import PRESETS, Settings
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
 from streaming.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +42,9 @@ _FURTHER_KEYS = {
     + "`, separated by commas. See [coming-from.md](../coming-from.md).",
     "rates": "Every key is an output topic, and its value a whole number of messages a second, 1 or more. `release."
     "messages_per_second` limits all topics together.",
-    "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default.",
+    "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default. "
+    "Refused are those that the service rests on: `" + "`, `".join(FIXED_OPTIONS) + f"`, and on S3 "
+    f"`{CHECKPOINT_FILE_MANAGER}`.",
 }
 
 

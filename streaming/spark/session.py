@@ -25,6 +25,7 @@ from conf.java.spark_line import checkpoint_class
 from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
 from streaming.storage.paths import local_folder, storage_path
@@ -59,7 +60,10 @@ _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
-    """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings."""
+    """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings.
+
+    That section cannot have those of `FIXED_OPTIONS`.
+    """
     log_configs = ",".join(map(str, _LOG_CONFIGS[settings.monitor.log_format]))
     return {
         "spark.app.name": settings.application_id,
@@ -148,9 +152,9 @@ def _file_systems(settings: Settings) -> dict[str, str]:
     }
     if local_folder(storage_path(settings)) is not None:
         manager = checkpoint_class("FileSystemBasedCheckpointFileManager")
-        options["spark.sql.streaming.checkpointFileManagerClass"] = manager
+        options[CHECKPOINT_FILE_MANAGER] = manager
     elif _is_on_s3(settings):
-        options["spark.sql.streaming.checkpointFileManagerClass"] = (
+        options[CHECKPOINT_FILE_MANAGER] = (
             "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
         )
     return options
@@ -163,8 +167,9 @@ def _is_on_s3(settings: Settings) -> bool:
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark.
 
-    `options` override all others, except the options given to `spark-submit` if that started the job. The handler of
-    Ctrl-C (SIGINT) does not change. Raises JavaMissing, and SettingError if Spark or Java refuses an option.
+    `options` override all others, except the options given to `spark-submit` if that started the job; of these, those
+    of `FIXED_OPTIONS` do not count. The handler of Ctrl-C (SIGINT) does not change. Raises JavaMissing, and
+    SettingError if Spark or Java refuses an option.
     """
     _silence_py4j()
     # Marks this process as the root of all processes that Spark starts.
@@ -239,11 +244,14 @@ def _is_not_of_a_cut_off_call(record: logging.LogRecord) -> bool:
 
 
 def _submitted() -> set[str]:
-    """Return the names of the options that `spark-submit` passed to Java; empty if it did not start this process."""
+    """Return the names of the options that `spark-submit` passed to Java; empty if it did not start this process.
+
+    Without those that no deployment may change: the defaults of a cluster often have one, such as adaptive execution.
+    """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return set()
     # spark-submit sets the application name to the launcher's file name; Delayline's name applies instead.
-    return {name for name, _ in SparkConf().getAll()} - {"spark.app.name"}
+    return {name for name, _ in SparkConf().getAll()} - {"spark.app.name", *FIXED_OPTIONS}
 
 
 def _launch_java(options: Mapping[str, str]) -> None:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conf.load import load_settings
+from conf.spark_options import FIXED_OPTIONS
 from streaming.spark import session
 from streaming.spark.session import spark_options
 
@@ -51,6 +53,19 @@ def test_options_of_a_deployment_override_those_of_delayline() -> None:
     assert (options["spark.driver.memory"], options["spark.sql.shuffle.partitions"]) == ("5g", "3")
 
 
+def test_delayline_sets_every_option_that_it_refuses() -> None:
+    assert spark_options(load_settings(None, [], environ={})).keys() >= FIXED_OPTIONS.keys()
+
+
+def test_an_option_that_the_service_rests_on_is_delaylines_even_if_spark_submit_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submitted = [("spark.sql.shuffle.partitions", "7"), ("spark.driver.memory", "5g"), ("spark.app.name", "job.py")]
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(session, "SparkConf", lambda: SimpleNamespace(getAll=lambda: submitted))
+    assert session._submitted() == {"spark.driver.memory"}
+
+
 _INTERRUPTED = """
 import sys
 from datetime import datetime
@@ -83,6 +98,7 @@ def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback() 
 
 _LOGS = """
 from conf.load import load_settings
+from conf.spark_options import FIXED_OPTIONS
 from conf.logs import configure_logging
 from streaming.spark.session import open_session
 

@@ -16,10 +16,11 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.spark.start_failure import start_failure
 
+_NUMBER = "spark.sql.parquet.columnarReaderBatchSize"
 # What each line of Spark says of an option that is no number.
 _NO_INT = {
-    "4.0": "spark.sql.shuffle.partitions should be int, but was abc",
-    "4.1": """The value 'abc' in the config "spark.sql.shuffle.partitions" is invalid. It should be a/an 'int' value""",
+    "4.0": f"{_NUMBER} should be int, but was abc",
+    "4.1": f"""The value 'abc' in the config "{_NUMBER}" is invalid. It should be a/an 'int' value""",
 }
 
 
@@ -56,7 +57,7 @@ def test_an_option_that_spark_or_java_refuses_is_a_wrong_setting_with_their_mess
         ("spark.spark.driver.memory=abc", "Invalid maximum heap size: -Xmxabc"),
         ("spark.spark.master=locl[2]", "Master must either be yarn or start with spark, k8s, or local"),
         ("spark.spark.master=local[a]", "Could not parse Master URL: 'local[a]'"),
-        ("spark.spark.sql.shuffle.partitions=abc", _NO_INT[spark_line()]),
+        (f"spark.{_NUMBER}=abc", _NO_INT[spark_line()]),
     ):
         result = command(settings, "rescale", "--shards", "3", "--set", storage, "--set", option)
         assert result.returncode == 2

@@ -1,0 +1,37 @@
+"""The options of Spark that no deployment may change, each with the reason.
+
+Delayline is wrong, or stops after a while, with another value. `streaming.spark.session` sets the values.
+
+It sets further options, which a deployment may override:
+
+- master, jars, Java's memory and options, class path, interface, folders: they belong to the host or the cluster. A job
+  that cannot run with them does not start.
+- scheduler, code cache, sizes of batches, row groups and pages, statistics, numbers of tasks, the class for local
+  files, the worker daemon, the state's changelog: they decide how long a batch takes and how much memory, not what it
+  delivers.
+- the time zone, the name of the application, the pattern of secrets: they decide what Spark shows.
+"""
+
+from __future__ import annotations
+
+_SESSIONS = "or else Spark keeps half a megabyte of each batch in memory for ever"
+_DELTA = "by which Spark finds the table of sealed messages"
+
+FIXED_OPTIONS = {
+    "spark.sql.shuffle.partitions": "which is bucket.shards: with another number, two tasks hand over one shard",
+    "spark.sql.streaming.stateStore.providerClass": "which a checkpoint keeps for life: another cannot read its state",
+    # Commands read the state of the last committed batch, while the job commits and deletes on.
+    "spark.sql.streaming.minBatchesToRetain": "which is 10: with fewer, commands find the state that they read deleted",
+    "spark.sql.extensions": f"which names Delta's, {_DELTA}",
+    "spark.sql.catalog.spark_catalog": f"which names Delta's, {_DELTA}",
+    "spark.sql.adaptive.enabled": f"which is false, {_SESSIONS}",
+    "spark.sql.adaptive.applyFinalStageShuffleOptimizations": f"which is false, {_SESSIONS}",
+    "spark.sql.sources.bucketing.autoBucketedScan.enabled": f"which is false, {_SESSIONS}",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "which is true: without it a damaged message is delivered",
+    # The table keeps deleted files for less time than the check allows.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "which is false: with true, vacuums fail",
+}
+"""Option names, and what `bad-setting` says of one: what Delayline sets it to, and why."""
+
+# Fixed as well, but on S3 alone.
+CHECKPOINT_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
