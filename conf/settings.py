@@ -432,6 +432,19 @@ class Settings(BaseSettings):
                 wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
         if self.clock.trigger > self.clock.horizon:
             wrong.append("clock.trigger: allowed is a duration up to clock.horizon: messages would be late")
+        release = self.release
+        if 4 * release.slice > release.transaction_timeout:
+            wrong.append(
+                "release.slice: allowed is a duration up to a quarter of release.transaction_timeout: the rest is for "
+                "the work on a transaction"
+            )
+        # A transaction's last message is due a slice after its first, which is due a lead after it is written. If it is
+        # due later than in half of the timeout, the clock counts as set back (`sinks.release.ring`).
+        if 2 * (release.lead + release.slice) > release.transaction_timeout:
+            wrong.append(
+                "release.lead: allowed is a duration that is with release.slice up to half of "
+                "release.transaction_timeout: so long a transaction is open before its messages are due"
+            )
         # On S3 alone: for a file system that Delayline does not know, a deployment may have a better one than Spark's.
         if self.storage.path.startswith("s3a:") and CHECKPOINT_FILE_MANAGER in self.spark.options:
             wrong.append(

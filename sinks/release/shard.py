@@ -133,8 +133,7 @@ class ShardRelease:
         return Limits(
             release.transaction_messages,
             self._most_transaction_bytes,
-            # Three quarters of a transaction's time are left for the work on it.
-            min(release.slice, release.transaction_timeout // 4),
+            release.slice,
             self._limiter.most_at_once,
             partial(topics.goes_to, clock_ms=clock_ms),
         )

@@ -237,6 +237,19 @@ def test_a_trigger_may_be_as_long_as_the_horizon_and_no_longer() -> None:
     assert "clock.trigger: allowed is a duration up to" in failure("clock.trigger=5001ms", "clock.horizon=5s")
 
 
+def test_a_slice_may_be_a_quarter_of_a_transactions_time_and_no_longer() -> None:
+    timeout = "release.transaction_timeout=4s"
+    assert load_settings(None, [timeout, "release.slice=1s"], {}).release.slice == 1_000
+    assert "release.slice: allowed is a duration up to a quarter of" in failure(timeout, "release.slice=1001ms")
+
+
+def test_a_lead_and_a_slice_may_be_half_of_a_transactions_time_and_no_longer() -> None:
+    timeout = "release.transaction_timeout=1s"
+    assert load_settings(None, [timeout, "release.lead=480ms"], {}).release.lead == 480
+    for wrong in (["release.lead=481ms"], ["release.lead=480ms", "release.slice=21ms"], ["release.lead=10s"]):
+        assert "release.lead: allowed is a duration that is with release.slice up to half" in failure(timeout, *wrong)
+
+
 @pytest.mark.parametrize("name", FIXED_OPTIONS)
 def test_an_option_of_spark_that_the_service_rests_on_is_refused(toml: Any, name: str) -> None:
     # Also with Delayline's own value: what a later version needs may differ.
