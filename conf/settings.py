@@ -318,6 +318,35 @@ class LevelSettings(Section):
     )
 
 
+# Hosts of addresses of which two cannot have the same port, besides equal ones.
+_THIS_HOST = frozenset({"0.0.0.0", "127.0.0.1", "localhost", "[::]", "[::1]"})  # noqa: S104, nothing listens here
+_MOST_PORT = 65_535
+
+
+def _wrong_ports(monitor: MonitorSettings, web: WebSettings, processes: int) -> list[str]:
+    """Return what is wrong with the ports of a host that runs the job, its release processes and the page."""
+    listeners = [("monitor.job", monitor.job, 0), ("web.address", web.address, 0)]
+    # With none, a process of `delayline release` has the address, and may be on another host.
+    listeners += [("monitor.release", monitor.release, number) for number in range(processes)]
+    wrong: list[str] = []
+    taken: list[tuple[str, int, str]] = []
+    for key, address, number in listeners:
+        host, _, first = address.rpartition(":")
+        # "" is nowhere, and port 0 any free one.
+        if not address or not int(first):
+            continue
+        port = int(first) + number
+        user = f"release process {number + 1} of release.processes" if key == "monitor.release" else key
+        if port > _MOST_PORT:
+            wrong.append(f"{key} = {address!r}: allowed are ports up to {_MOST_PORT}, and {user} takes {port}")
+            break
+        for other_host, other_port, other in taken:
+            if port == other_port and (host == other_host or {host, other_host} <= _THIS_HOST):
+                wrong.append(f"{key} = {address!r}: allowed are other ports than {other}'s: {user} takes {port}")
+        taken.append((host, port, user))
+    return wrong
+
+
 # The keys of [topics] that name the internal topics, in the order of `Settings.own_topics`.
 _OWN_TOPICS = ("progress", "lease", "ready", "position")
 # How the internal topics of any application end by default.
@@ -445,6 +474,7 @@ class Settings(BaseSettings):
                 "release.lead: allowed is a duration that is with release.slice up to half of "
                 "release.transaction_timeout: so long a transaction is open before its messages are due"
             )
+        wrong += _wrong_ports(self.monitor, self.web, release.processes)
         # On S3 alone: for a file system that Delayline does not know, a deployment may have a better one than Spark's.
         if self.storage.path.startswith("s3a:") and CHECKPOINT_FILE_MANAGER in self.spark.options:
             wrong.append(

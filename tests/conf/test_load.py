@@ -250,6 +250,58 @@ def test_a_lead_and_a_slice_may_be_half_of_a_transactions_time_and_no_longer() -
         assert "release.lead: allowed is a duration that is with release.slice up to half" in failure(timeout, *wrong)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (
+            ["monitor.job=127.0.0.1:9465", "monitor.release=127.0.0.1:9465"],
+            "monitor.release = '127.0.0.1:9465': allowed are other ports than monitor.job's: "
+            "release process 1 of release.processes takes 9465",
+        ),
+        (
+            ["monitor.job=0.0.0.0:9467", "monitor.release=localhost:9464", "release.processes=4", "web.address="],
+            "monitor.release = 'localhost:9464': allowed are other ports than monitor.job's: "
+            "release process 4 of release.processes takes 9467",
+        ),
+        (
+            ["monitor.release=0.0.0.0:9465", "release.processes=2"],
+            "monitor.release = '0.0.0.0:9465': allowed are other ports than web.address's: "
+            "release process 2 of release.processes takes 9466",
+        ),
+        (
+            ["monitor.job=job:9466", "web.address=job:9466"],
+            "web.address = 'job:9466': allowed are other ports than monitor.job's: web.address takes 9466",
+        ),
+        (
+            ["monitor.release=127.0.0.1:65534", "release.processes=4"],
+            "monitor.release = '127.0.0.1:65534': allowed are ports up to 65535, and "
+            "release process 3 of release.processes takes 65536",
+        ),
+    ],
+)
+def test_two_processes_of_a_host_at_one_port_and_ports_that_do_not_exist_are_refused(
+    overrides: list[str], text: str
+) -> None:
+    assert failure(*overrides) == f"bad-setting: {text}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["monitor.job=127.0.0.1:9464", "monitor.release=127.0.0.1:9465"],
+        ["monitor.release=127.0.0.1:9467", "release.processes=64"],
+        ["monitor.release=127.0.0.1:65534", "release.processes=2"],
+        # Any free port, nowhere, other hosts, and release processes that the job does not start.
+        ["monitor.job=127.0.0.1:0", "monitor.release=127.0.0.1:0", "web.address=127.0.0.1:0", "release.processes=2"],
+        ["monitor.release=127.0.0.1:9465", "release.processes=2", "web.address="],
+        ["monitor.job=job:9466", "web.address=0.0.0.0:9466"],
+        ["monitor.job=0.0.0.0:9464", "monitor.release=0.0.0.0:9464", "release.processes=0"],
+    ],
+)
+def test_ports_that_do_not_overlap_are_accepted(overrides: list[str]) -> None:
+    load_settings(None, overrides, {})
+
+
 @pytest.mark.parametrize("name", FIXED_OPTIONS)
 def test_an_option_of_spark_that_the_service_rests_on_is_refused(toml: Any, name: str) -> None:
     # Also with Delayline's own value: what a later version needs may differ.
