@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from conf import failpoints
 from conf.errors import SettingError
 from conf.kafka.client_properties import with_client_properties
 from conf.kafka.options import check_options
@@ -34,11 +35,15 @@ CONFIG_VARIABLE = "DELAYLINE_CONFIG"
 """The variable that names the settings file. The command line reads it."""
 
 _PREFIX = "DELAYLINE_"
-_NOT_SETTINGS = (CONFIG_VARIABLE, "DELAYLINE_FAILPOINT")
-# What Kubernetes sets in each pod for a Service whose name begins with `delayline`: DELAYLINE_SERVICE_HOST,
-# DELAYLINE_RELEASE_SERVICE_PORT_HTTP, DELAYLINE_PORT=tcp://…, DELAYLINE_PORT_9464_TCP_ADDR. No setting has such a name.
+_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, failpoints.VARIABLE, failpoints.ROOT_VARIABLE})
+# What Kubernetes sets in each pod for a Service whose name begins with `delayline`: DELAYLINE_SERVICE_HOST=10.0.0.1,
+# DELAYLINE_RELEASE_SERVICE_PORT_HTTP=9464, DELAYLINE_PORT=tcp://…, DELAYLINE_PORT_9464_TCP_ADDR. No setting has such a
+# name, but a misspelt one may, such as DELAYLINE_WEB_PORT=80: the value tells them apart.
+_IP, _PROTOCOL = r"[0-9a-fA-F.:]+", r"_[0-9]+_(TCP|UDP|SCTP)"
 _SERVICE_LINK = re.compile(
-    r"DELAYLINE(_[A-Z0-9]+)*?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"DELAYLINE(_[A-Z0-9]+)*?_("
+    rf"SERVICE_HOST={_IP}|SERVICE_PORT(_[A-Z0-9_]+)?=[0-9]+|PORT({_PROTOCOL})?=(tcp|udp|sctp)://\[?{_IP}\]?:[0-9]+"
+    rf"|PORT{_PROTOCOL}_(PROTO=(tcp|udp|sctp)|PORT=[0-9]+|ADDR={_IP}))"
 )
 
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
@@ -53,6 +58,8 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 _KEYS = [name for name in Settings.model_fields if name not in _SECTIONS] + [
     f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields
 ]
+# The sections whose further keys are names with dots.
+_OPTIONS_OF_CLIENTS = ("kafka", "spark")
 # pydantic's own error types, in the words of `conf.settings`.
 _ALLOWED = {"string_type": "text", "tuple_type": "a list", "too_short": "a list of one or more"}
 
@@ -74,7 +81,8 @@ def load_settings(
         overrides: each `section.key=value`, split at the first dot and the first `=`.
         environ: variables `DELAYLINE_SECTION__KEY`; None for the process's. In [kafka] and [spark] each `_` of a key
             without a dot is read as a dot, and a key in capitals in lower case:
-            `DELAYLINE_KAFKA__SECURITY_PROTOCOL`, `DELAYLINE_SPARK__spark_executor_memoryOverhead`.
+            `DELAYLINE_KAFKA__SECURITY_PROTOCOL`, `DELAYLINE_SPARK__spark_executor_memoryOverhead`. The topics in
+            keys of other sections are read as they are written.
 
     Raises:
         SettingError: lists every problem with key, value (`******` for a secret), allowed values and origin.
@@ -155,7 +163,7 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
     variables: dict[str, str] = {}
     origins: dict[str, str] = {}
     for name in sorted(environ):
-        if not name.startswith(_PREFIX) or name.startswith(_NOT_SETTINGS) or _SERVICE_LINK.fullmatch(name):
+        if not name.startswith(_PREFIX) or name in _NOT_SETTINGS or _SERVICE_LINK.fullmatch(f"{name}={environ[name]}"):
             continue
         key = _key_of_variable(name)
         if key in _SECTIONS:
@@ -186,8 +194,9 @@ def _key_of_variable(name: str) -> str | None:
         return f"{section}.{rest.lower()}"
     if not issubclass(model, OptionTable):
         return None
-    # A shell cannot set names with dots; `env` and compose files can. The case of Spark's options matters.
-    if "." not in rest:
+    # A shell cannot set names with dots; `env` and compose files can. The case of Spark's options matters. The keys of
+    # other sections are topics, whose names have `_` and capitals of their own.
+    if section in _OPTIONS_OF_CLIENTS and "." not in rest:
         rest = (rest.lower() if rest.isupper() else rest).replace("_", ".")
     return f"{section}.{rest}"
 

@@ -386,6 +386,9 @@ def test_an_unknown_name_in_the_file_gets_the_nearest_known_one(toml: Any, text:
         ("DELAYLINE_", "no such setting"),
         ("DELAYLINE_SUPPORT", "no such setting"),
         ("DELAYLINE_PORTS", "no such setting"),
+        ("DELAYLINE_CONFIG_FILE", "no such setting"),
+        ("DELAYLINE_CONFIGURATION", "no such setting"),
+        ("DELAYLINE_FAILPOINTS", "no such setting"),
         ("DELAYLINE_KAFKA", "a section has no value"),
         ("DELAYLINE_KAFKA__SECURITY_PROTOCL", "kafka.security.protocl: no such setting"),
     ],
@@ -408,6 +411,48 @@ def test_what_kubernetes_sets_for_a_service_is_ignored(service: str) -> None:
         f"{of_port}_ADDR": "10.0.0.1",
     }
     assert load_settings(None, [], environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DELAYLINE_WEB_PORT", "1"),
+        ("DELAYLINE_KAFKA_PORT", "1"),
+        ("DELAYLINE_PORT", "tcp"),
+        ("DELAYLINE_KAFKA_SERVICE_HOST", "broker:9092"),
+        ("DELAYLINE_KAFKA_SERVICE_PORT", "kafka"),
+        ("DELAYLINE_WEB_PORT_80_TCP", "80"),
+        ("DELAYLINE_WEB_PORT_80_TCP_PROTO", "http"),
+        ("DELAYLINE_WEB_PORT_80_TCP_ADDR", "host"),
+    ],
+)
+def test_a_variable_that_kubernetes_would_set_to_something_else_is_refused(name: str, value: str) -> None:
+    assert failure(environ={name: value}).startswith(f"bad-setting: {name}: no such setting")
+
+
+def test_kubernetes_may_set_addresses_of_ip_version_6() -> None:
+    environ = {
+        "DELAYLINE_SERVICE_HOST": "fd00::1",
+        "DELAYLINE_PORT": "udp://[fd00::1]:53",
+        "DELAYLINE_PORT_53_UDP_ADDR": "fd00::1",
+    }
+    assert load_settings(None, [], environ) == Settings()
+
+
+def test_a_variable_names_a_topic_as_it_is_written() -> None:
+    environ = {
+        "DELAYLINE_TOPICS__INPUT": "My_in,my.in",
+        "DELAYLINE_TOPICS__ALLOWED_OUTPUTS": "my_topic,my.topic,MY_TOPIC",
+        "DELAYLINE_RATES__my_topic": "50",
+        "DELAYLINE_RATES__my.topic": "60",
+        "DELAYLINE_RATES__MY_TOPIC": "70",
+        "DELAYLINE_PRESETS__My_in": "nats",
+        "DELAYLINE_POLICIES__my.in.max_delay": "1s",
+    }
+    settings = load_settings(None, [], environ)
+    assert settings.rates.by_topic == {"my_topic": 50, "my.topic": 60, "MY_TOPIC": 70}
+    assert settings.presets.by_topic == {"My_in": ("nats",)}
+    assert settings.policies.by_topic["my.in"].max_delay == 1_000
 
 
 def test_variables_that_are_not_settings_are_ignored() -> None:
