@@ -91,10 +91,11 @@ class BatchRunner:
         self.planned = state.planned
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
-        # Of one batch the hand-over and the seal, and what follows the seal before.
-        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="batch")
-        self._ahead: Future[None] = Future()
-        self._ahead.set_result(None)
+        # Of one batch the hand-over and the seal, and the two that follow the seal before.
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
+        self._ahead, self._ids_ahead = Future[None](), Future[None]()
+        for future in (self._ahead, self._ids_ahead):
+            future.set_result(None)
         self._arrivals = ArrivalWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
@@ -313,13 +314,12 @@ class BatchRunner:
         with self._counts.timed("seal"):
             self._ahead.result()
             self._store.append(rows, self._origin.checkpoint, batch_id)
-        self._ahead = self._start(self._look_ahead)
+        self._ahead = self._start(self._store.look_ahead)
+        # No seal waits for it: after a large merge it takes a while. A batch that needs more than is there reads it.
+        if self._ids_ahead.done():
+            self._ids_ahead.result()
+            self._ids_ahead = self._start(self._cancels.look_ahead)
         failpoint("sealed")
-
-    def _look_ahead(self) -> None:
-        """Work out what the next batch must know of the table as it is now."""
-        self._store.look_ahead()
-        self._cancels.look_ahead()
 
 
 def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:

@@ -92,6 +92,8 @@ class SealedIds:
         self._entries.executemany(_REMOVE, ((part,) for part in self._copied - live))
         self._copied &= live
         if missing := live - self._copied:
+            # What a reading that failed has left.
+            self._entries.executemany(_REMOVE, ((part,) for part in missing))
             for entries in self._store.index_entries_of(missing, version):
                 self._entries.executemany(_ADD, as_tuples(entries))
             self._copied |= missing
