@@ -45,6 +45,7 @@ from streaming.job.clock_watch import watch_from
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
+from streaming.job.slow_batch_watch import SlowBatchWatch
 from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
@@ -247,17 +248,19 @@ def _watch(
 ) -> None:
     """Wait until the query fails or a signal asks for the end; then end the query after the running batch.
 
-    Checks the clock, the lease, the release processes, outages and each batch's progress meanwhile.
+    Checks the clock, the lease, the release processes, outages, each batch's progress and its steps meanwhile.
 
     `stop` has an entry once a signal has come. `check_clock` raises ClockBehind. `is_outage` returns whether Spark
     waits for brokers between batches, and logs that.
     """
     progress = _ProgressWatch(query, counts)
+    slow = SlowBatchWatch(lambda: counts.running)
     while not _stop_requested(stop):
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
         _check_releases(spark, query, gate, runner, releases)
         is_outage()
         progress.check()
+        slow.check()
         counts.lease_confirmed(lease.confirmed_ago_s)
         if not query.isActive:
             raise _cause_of_end(query, settings, lease)

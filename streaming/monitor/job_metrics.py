@@ -67,6 +67,8 @@ class JobCounts(Collector):
         self._sealed = self._cancelled = 0
         self._step_counts: Counter[str] = Counter()
         self._step_seconds: defaultdict[str, float] = defaultdict(float)
+        # When each step began that is running, by the monotonic clock.
+        self._running: dict[str, float] = {}
         self._mutable: dict[int, MutableBounds] = {}
         # How many mutable buckets have told of messages, by the last batches.
         self._told: dict[int, int] = {}
@@ -95,8 +97,20 @@ class JobCounts(Collector):
     def timed(self, step: str) -> Iterator[None]:
         """Add the time that the block takes, if it raises nothing."""
         begun_s = time.monotonic()
-        yield
+        with self._lock:
+            self._running[step] = begun_s
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[step]
         self.took(step, time.monotonic() - begun_s)
+
+    @property
+    def running(self) -> dict[str, float]:
+        """When each step began that is running, by the monotonic clock."""
+        with self._lock:
+            return dict(self._running)
 
     def batch_begun(self, batch: PlannedBatch) -> None:
         """Take the batch that is running from now on."""

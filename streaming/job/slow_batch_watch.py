@@ -1,0 +1,36 @@
+"""Says which step a batch is in that takes very long, so that nobody has to guess what it waits for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger(__name__)
+
+# No step takes so long but for a broker or a storage that does not answer, or a flood.
+_EVERY_S = 60.0
+
+
+class SlowBatchWatch:
+    """Warns while a step of a batch lasts.
+
+    `running` returns when each step began that is running, by the clock `now_s`, in seconds.
+    """
+
+    def __init__(self, running: Callable[[], Mapping[str, float]], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._running = running
+        self._now_s = now_s
+        # How often was warned of each step, by when it began.
+        self._warned: dict[tuple[str, float], int] = {}
+
+    def check(self) -> None:
+        """Warn of each step that lasts, once a minute."""
+        running = self._running().items()
+        warned = {each: self._warned.get(each, 0) for each in running}
+        for step, begun_s in running:
+            lasts_s = self._now_s() - begun_s
+            if lasts_s >= _EVERY_S * (warned[step, begun_s] + 1):
+                warned[step, begun_s] = int(lasts_s // _EVERY_S)
+                log.warning("the running batch is in its step %r for %.0f s", step, lasts_s)
+        self._warned = warned
