@@ -42,8 +42,12 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
+def dashboard() -> dict[str, Any]:
+    return dict(json.loads((MONITORING / "grafana-dashboard.json").read_text()))
+
+
 def panels() -> list[dict[str, Any]]:
-    return list(json.loads((MONITORING / "grafana-dashboard.json").read_text())["panels"])
+    return list(dashboard()["panels"])
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -94,6 +98,20 @@ def test_each_alert_tells_applications_apart_and_knows_which_are_gone(rule: dict
     # `absent` holds for all applications together, so it says nothing of one while there is another.
     assert "absent(" not in rule["expr"]
     assert groups or "absent" not in rule["expr"]
+
+
+def test_each_panel_shows_the_applications_that_are_chosen_and_all_by_default(labels: dict[str, set[str]]) -> None:
+    chosen = {each["name"]: each for each in dashboard()["templating"]["list"] if each["type"] == "query"}
+    assert chosen.keys() == _SCRAPED
+    for variable in chosen.values():
+        assert set(_METRIC.findall(variable["definition"])) <= labels.keys()
+        assert variable["query"]["query"] == variable["definition"]
+        # `.*` also matches series without the label.
+        assert (variable["includeAll"], variable["allValue"], variable["current"]["value"]) == (True, ".*", ["$__all"])
+    for panel in panels():
+        for target in panel["targets"]:
+            selectors = re.findall(r"delayline_\w+({[^}]*})?", target["expr"])
+            assert set(selectors) == {'{job=~"$job", namespace=~"$namespace"}'}, panel["title"]
 
 
 def test_messages_are_late_above_a_bound_of_the_histogram_that_plain_messages_keep() -> None:
