@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ COMPOSE = ROOT / "docker-compose.yml"
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    services: dict[str, Any] = YAML(typ="safe").load(COMPOSE)["services"]
+    # As compose does without variables of the shell.
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", COMPOSE.read_text())
+    services: dict[str, Any] = YAML(typ="safe").load(text)["services"]
     return services
 
 
@@ -41,12 +44,14 @@ def test_the_environment_of_the_job_is_valid_settings(services: dict[str, Any]) 
     assert settings.kafka.bootstrap_servers == "kafka:9092"
     assert settings.spark.options["spark.master"] == "spark://spark-master:7077"
     assert settings.spark.options["spark.driver.host"] == services["job"]["hostname"]
+    assert settings.bucket.shards == Settings().bucket.shards
     assert load_settings(None, environ=services["topics"]["environment"]) == settings
+    assert load_settings(None, environ=services["release"]["environment"]) == settings
     assert settings != Settings()
 
 
 def test_the_page_asks_the_job_where_it_listens(services: dict[str, Any]) -> None:
-    environment = services["web"]["environment"] | {"DELAYLINE_WEB__TOKEN": ""}
+    environment = {name: value or "" for name, value in services["web"]["environment"].items()}
     settings = load_settings(None, environ=environment)
     name, _, port = settings.monitor.job.rpartition(":")
     assert services[name]["environment"]["DELAYLINE_MONITOR__JOB"].rpartition(":")[2] == port

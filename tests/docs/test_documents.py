@@ -42,6 +42,7 @@ _OTHERS_OPTIONS = {
     "--rm",
     "--messages",
     "--scale",
+    "--use-aliases",
     "--out",
 }
 _OTHERS_WORDS = {
