@@ -150,10 +150,11 @@ def test_a_command_of_the_spark_operator_is_submitted_once() -> None:
 
 
 def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settings: Settings) -> None:
-    assert pods().keys() == {"job", "release", "topics"}
+    assert pods().keys() == {"job", "release", "topics", "web"}
     assert container("job")["args"] == ["run"]
     assert container("release")["args"] == ["release"]
     assert container("topics")["args"] == ["topics", "create"]
+    assert container("web")["args"] == ["web"]
     for component in pods():
         own = container(component)
         assert {each["name"]: each.get("value") for each in own["env"]}[
@@ -173,6 +174,15 @@ def test_probes_ask_where_the_processes_answer(settings: Settings) -> None:
             assert container(component)[probe]["httpGet"]["path"] in ("/healthz", "/readyz")
 
 
+def test_the_page_asks_the_job_through_its_service() -> None:
+    environ = {each["name"]: each["value"] for each in container("web")["env"]}
+    settings = load_settings(BASE / "delayline.toml", environ=environ)
+    name, _, port = settings.monitor.job.rpartition(":")
+    assert port in {str(each["port"]) for each in manifest("Service", name)["spec"]["ports"]}
+    # What a proxy of kubectl brings comes from the pod's own host; nothing else reaches the page without a token.
+    assert settings.web.address.startswith("127.0.0.1:")
+
+
 def test_executors_reach_the_driver_through_its_service(settings: Settings) -> None:
     service = manifest("Service", settings.spark.options["spark.driver.host"])
     ports = {port["name"]: str(port["port"]) for port in service["spec"]["ports"]}
@@ -184,7 +194,7 @@ def test_executors_reach_the_driver_through_its_service(settings: Settings) -> N
 def test_driver_and_executors_see_the_same_storage_as_the_same_user(settings: Settings) -> None:
     (executor,) = documents(BASE / "executor.yaml")
     assert settings.spark.options["spark.kubernetes.executor.podTemplateFile"] == "/etc/delayline/executor.yaml"
-    for pod in (executor["spec"], pods()["job"]):
+    for pod in (executor["spec"], pods()["job"], pods()["web"]):
         assert {"name": "storage", "mountPath": settings.storage.path} in pod["containers"][0]["volumeMounts"]
         (claim,) = (each["persistentVolumeClaim"] for each in pod["volumes"] if each["name"] == "storage")
         assert claim == {"claimName": manifest("PersistentVolumeClaim", "delayline")["metadata"]["name"]}

@@ -43,6 +43,7 @@ _OTHERS_OPTIONS = {
     "--messages",
     "--scale",
     "--use-aliases",
+    "--load-spark-defaults",
     "--out",
 }
 _OTHERS_WORDS = {
