@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -92,15 +93,19 @@ def goes_on_at_once(messages: pa.Table, results: str) -> pa.Array:
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids, results: str) -> pa.Table:
-    """Return `messages` but for those that have one of the ids `cancelled`.
+    """Return `messages` but for those that have one of the ids `cancelled`. `results` is the results topic."""
+    return without_named(messages, among(messages, cancelled), results)
+
+
+def without_named(messages: pa.Table, named: npt.NDArray[np.bool_], results: str) -> pa.Table:
+    """Return `messages` but for those whose id is `named` as that of a cancelled message.
 
     An ask stays: that of a cancelled replacement has the id of the replacement. `results` is the results topic.
     """
-    named = among(messages, cancelled)
     if not named.any():
         return messages
-    named &= ~np.asarray(is_ask(messages, results))
-    return messages.filter(pa.array(~named))
+    left = ~named | np.asarray(is_ask(messages, results))
+    return messages.filter(pa.array(left))
 
 
 def asks_in(messages: pa.Table, results: str) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -69,16 +69,28 @@ def count_of(ids: Ids) -> int:
 def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
     """Return which rows of a table, which has the columns `ID`, have one of `ids`."""
     found = np.zeros(messages.num_rows, dtype=bool)
+    for _, rows, _ in rows_among(messages, ids):
+        found[rows] = True
+    return found
+
+
+def rows_among(
+    messages: pa.Table, ids: Ids
+) -> Iterator[tuple[tuple[str, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yield for each (topic, partition) the rows of `messages` that have one of `ids`, and the place of each in `ids`.
+
+    `messages` has the columns `ID`. A place counts in the array of the (topic, partition).
+    """
     if not ids or not messages.num_rows:
-        return found
+        return
     offsets = messages.column("offset").to_numpy()
     for source, rows in by_source(messages):
         own = ids.get(source)
         if own is not None:
             # Both are numbers below 2^63, and `own` is sorted: faster than `np.isin`, which sorts both.
-            at = np.minimum(np.searchsorted(own, offsets[rows]), len(own) - 1)
-            found[rows] = own[at] == offsets[rows]
-    return found
+            places = np.minimum(np.searchsorted(own, offsets[rows]), len(own) - 1)
+            found = own[places] == offsets[rows]
+            yield source, rows[found], places[found]
 
 
 def places_in(table: pa.Table, messages: pa.Table) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import id_rows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, among, by_source, count_of, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, by_source, count_of, rows_among, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -52,18 +52,16 @@ class CancelledIds:
         """How many ids there are."""
         return count_of(self.ids)
 
-    def in_bucket(self, bucket: int) -> Ids:
-        """Return the ids that are those of cancelled messages in `bucket`."""
-        own = {source: ids[self.until_bucket[source] >= bucket] for source, ids in self.ids.items()}
-        return {source: ids for source, ids in own.items() if len(ids)}
+    def among(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which rows of a table, which has the columns `ID`, are cancelled.
 
-    def among(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return which rows are cancelled of a table that has the columns `ID` and bucket: where the message lies."""
+        `bucket` is the number of the bucket in which they lie, or has that of each row.
+        """
         found = np.zeros(messages.num_rows, dtype=bool)
-        buckets = messages.column("bucket").to_numpy()
-        for bucket in np.unique(buckets).tolist() if self.ids else ():
-            rows = buckets == bucket
-            found[rows] = among(messages.filter(pa.array(rows)), self.in_bucket(bucket))
+        buckets = np.broadcast_to(bucket, messages.num_rows)
+        # What is looked up is the chunk. To select the ids of a bucket would copy them all for each.
+        for source, rows, places in rows_among(messages, self.ids):
+            found[rows] = self.until_bucket[source][places] >= buckets[rows]
         return found
 
 

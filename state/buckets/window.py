@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
 from state.buckets.table_rows import ArrowFunction, split
-from state.cancel import without_cancelled
+from state.cancel import without_named
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import Ids
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
@@ -77,14 +76,11 @@ def keyed_chunks(
 
     `cancelled` messages are left out, and no asks, which go to the topic `results`.
     """
-    by_bucket: dict[int, Ids] = {}
     for batch in batches:
         buckets = batch.column("bucket").to_pylist()
         for key, bucket, chunk in zip(keys_of(batch), buckets, batch.column("chunk"), strict=True):
-            if bucket not in by_bucket:
-                by_bucket[bucket] = cancelled.in_bucket(bucket)
             messages = between(decode_chunk(chunk.as_py()), start_ms, end_ms)
-            yield key, without_cancelled(messages, by_bucket[bucket], results)
+            yield key, without_named(messages, cancelled.among(messages, bucket), results)
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:

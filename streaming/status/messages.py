@@ -22,7 +22,7 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
 from state.cancel import is_ask
 from state.message import HEADERS, decode_chunk
-from state.message_ids import NO_IDS, Ids, among, id_texts, ids_of
+from state.message_ids import Ids, among, id_texts, ids_of
 from streaming.checkpoint.current import current_checkpoint
 from streaming.status.ready import EVERY_BATCH, ready_messages
 from streaming.status.storage_reader import consistent_versions
@@ -197,11 +197,10 @@ def _rows(place: str, selection: Selection, results: str, cancelled: CancelledId
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            gone = [NO_IDS] * batch.num_rows
-            if cancelled.count:
-                gone = [cancelled.in_bucket(bucket) for bucket in batch.column("bucket").to_pylist()]
-            for ids, chunk in zip(gone, batch.column("chunk"), strict=True):
-                yield from _described(decode_chunk(chunk.as_py()), place, selection, results, ids)
+            buckets = batch.column("bucket").to_pylist() if cancelled.count else [0] * batch.num_rows
+            for bucket, chunk in zip(buckets, batch.column("chunk"), strict=True):
+                messages = decode_chunk(chunk.as_py())
+                yield from _described(messages, place, selection, results, cancelled, bucket)
 
     return run
 
@@ -215,20 +214,25 @@ def _ready_rows(settings: Settings, last_batch: int, selection: Selection, resul
             for shard in batch.column("id").to_pylist():
                 position = read_position(options, settings.position_topic, shard)
                 for messages in ready_messages(settings, options, shard, position, last_batch):
-                    yield from _described(messages, "ready", selection, results, NO_IDS)
+                    yield from _described(messages, "ready", selection, results)
 
     return run
 
 
 def _described(
-    messages: pa.Table, place: str, selection: Selection, results: str, cancelled: Ids
+    messages: pa.Table,
+    place: str,
+    selection: Selection,
+    results: str,
+    cancelled: CancelledIds = NONE_CANCELLED,
+    bucket: int = 0,
 ) -> list[pa.RecordBatch]:
     chosen = selection.of(messages)
     if results and chosen.num_rows:
         # What waits for an answer is no message.
         chosen = chosen.filter(pc.invert(is_ask(chosen, results)))
-    if cancelled and chosen.num_rows:
-        chosen = chosen.filter(pa.array(~among(chosen, cancelled)))
+    if cancelled.count and chosen.num_rows:
+        chosen = chosen.filter(pa.array(~cancelled.among(chosen, bucket)))
     described = {name: chosen.column(name) for name in chosen.column_names} | {
         "id": id_texts(chosen),
         "place": pa.array(np.full(chosen.num_rows, place, dtype=object), pa.string()),

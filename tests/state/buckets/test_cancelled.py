@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from state.buckets.cancelled import NONE_CANCELLED, CancelledIds, cancelled_rows
-from state.message_ids import ID_SCHEMA, each_of
+from state.message_ids import ID_SCHEMA
 from tests.messages import cancelled
+
+PLACED_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64()))
+Placed = tuple[str, int, int, int]
+# Few ids and buckets, so that rows meet.
+PLACED = st.tuples(st.sampled_from(["in", "other"]), st.integers(0, 1), st.integers(0, 5), st.integers(1, 4))
+
+
+def placed(rows: list[Placed]) -> pa.Table:
+    """Return ids, each with a bucket."""
+    return pa.Table.from_pylist([dict(zip(PLACED_SCHEMA.names, row, strict=True)) for row in rows], PLACED_SCHEMA)
 
 
 def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
@@ -23,15 +36,24 @@ def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
 
 
 def test_a_cancelled_id_counts_in_buckets_up_to_that_of_the_last_batch_that_cancelled_it() -> None:
-    rows = [("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)]
-    schema = ID_SCHEMA.append(pa.field("bucket", pa.int64()))
-    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    table = placed([("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)])
     ids = CancelledIds.of(table)
     assert ids.count == 4
-    assert each_of(ids.in_bucket(6)) == {("in", 0, 1), ("in", 0, 2)}
-    assert ids.in_bucket(8) == {}
-    assert ids.among(table).tolist() == [True] * 5
-    later = table.set_column(3, schema.field(3), pa.array([7, 7, 7, 6, 3], pa.int64()))
-    assert ids.among(later).tolist() == [True, False, True, False, True]
-    assert CancelledIds.of(schema.empty_table()).count == NONE_CANCELLED.count == 0
-    assert NONE_CANCELLED.among(table).tolist() == [False] * 5
+    assert ids.among(table, 6).tolist() == [True, True, True, False, False]
+    assert ids.among(table, 8).tolist() == [False] * 5
+    assert ids.among(table, np.array([7, 7, 7, 6, 3])).tolist() == [True, False, True, False, True]
+    assert CancelledIds.of(PLACED_SCHEMA.empty_table()).count == NONE_CANCELLED.count == 0
+    assert NONE_CANCELLED.among(table, 0).tolist() == [False] * 5
+
+
+@given(st.lists(PLACED), st.lists(PLACED), st.integers(1, 5))
+def test_a_message_is_cancelled_if_a_batch_cancelled_its_id_and_sealed_no_earlier_bucket(
+    rows: list[Placed], asked: list[Placed], bucket: int
+) -> None:
+    def is_cancelled(message: Placed, number: int) -> bool:
+        return any(each[:3] == message[:3] and each[3] >= number for each in rows)
+
+    ids, messages = CancelledIds.of(placed(rows)), placed(asked)
+    assert ids.among(messages, bucket).tolist() == [is_cancelled(each, bucket) for each in asked]
+    buckets = messages.column("bucket").to_numpy()
+    assert ids.among(messages, buckets).tolist() == [is_cancelled(each, each[3]) for each in asked]

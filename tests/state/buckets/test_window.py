@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from state.buckets.parts import is_metadata
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
-from state.buckets.window import WINDOW_SCHEMA, window_rows
+from state.buckets.window import WINDOW_SCHEMA, keyed_chunks, window_rows
 from state.message import decode_chunk
 from state.order import in_order
 from state.shards import shards_of
@@ -74,6 +75,21 @@ def test_an_id_that_was_cancelled_before_a_bucket_is_another_messages_there() ->
         in_window = window_rows(0, 99, 1, cancelled_in(until, [5]))
         rows = [row for batch in in_window(iter(chunks)) for row in batch.to_pylist()]
         assert [row["deliver_at_ms"] for row in rows] == left
+
+
+def test_what_is_cancelled_takes_no_more_memory_in_a_task_that_reads_more_buckets() -> None:
+    cancelled = cancelled_in(50, range(200_000))
+
+    def peak_bytes(buckets: int) -> int:
+        chunks = stored_chunks(placed([[(number, 0)] for number in range(buckets)]))
+        tracemalloc.start()
+        assert all(not left.num_rows for _, left in keyed_chunks(iter(chunks), 0, 99, cancelled, ""))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    # The ids of one bucket take 1.6 MB.
+    assert peak_bytes(50) < peak_bytes(1) + 2 * 2**20
 
 
 def test_messages_of_one_minute_stay_in_one_chunk() -> None:
