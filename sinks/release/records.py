@@ -52,9 +52,9 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
     dues = batch.column("deliver_at_ms")
     written_ms = now_ms()
     stamps = pc.if_else(pc.less(dues, written_ms - OVERDUE_MS), written_ms, dues)
-    headers = batch.column("headers")
-    ends = headers.offsets.to_numpy().tolist()
-    inputs = list(zip(_list(headers.values.field(0)), _list(headers.values.field(1)), strict=True))
+    names, contents, bounds = _headers(batch)
+    ends = bounds.tolist()
+    inputs = list(zip(_list(names), _list(contents), strict=True))
     columns = [
         stamps,
         *(batch.column(name) for name in ("output_topic", "output_partition", "key", "value")),
@@ -79,6 +79,17 @@ def message_ids(batch: pa.RecordBatch) -> pa.Array:
     """Return the id of each message, as binary."""
     places = [batch.column("topic"), batch.column("partition").cast(pa.string())]
     return pc.binary_join_element_wise(*places, batch.column("offset").cast(pa.string()), "/").cast(pa.binary())
+
+
+def _headers(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int32]]:
+    """Return names and contents of the headers of all messages, and where those of each begin and the last one's end.
+
+    `batch` is mostly a slice, of which Arrow would give the headers of the whole: a hundred times as many.
+    """
+    headers = batch.column("headers")
+    bounds = headers.offsets.to_numpy()
+    own = headers.values.slice(bounds[0], bounds[-1] - bounds[0])
+    return own.field(0), own.field(1), bounds - bounds[0]
 
 
 def _list(column: pa.Array) -> list[Any]:
@@ -132,9 +143,8 @@ def bytes_at_most(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     total = np.full(batch.num_rows, _OWN_BYTES, dtype=np.int64)
     for name in ("key", "value", "error_text"):
         total += _lengths(batch.column(name))
-    headers = batch.column("headers")
-    each = _lengths(headers.values.field(0)) + _lengths(headers.values.field(1)) + _HEADER_LENGTHS_BYTES
-    until = np.concatenate([[0], np.cumsum(each)])[headers.offsets.to_numpy()]
+    names, contents, bounds = _headers(batch)
+    until = np.concatenate([[0], np.cumsum(_lengths(names) + _lengths(contents) + _HEADER_LENGTHS_BYTES)])[bounds]
     return np.asarray(total + np.diff(until))
 
 

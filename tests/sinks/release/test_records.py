@@ -60,6 +60,23 @@ def test_any_slice_of_messages_gives_exactly_its_records_in_order(
     assert records_of(decode_chunk(encode_chunk(table.slice(middle)))) == wanted[middle:]
 
 
+def test_the_records_of_a_slice_read_no_headers_of_other_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = messages({"offset": at, "headers": headers(("h", b"%d" % at), ("i", b""))} for at in range(1_000))
+    (whole,) = table.combine_chunks().to_batches()
+    lengths: list[int] = []
+    listed = module._list
+
+    def noting(column: pa.Array) -> list[Any]:
+        lengths.append(len(column))
+        return listed(column)
+
+    monkeypatch.setattr(module, "_list", noting)
+    made = list(records(whole.slice(500, 20)))
+    assert [record.headers[0] for record in made] == [("h", b"%d" % at) for at in range(500, 520)]
+    assert max(lengths) == 40
+    assert module.bytes_at_most(whole.slice(500, 20)).tolist() == module.bytes_at_most(whole).tolist()[500:520]
+
+
 def test_a_record_has_its_due_time_as_timestamp_unless_it_is_overdue_by_more_than_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
