@@ -39,7 +39,8 @@ class LatenessWindow:
         if 0 <= now_ms - self._computed_ms < _EVERY_MS:
             return self._newest
         with self._lock:
-            while self._samples and self._samples[0][0] < now_ms - _SPAN_MS:
+            # Also what is far ahead: the clock was, and nothing behind it would go until it is there again.
+            while self._samples and abs(now_ms - self._samples[0][0]) > _SPAN_MS:
                 self._samples.popleft()
             samples = list(self._samples)
         self._computed_ms = now_ms
