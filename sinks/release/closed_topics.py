@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import TopicClosed
@@ -35,6 +34,8 @@ _CONFIRM_S = 3.0
 # How often a broker is asked whether a closed topic takes records again, if there are any for it.
 _LOOK_EVERY_S = 5.0
 _LOG_EVERY_S = 60.0
+# Above the number of every partition.
+_EVERY = 1 << 31
 # Topics, and how many partitions of each messages were accepted for.
 Needs = Mapping[str, int]
 
@@ -144,10 +145,14 @@ class ClosedTopics:
 
 def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]) -> npt.NDArray[np.bool_]:
     """Return which of `messages` are for a topic that is `closed`, or for a partition that it lacks."""
-    refused = np.zeros(messages.num_rows, dtype=bool)
-    partitions = messages.column("output_partition").to_numpy()
-    for topic, each in closed.items():
-        refused |= np.asarray(pc.equal(messages.column("output_topic"), topic)) & (partitions >= each.partitions)
+    if not closed or not messages.num_rows:
+        return np.zeros(messages.num_rows, dtype=bool)
+    # By the topics of the messages: the closed ones are as many as were ever deleted with messages on their way.
+    encoded = messages.column("output_topic").dictionary_encode()
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    topics = (closed.get(topic) for topic in encoded.dictionary.to_pylist())
+    first_refused = np.array([_EVERY if each is None else each.partitions for each in topics], dtype=np.int64)
+    refused: npt.NDArray[np.bool_] = messages.column("output_partition").to_numpy() >= first_refused[encoded.indices]
     return refused
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicClosed, TopicMismatch, TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release import closed_topics, known_topics
-from sinks.release.closed_topics import ClosedTopics, refused_by
+from sinks.release.closed_topics import Closed, ClosedTopics, refused_by
 from sinks.release.known_topics import Topics, needs_of
 from sinks.release.pending import Planned
 from sinks.release.reports import Unwritable
@@ -265,3 +265,17 @@ def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_
     with pytest.raises(BrokerUnreachable):
         release._write(topics, Planned(messages([{"output_topic": "side"}]), Position("id"), 100))
     assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
+
+
+def test_only_topics_that_messages_are_for_are_looked_up() -> None:
+    looked_up: list[str] = []
+
+    class Many(dict[str, Closed]):
+        def get(self, topic: str, default: Any = None) -> Any:
+            looked_up.append(topic)
+            return super().get(topic, default)
+
+    closed = Many((f"gone-{number}", Closed(TopicClosed("gone"), 1, 2)) for number in range(5_000))
+    table = messages({"output_topic": f"gone-{at % 2}", "output_partition": at % 3} for at in range(20))
+    assert refused_by(table, closed).tolist() == [at % 3 > 0 for at in range(20)]
+    assert sorted(looked_up) == ["gone-0", "gone-1"]
