@@ -1,4 +1,4 @@
-"""`delayline health`: ask a running process whether it makes progress."""
+"""`delayline health`: ask running processes whether they make progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from streaming.cli.options import ConfigFile, Overrides, settings_of
 
 def health(
     of: Annotated[
-        Literal["job", "release"], typer.Argument(help="The process that is asked: at monitor.job or monitor.release.")
+        Literal["job", "release"],
+        typer.Argument(help="What is asked: the process at monitor.job, or those at monitor.release."),
     ] = "job",
     live: Annotated[
         bool, typer.Option("--live", help="Ask whether it makes progress, not whether it is on time.")
@@ -19,31 +20,43 @@ def health(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say whether the job, or a release process, is ready: whether messages leave on time as far as it knows.
+    """Say whether the job, or its release processes, are ready: whether messages leave on time as far as they know.
 
-    Exit code 0 if it is, 1 if it is not or does not answer, with the reasons. Starts no Spark and asks no broker.
+    Of release processes, each of `release.processes` is asked, at its own port; with 0, the one at monitor.release.
+    Exit code 0 if all are, 1 if one is not or does not answer, with the reasons. Starts no Spark and asks no broker.
     """
-    import json
-
     from conf.errors import UsageError
-    from streaming.monitor.client import NoAnswer, ask
+    from streaming.monitor.client import release_addresses
 
-    monitor = settings_of(config, overrides).monitor
+    settings = settings_of(config, overrides)
+    monitor = settings.monitor
     address = monitor.job if of == "job" else monitor.release
     if address.rpartition(":")[2] in ("", "0"):
         raise UsageError(
             f"monitor.{of} = {address!r}: set it to an address with a port, for this process and for that one"
         )
+    addresses = [address] if of == "job" else release_addresses(settings) or [address]
+    good = True
+    for each in addresses:
+        is_good, sentence = _asked(each, live)
+        good &= is_good
+        typer.echo(sentence if len(addresses) == 1 or each in sentence else f"{each}: {sentence}")
+    if not good:
+        raise typer.Exit(1)
+
+
+def _asked(address: str, live: bool) -> tuple[bool, str]:
+    """Ask the process at `address`: whether it is well, and what it says."""
+    import json
+
+    from streaming.monitor.client import NoAnswer, ask
+
     try:
         answer = ask(address, "/healthz" if live else "/readyz")
         reasons = json.loads(answer.body)["reasons"]
     except NoAnswer as problem:
-        typer.echo(str(problem))
-        raise typer.Exit(1) from problem
-    except (ValueError, KeyError, TypeError) as problem:
-        typer.echo(f"no answer from {address}: another server than Delayline's answers there")
-        raise typer.Exit(1) from problem
+        return False, str(problem)
+    except (ValueError, KeyError, TypeError):
+        return False, f"no answer from {address}: another server than Delayline's answers there"
     good, wanted = answer.code == 200, "live" if live else "ready"
-    typer.echo(": ".join([wanted if good else f"not {wanted}", *(["; ".join(reasons)] if reasons else [])]))
-    if not good:
-        raise typer.Exit(1)
+    return good, ": ".join([wanted if good else f"not {wanted}", *(["; ".join(reasons)] if reasons else [])])

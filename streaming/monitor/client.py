@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 from dataclasses import dataclass
 
+from conf.settings import Settings
+
 _TIMEOUT_S = 3.0
 # An address that stands for all of a host's is asked on this host.
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104, nothing listens here
@@ -20,6 +22,14 @@ class Answer:
 
     code: int
     body: bytes
+
+
+def release_addresses(settings: Settings) -> list[str]:
+    """Return where the release processes that a job starts answer: none without a port in `monitor.release`."""
+    host, _, port = settings.monitor.release.rpartition(":")
+    if port in ("", "0"):
+        return []
+    return [f"{host}:{int(port) + number}" for number in range(settings.release.processes)]
 
 
 def ask(address: str, path: str) -> Answer:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from conf.settings import Settings
-from streaming.monitor.client import NoAnswer, ask
+from streaming.monitor.client import NoAnswer, ask, release_addresses
 from streaming.status.formats import as_json
 from streaming.status.running import status_of_job
 from streaming.status.status import Status
@@ -131,7 +131,4 @@ def _problems(settings: Settings) -> list[dict[str, Any]]:
 
 def _addresses(settings: Settings) -> list[tuple[str, str]]:
     addresses = [("job", settings.monitor.job)] if settings.monitor.job else []
-    host, _, port = settings.monitor.release.rpartition(":")
-    if port and int(port):
-        addresses += [(f"release {n}", f"{host}:{int(port) + n}") for n in range(settings.release.processes)]
-    return addresses
+    return addresses + [(f"release {number}", address) for number, address in enumerate(release_addresses(settings))]

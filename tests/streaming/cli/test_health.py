@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
+from conf.errors import SettingError
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
 from streaming.monitor.server import Health, MonitorServer
@@ -18,8 +20,24 @@ class Process:
 
     health = Health()
 
-    def __init__(self) -> None:
-        self.server = MonitorServer("monitor.job", "127.0.0.1:0", CollectorRegistry(), lambda: self.health)
+    def __init__(self, port: int = 0) -> None:
+        self.server = MonitorServer("monitor.job", f"127.0.0.1:{port}", CollectorRegistry(), lambda: self.health)
+
+
+@contextmanager
+def two_processes() -> Iterator[tuple[Process, Process]]:
+    """Two processes, the second at the port behind the first's."""
+    for _ in range(100):
+        first = Process()
+        try:
+            second = Process(int(first.server.address.rpartition(":")[2]) + 1)
+        except (SettingError, OverflowError):
+            first.server.close()
+            continue
+        with first.server, second.server:
+            yield first, second
+        return
+    raise AssertionError("no two free ports side by side")
 
 
 @pytest.fixture
@@ -47,6 +65,20 @@ def test_it_says_whether_the_process_is_ready_and_why_not(process: Process) -> N
 def test_an_address_for_all_of_the_host_is_asked_on_this_host(process: Process) -> None:
     port = process.server.address.rpartition(":")[2]
     assert health("release", "--set", f"monitor.release=0.0.0.0:{port}") == (0, "ready")
+
+
+def test_each_release_process_of_the_job_must_be_ready() -> None:
+    with two_processes() as (first, second):
+        at = ("release", "--set", "release.processes=2", "--set", f"monitor.release={first.server.address}")
+        assert health(*at) == (0, f"{first.server.address}: ready\n{second.server.address}: ready")
+        second.health = Health(True, False, ["it stands by"])
+        assert health(*at) == (1, f"{first.server.address}: ready\n{second.server.address}: not ready: it stands by")
+        assert health(*at, "--live")[0] == 0
+        assert health(*at, "--set", "release.processes=0") == (0, "ready")
+        second.server.close()
+        code, said = health(*at)
+        assert code == 1
+        assert said.startswith(f"{first.server.address}: ready\nno answer from {second.server.address}: ")
 
 
 def test_a_process_that_is_not_there_is_not_ready() -> None:
