@@ -78,7 +78,17 @@ class ReleaseMetrics(Collector):
             "When the last transaction was written that is known to be committed.",
             labels=["shard"],
         )
-        for number, shard in sorted(dict(self._process.shards).items()):
+        releasing = GaugeMetricFamily(
+            "delayline_shard_releasing",
+            "1 while messages of a shard of this process go out; 0 while it reads its ready log first, waits for "
+            "brokers, or stands still.",
+            labels=["shard"],
+        )
+        # Copies, since another thread changes them.
+        shards = dict(self._process.shards)
+        for number in sorted({*self._process.assigned, *shards}):
+            releasing.add_metric([str(number)], number in shards and shards[number].releasing)
+        for number, shard in sorted(shards.items()):
             label = [str(number)]
             backlog.add_metric(label, shard.backlog.messages)
             if shard.backlog.next_due_ms is not None:
@@ -86,7 +96,7 @@ class ReleaseMetrics(Collector):
             position = shard.position
             if position is not None and position.at_ms:
                 committed.add_metric(label, position.at_ms / 1000)
-        yield from (backlog, next_due, committed)
+        yield from (releasing, backlog, next_due, committed)
 
 
 def monitored_release(

@@ -72,7 +72,7 @@ def labels() -> dict[str, set[str]]:
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
-    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1))
+    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1), releasing=True)
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
     texts = [generate_latest(registry) for registry in map(registry_of, (counts, ReleaseMetrics(cast(Any, process))))]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
@@ -131,6 +131,16 @@ def test_alerts_fire_for_the_application_that_is_gone_and_for_no_other() -> None
         [promtool, "test", "rules", str(Path(__file__).with_name("alerts.yaml"))], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release() -> None:
+    shards = {
+        number: SimpleNamespace(backlog=Backlog(0, None), position=None, releasing=number == 0) for number in (0, 1)
+    }
+    process = SimpleNamespace(counts=ReleaseCounts("results"), shards=shards, assigned={0, 1, 2})
+    text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+    (family,) = (each for each in text_string_to_metric_families(text) if each.name == "delayline_shard_releasing")
+    assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0}
 
 
 def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
