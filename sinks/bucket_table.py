@@ -20,7 +20,7 @@ from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
 from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
+from state.buckets.cancelled import NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.parts import (
     IS_MARKER,
     IS_METADATA,
@@ -332,7 +332,9 @@ class BucketTable:
         # Most tables have none, and to know that takes no Spark job.
         if not _delta_partitions(rows):
             return NONE_CANCELLED
-        rows = rows.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}")
+        rows = rows.where(
+            f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms} AND deliver_at_ms > {NEVER_MS}"
+        )
         return CancelledIds.of(rows.select(*ID, "bucket").toArrow())
 
     def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> DataFrame | None:

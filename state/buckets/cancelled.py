@@ -28,7 +28,8 @@ from state.message_ids import ID, ID_SCHEMA, Ids, by_source, count_of, rows_amon
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
-# Cancelled messages. Each is due in [from_ms, until_ms], epoch ms; both are `NEVER_MS` if it is in no bucket.
+# Cancelled messages. Each is due in [from_ms, until_ms], epoch ms. If it is in no bucket, `from_ms` is `NEVER_MS`, and
+# `until_ms` is an instant up to which it may be asked for by a name: its row is of use for so long.
 CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
 
 
@@ -68,11 +69,14 @@ class CancelledIds:
 NONE_CANCELLED = CancelledIds()
 
 
-def in_no_bucket(ids: Ids) -> pa.Table:
-    """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`."""
+def in_no_bucket(ids: Ids, until_ms: int) -> pa.Table:
+    """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`.
+
+    Their rows are of use until `until_ms`, epoch ms.
+    """
     table = table_of(ids)
-    never = np.full(table.num_rows, NEVER_MS)
-    return pa.table([*table.columns, never, never], schema=CANCELLED_SCHEMA)
+    from_ms, to_ms = (np.full(table.num_rows, instant_ms) for instant_ms in (NEVER_MS, until_ms))
+    return pa.table([*table.columns, from_ms, to_ms], schema=CANCELLED_SCHEMA)
 
 
 def cancelled_rows(

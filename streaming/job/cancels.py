@@ -57,7 +57,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, places_in, united
 from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
@@ -205,11 +205,11 @@ class CancelDesk:
         self._open(span)
         asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
         outcomes = Outcomes(ids_in(asks), span.ends)
-        outcomes.cancel(in_no_bucket(found))
+        outcomes.cancel(_taken_out(found, named.names, span.cutoff_ms))
         outcomes.cancel(named.superseded)
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
-        recalled = self._recall(outcomes, not_waiting, asks.num_rows)
+        recalled = self._recall(outcomes, not_waiting, asks.num_rows, span.cutoff_ms)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
@@ -281,7 +281,7 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, not_waiting: Ids, asks: int) -> pa.Table:
+    def _recall(self, outcomes: Outcomes, not_waiting: Ids, asks: int, cutoff_ms: int) -> pa.Table:
         """Read which messages release processes have cancelled, if `not_waiting` has any, or many were asked for.
 
         Returns what they have answered since that was read before, which is stored with what this batch cancels
@@ -296,7 +296,8 @@ class CancelDesk:
         if self._is_replay:
             # A replay stores nothing more: the next batch reads it again.
             self._recalled.begin_again()
-        return in_no_bucket(recalled)
+        # They were handed over, so they are due before. Until then they have their names.
+        return in_no_bucket(recalled, cutoff_ms - 1)
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""
@@ -350,6 +351,20 @@ def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
     asks = pa.concat_tables([table for shard, table in tables if shard == 0])
     found = pa.concat_tables([table for _, table in tables]).filter(pc.field("found"))
     return asks.select(ASK_SCHEMA.names), ids_in(found)
+
+
+def _taken_out(found: Ids, names: pa.Table, cutoff_ms: int) -> pa.Table:
+    """Return the messages `found` that the state stage has taken out, as a table of `CANCELLED_SCHEMA`.
+
+    One of them that has a name came in this batch (`names`), and may be asked for by it until it is due. Others are
+    asked for by their ids alone: such an ask is answered whatever is known of them, and for their rows any bound will
+    do.
+    """
+    taken = in_no_bucket(found, cutoff_ms - 1)
+    have_name = names.filter(pa.array(among(names, found)))
+    until_ms = taken.column("until_ms").to_numpy().copy()
+    until_ms[places_in(taken, have_name)] = have_name.column("deliver_at_ms").to_numpy()
+    return pa.table([*taken.columns[:-1], until_ms], schema=CANCELLED_SCHEMA)
 
 
 def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:

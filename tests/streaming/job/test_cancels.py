@@ -160,7 +160,7 @@ def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
 def test_what_the_state_stage_took_out_is_cancelled(store: BucketTable) -> None:
     results, cancelled = decide(store, 5, found=[5])
     assert results == {5: "cancelled"}
-    assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, NEVER_MS)]
+    assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, span().cutoff_ms - 1)]
 
 
 def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: BucketTable) -> None:
@@ -272,7 +272,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     store: BucketTable, bounds: dict[tuple[str, int], tuple[int, int]]
 ) -> None:
     far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
-    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, NEVER_MS), far)
+    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     bounds[TOPIC, 0] = (5, 100)
@@ -285,7 +285,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
 
 
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
-    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, NEVER_MS))
+    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
     assert [store.cancelled_between(511, 600, bucket).count for bucket in (2, 3)] == [0, 1]
     assert store.cancelled_between(0, 2**62, ALL_BUCKETS).ids[TOPIC, 0].tolist() == [1, 2]
@@ -365,7 +365,7 @@ def test_what_release_processes_have_cancelled_is_known_and_kept(store: BucketTa
     recalled += [(TOPIC, 0, 5), (TOPIC, 0, 6)]
     results, cancelled = decide(store, 5, 7)
     assert results == {5: "cancelled", 7: "undecided"}
-    assert cancelled == [CancelledId((TOPIC, 0, each), NEVER_MS, NEVER_MS) for each in (5, 6)]
+    assert cancelled == [CancelledId((TOPIC, 0, each), NEVER_MS, span().cutoff_ms - 1) for each in (5, 6)]
     cancel(store, BATCH, *cancelled)
     recalled.clear()
     assert decide(store, 6, of=span(BATCH + 1))[0] == {6: "cancelled"}

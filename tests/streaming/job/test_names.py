@@ -35,13 +35,14 @@ from tests.streaming.job.test_cancels import (
     TOPIC,
     bounds,
     each_of,
+    markers,
     output_of,
     recalled,
     seal,
     span,
 )
 
-__all__ = ["bounds", "recalled"]
+__all__ = ["bounds", "markers", "recalled"]
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000
@@ -68,21 +69,32 @@ def decide(
     of: BatchSpan | None = None,
     clock_ms: int = CLOCK_MS,
     batch_settings: BatchSettings = BATCH_SETTINGS,
+    found: Iterable[int] = (),
+    desk: CancelDesk | None = None,
 ) -> tuple[dict[int, Any], Decision]:
-    """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key."""
-    asked = asks_for(*given)
-    chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found"), pa.repeat(pa.scalar(False), asked.num_rows)))
+    """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key.
+
+    The messages `found` are asked for by their ids as well, and the state stage has taken them out. What decides is
+    `desk`, or one that knows nothing but the table.
+    """
+    by_id = [(*place(offset), "asks", 1, offset, None, None, None) for offset in found]
+    asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
+    asked = pa.concat_tables([asks_for(*given), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
+    is_found = [at >= len(given) for at in range(asked.num_rows)]
+    chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found"), pa.array(is_found)))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), clock_ms, batch_settings)
+    desk = desk or CancelDesk(store, Settings())
+    decision = desk.decide(frame, rows, of or span(), clock_ms, batch_settings)
     answers: dict[int, Any] = {}
-    for answer in decision.answers.to_pylist():
+    to_names = [answer for answer in decision.answers.to_pylist() if answer["topic"] == TOPIC]
+    for answer in to_names:
         value, key = answer["value"], answer["key"]
         if value is not None:
             is_open = value[:1] == b"["
             answers[answer["offset"]] = ("goes on", key.decode()) if is_open else json.loads(value)
             if is_open:
-                assert Undecided.from_bytes(value).due_before_ms == PREVIOUS_MS + 500
-    assert {answer["offset"] for answer in decision.answers.to_pylist()} == {offset for offset, _, _ in given}
+                assert Undecided.from_bytes(value).due_before_ms == (of or span()).cutoff_ms
+    assert {answer["offset"] for answer in to_names} == {offset for offset, _, _ in given}
     return answers, decision
 
 
@@ -325,6 +337,41 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
     goes_on, is_known = ("goes on", "delayline-in/0/1"), {"id": "delayline-in/0/1", "result": "cancelled"}
     # A release process that has started since would take what it does not know for delivered.
     assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
+
+
+@pytest.mark.parametrize("is_recalled", [True, False], ids=["recalled", "taken out by the state stage"])
+def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
+    store: BucketTable,
+    bounds: dict[tuple[str, int], tuple[int, int]],
+    recalled: list[MessageId],
+    monkeypatch: pytest.MonkeyPatch,
+    is_recalled: bool,
+) -> None:
+    monkeypatch.setattr("streaming.job.cancels._FORGET_EVERY_S", -1.0)
+    bounds[TOPIC, 0] = (READ, 100)
+    desk = CancelDesk(store, Settings())
+    assert "offset < 60" in desk.forgettable(0), "it has read which records are deleted"
+    if is_recalled:
+        # Handed over, and due after the clocks of all these batches.
+        name(store, 4, a=(50, 900))
+        recalled.append(place(50))
+        later, clock_ms = span(BATCH + 1), CLOCK_MS + 100
+        _, decision = decide(store, (51, "a", None), desk=desk)
+        recalled.clear()
+    else:
+        # So late that later batches would have handed it over.
+        later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
+        _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
+    assert {each.id for each in each_of(decision.cancelled)} == {place(50)}
+    store_of(store, BATCH, decision)
+    desk.stored(decision, span(), CLOCK_MS)
+    desk.stored(Decision(), later, clock_ms)
+    # The same batch, by what this process knows and by what a new one reads.
+    again = replace(later, batch_id=later.batch_id + 1)
+    both = [decide(store, (52, "a", FAR_MS), of=again, clock_ms=clock_ms + 100, desk=each)[1] for each in (desk, None)]
+    assert both[0].answers.equals(both[1].answers)
+    assert both[0].answers.column("value").to_pylist() == [None]
+    desk.close()
 
 
 def test_a_name_is_free_once_its_message_is_delivered(store: BucketTable) -> None:

@@ -285,7 +285,7 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     gone = [("delayline-in", 0, offset, due - 5, due + 5) for due, offset in ((150, 1), (far + 50, 3))]
     store.append(store.spark.createDataFrame(cancelled_rows(cancelled(gone), 2)), "checkpoint", 2)
     window.take(120, 300)
-    window.cancel(cancelled([*gone, ("delayline-in", 0, 77, NEVER_MS, NEVER_MS)]))
+    window.cancel(cancelled([*gone, ("delayline-in", 0, 77, NEVER_MS, 300)]))
     assert {source: ids.tolist() for source, ids in window.cancelled(120, 300).items()} == {("delayline-in", 0): [1]}
     assert window.cancelled(0, 145) == {}
     window.advance(300)
