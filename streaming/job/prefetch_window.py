@@ -4,12 +4,14 @@ The driver holds only metadata. A *piece* is a range of due time whose sealed me
 sorted, and cached in Spark as chunks. Each sealed message is in at most one piece.
 
 The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only where much is sealed
-into a range that is loaded: what is too far ahead is given up, and loaded again in its time.
+into a range that is loaded, or where it was loaded long ago: what is too far ahead is given up, and loaded again in its
+time.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,12 +44,18 @@ _POOL = "loads"
 # Each piece is a plan in the driver's Java, with which Spark compares each other plan. Small seals into a range that is
 # loaded for days would make thousands.
 _MOST_PIECES = 64
+# Where Spark loses cached messages, as with an executor, it reads them again from the files of the version that they
+# were loaded from. The table keeps files that a merge has replaced for an hour (`sinks.bucket_table`). So what was
+# loaded half an hour ago is given up, but for what is due in a quarter, which is delivered by then.
+_FRESH_S = 1_800.0
+_DUE_SOON_MS = 900_000
 
 
 @dataclass(frozen=True)
 class _Piece:
     """Cached sealed messages that are due in [start_ms, end_ms).
 
+    `version_s` is when the table had the version that they were read from, by the monotonic clock.
     `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms. `nbytes` is about what all of it takes,
     even if `end_ms` was moved back.
     """
@@ -55,6 +63,7 @@ class _Piece:
     start_ms: int
     end_ms: int
     nbytes: float
+    version_s: float
     chunks: DataFrame
     firsts: np.ndarray
     lasts: np.ndarray
@@ -175,6 +184,9 @@ class PrefetchWindow:
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
         self._cancelled = self._cancelled.filter(pc.field("until_ms") >= cutoff_ms).combine_chunks()
+        old_s, soon_ms = time.monotonic() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
+        if any(piece.version_s < old_s and piece.end_ms > soon_ms for piece in self._pieces):
+            self._give_up_from(soon_ms)
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
             held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
@@ -196,8 +208,11 @@ class PrefetchWindow:
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
         if len(self._pieces) + len(self._loading) >= _MOST_PIECES:
             end = min(end, self._cutoff_ms + self._ahead_ms)
-        if end >= self._horizon_ms:
-            return
+        if end < self._horizon_ms:
+            self._give_up_from(end)
+
+    def _give_up_from(self, end: int) -> None:
+        """Give up what is loaded of messages due at `end` (epoch ms) or later: it will be loaded again in its time."""
         self._horizon_ms = end
         # The load that reaches there again finds these in the table.
         self._cancelled = self._cancelled.filter(pc.field("from_ms") < end)
@@ -226,15 +241,22 @@ class PrefetchWindow:
         """
         if segments:
             parts = self._catalog.parts_of(segments)
-            version = self._store.version()
+            version, version_s = self._store.version(), time.monotonic()
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, version)
             load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
-            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version)
+            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version, version_s)
             self._loading.append(_Load(start_ms, end_ms, nbytes, piece))
 
     def _load(
-        self, chunks: DataFrame, segments: list[Segment], start_ms: int, end_ms: int, nbytes: float, version: int
+        self,
+        chunks: DataFrame,
+        segments: list[Segment],
+        start_ms: int,
+        end_ms: int,
+        nbytes: float,
+        version: int,
+        version_s: float,
     ) -> _Piece:
         """Read the chunks of the table at `version`, and cache their messages, which have about `nbytes`.
 
@@ -265,7 +287,7 @@ class PrefetchWindow:
             )
         log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)
-        return _Piece(start_ms, end_ms, nbytes, loaded, *bounds.reshape(-1, 2).T)
+        return _Piece(start_ms, end_ms, nbytes, version_s, loaded, *bounds.reshape(-1, 2).T)
 
 
 def _ending_at(end_ms: int, piece: _Piece) -> _Piece:

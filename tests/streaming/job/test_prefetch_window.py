@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -120,6 +121,42 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
         due for bucket_dues in dues.values() for due in bucket_dues
     )
     assert len(set(taken_messages)) == 9
+
+
+def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spark_has_lost_it(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal(store, {1: [50, 500, 50_000], 2: [600, 60_000]}, 1)
+    before = {row["path"] for row in store.files()}
+    window, catalog = window_of(store)
+    taken_messages = taken(window, 0, 100)
+    assert window._horizon_ms > 60_000, "it is loaded far ahead"
+    merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
+    while within := merge.next_slice(100):
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+    catalog.announce(merge.replaced, merge.merged)
+    finish_merge(store, merge, 1)
+    catalog.replace(merge.buckets, merge.merged)
+    with monkeypatch.context() as half_an_hour_later:
+        half_an_hour_later.setattr(prefetch_window, "_FRESH_S", 0.0)
+        taken_messages += taken(window, 100, 200)
+    taken_messages += taken(window, 200, 1_300)
+    # As the vacuum does.
+    for path in before - {row["path"] for row in store.files()}:
+        Path(store.path, path).unlink()
+    lose_cached(store)
+    taken_messages += taken(window, 1_300, 55_000)
+    taken_messages += taken(window, 55_000, 70_000)
+    window.close()
+    assert [due for due, _ in taken_messages] == [50, 500, 600, 50_000, 60_000]
+
+
+def lose_cached(store: BucketTable) -> None:
+    """Let Spark lose the cached rows of every DataFrame, as if their executors were lost, but not the plans."""
+    context: Any = store.spark.sparkContext
+    blocks = context._jsc.sc().env().blockManager().master()
+    for number in list(context._jsc.getPersistentRDDs().keySet()):
+        blocks.removeRdd(number, True)
 
 
 def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable) -> None:
