@@ -33,9 +33,10 @@ from sortedcontainers import SortedKeyList, SortedList
 
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary
-from sinks.release.recall import Removal, certain_ids, decide, left_of, may_be_recalled, removed_before
+from sinks.release.recall import Removal, decide, left_of, may_be_recalled, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
+from sinks.release.waiting_ids import ChunkIds, WaitingIds
 from state.cancel import asked_by, is_undecided
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, Ids, among, ids_in, united
@@ -89,7 +90,7 @@ class _Chunk:
     summary: ChunkSummary
     payload: bytes | None
     # Of the messages that may be recalled; None until an ask makes it known.
-    ids: Ids | None = None
+    ids: ChunkIds | None = None
 
     def decoded(self) -> pa.Table:
         assert self.payload is not None
@@ -133,6 +134,7 @@ class Pending:
         self._current_sizes = _sizes(self._current)
         # The lowest offset of a chunk with messages in `_current`.
         self._current_from: int | None = None
+        self._waiting_ids = WaitingIds()
         # The offsets of waiting and open chunks.
         self._live: SortedList[int] = SortedList()
         # Those of the waiting chunks whose payload is in memory.
@@ -387,9 +389,9 @@ class Pending:
     def _decide(self, offset: int, asks: pa.Table, now_ms: int) -> list[pa.Table]:
         """Decide the asks of the chunk at `offset`, and return those that are answered."""
         asked = asked_by(asks)
-        known = among(asked, certain_ids(self._removals))
-        found = self._remove(ids_in(asked.filter(pa.array(~known))))
-        decided = decide(offset, asks, found, self._removals, self._results, now_ms, self._started_ms)
+        certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
+        found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
+        decided = decide(offset, asks, found, certain, doubtful, self._results, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
@@ -398,7 +400,7 @@ class Pending:
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
-        found = [_common(chunk.ids or NO_IDS, wanted) for chunk in self._waiting]
+        found = [self._waiting_ids.common((chunk.ids for chunk in self._waiting if chunk.ids is not None), wanted)]
         for table in (self._current, *(each.messages for each in self._open)):
             found.append(ids_in(_recalled(table, wanted, self._results)))
         self._current = left_of(self._current, wanted, self._results)
@@ -423,7 +425,8 @@ class Pending:
         unknown = [chunk for chunk in self._waiting if chunk.ids is None]
         for chunk in [each for each in unknown if each.payload is not None][:_INDEXED_AT_A_TIME]:
             messages = self._messages(chunk)
-            chunk.ids = ids_in(messages.filter(pa.array(may_be_recalled(messages, self._results))))
+            recallable = messages.filter(pa.array(may_be_recalled(messages, self._results)))
+            chunk.ids = self._waiting_ids.of_chunk(ids_in(recallable))
             unknown.remove(chunk)
         if unknown and not others_first and all(chunk.payload is None for chunk in unknown):
             raise PayloadMissing(self._missing(unknown))
@@ -476,11 +479,6 @@ def _asks(messages: pa.Table, results: str) -> pa.Table:
 def _recalled(messages: pa.Table, wanted: Ids, results: str) -> pa.Table:
     named = among(messages, wanted)
     return messages.filter(pa.array(named & may_be_recalled(messages, results) if named.any() else named))
-
-
-def _common(ids: Ids, wanted: Ids) -> Ids:
-    common = {source: np.intersect1d(ids[source], wanted[source]) for source in ids.keys() & wanted.keys()}
-    return {source: offsets for source, offsets in common.items() if len(offsets)}
 
 
 def _need(chunk: _Chunk) -> tuple[OrderKey, int]:

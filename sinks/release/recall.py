@@ -14,7 +14,7 @@ the job knows it from the answer. A shard that may have forgotten answers `unkno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,26 +85,26 @@ def removed_before(offset: int, asks: pa.Table) -> Removal:
     return Removal(offset, _until(_terms(asks)), ids_in(asked_by(asks)), certain=False, forget_ms=0)
 
 
-def certain_ids(removals: Iterable[Removal]) -> Ids:
-    """Return the ids of the messages that `removals` have taken out for certain."""
-    return united(each.ids for each in removals if each.certain)
+def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
+    """Return the ids of the messages that `removals` have taken out for `certain`, or else may have."""
+    return united(each.ids for each in removals if each.certain == certain)
 
 
 def decide(
-    offset: int, asks: pa.Table, found: Ids, removals: Sequence[Removal], results: str, now_ms: int, started_ms: int
+    offset: int, asks: pa.Table, found: Ids, certain: Ids, doubtful: Ids, results: str, now_ms: int, started_ms: int
 ) -> Decided:
     """Decide the asks of the chunk at `offset`.
 
-    `found` are the messages that the shard has taken out for them, and `removals` those before. The shard has been
-    released by this process since `started_ms` (epoch ms).
+    `found` are the messages that the shard has taken out for them, `certain` those that it has before, and `doubtful`
+    those that it may have. The shard has been released by this process since `started_ms` (epoch ms).
     """
     asked, terms = asked_by(asks), _terms(asks)
-    is_cancelled = among(asked, united([found, certain_ids(removals)]))
+    is_cancelled = among(asked, united([found, certain]))
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
     is_kept = asked_ms != DELETED_MS
     # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
     is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
-    is_fresh &= ~among(asked, united(each.ids for each in removals if not each.certain))
+    is_fresh &= ~among(asked, doubtful)
     goes_on = ~is_cancelled & (left > 0)
     is_last = ~is_cancelled & ~goes_on
     answers = pa.concat_tables(
