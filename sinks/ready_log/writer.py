@@ -177,10 +177,14 @@ class ReadyLogWriter:
                 return
             except BufferError:
                 self._producer.poll(0.1)
-            except KafkaException:
+            except KafkaException as problem:
                 # An earlier record failed the transaction, and its error is more specific.
                 self._producer.poll(0)
                 self._check()
+                error = problem.args[0]
+                # Not told yet of an earlier one, and the client's own text names no topic.
+                if error.code() == KafkaError._UNKNOWN_PARTITION:
+                    raise KafkaException(KafkaError(error.code(), f"{topic}/{self.shard}: {error.str()}")) from problem
                 raise
             finally:
                 self._check()
