@@ -74,6 +74,12 @@ def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
     return found
 
 
+def are_in(ascending: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which of `numbers` are among those in `ascending`, of which there is one at least."""
+    at = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
+    return np.asarray(ascending[at] == numbers)
+
+
 def rows_among(
     messages: pa.Table, ids: Ids
 ) -> Iterator[tuple[tuple[str, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from state.message_ids import NO_IDS, Ids
+from state.message_ids import NO_IDS, Ids, are_in
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class ChunkIds:
         # Most chunks have none.
         if found.any():
             at = at[found]
-            found[found] = _are_in(self.numbers, self.firsts[at] + (offsets[found] - self.lowest[at]))
+            found[found] = are_in(self.numbers, self.firsts[at] + (offsets[found] - self.lowest[at]))
         return np.asarray(found)
 
 
@@ -72,8 +72,3 @@ class WaitingIds:
             found |= chunk.among(sources, offsets)
         own = np.split(found, np.cumsum(counts)[:-1])
         return {source: known[source][rows] for source, rows in zip(known, own, strict=True) if rows.any()}
-
-
-def _are_in(ascending: _Numbers, numbers: _Numbers) -> npt.NDArray[np.bool_]:
-    at = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
-    return np.asarray(ascending[at] == numbers)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.index.message_index import stored_offsets
-from state.message_ids import Ids, by_source
+from state.message_ids import Ids, are_in, by_source
 
 _SEGMENT = [
     # The Delta partition of the segment's metadata, and that of its chunks if the table is old.
@@ -156,6 +156,4 @@ def _places_of(wanted: _Int64s, offsets: _Int64s) -> _Int64s:
     flags = np.zeros(_FLAGS, dtype=bool)
     flags[wanted & (_FLAGS - 1)] = True
     perhaps = np.flatnonzero(flags[offsets & (_FLAGS - 1)])
-    at = np.minimum(np.searchsorted(wanted, offsets[perhaps]), len(wanted) - 1)
-    is_wanted: npt.NDArray[np.bool_] = wanted[at] == offsets[perhaps]
-    return perhaps[is_wanted]
+    return perhaps[are_in(wanted, offsets[perhaps])]

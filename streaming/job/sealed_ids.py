@@ -39,7 +39,7 @@ _MAY_HAVE = """
         AND last_offset >= ? AND first_offset <= ? AND max_deliver_at_ms >= ? AND bucket < ?
 """
 _READ = "SELECT * FROM entries WHERE rowid = ?"
-# An entry has about a thousand ids, of two or three bytes.
+# An entry has about a thousand ids, of four bytes.
 _ENTRIES_AT_ONCE = 2_000
 _CLOSE_S = 5.0
 
@@ -84,20 +84,18 @@ class SealedIds:
             self._copied.clear()
             self._lock.release()
 
-    def _copy(self, version: int) -> sqlite3.Connection:
+    def _copy(self, version: int) -> None:
         """Let the copy be that of the table at `version`."""
         if self._entries is None:
             self._entries = local_database(_TABLES)
         live = self._store.metadata_partitions(version)
-        self._entries.executemany(_REMOVE, ((part,) for part in self._copied - live))
+        # Also what a reading that failed has left of those that are missing.
+        self._entries.executemany(_REMOVE, ((part,) for part in self._copied ^ live))
         self._copied &= live
         if missing := live - self._copied:
-            # What a reading that failed has left.
-            self._entries.executemany(_REMOVE, ((part,) for part in missing))
             for entries in self._store.index_entries_of(missing, version):
                 self._entries.executemany(_ADD, as_tuples(entries))
             self._copied |= missing
-        return self._entries
 
     def _that_may_have(self, ids: Ids, before_bucket: int, from_ms: int) -> Iterator[pa.Table]:
         """Yield the entries that may have one of `ids`, some at a time."""

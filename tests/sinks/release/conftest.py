@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -18,9 +19,10 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.ready_log.chunk import chunk_record
-from sinks.release import record_check, records, ring, shard, wall_clock
+from sinks.release import record_check, records, ring, shard, waiting_ids, wall_clock
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sources.subscriber import received
+from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 
@@ -335,3 +337,16 @@ def _bounds(client: Consumer, topic: str, numbers: list[int]) -> list[tuple[int,
 
     assert_eventually(known, _TIMEOUT_S)
     return bounds
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """In how many ids of a waiting chunk each search was."""
+    lengths: list[int] = []
+
+    def counting(ascending: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        lengths.append(len(ascending))
+        return are_in(ascending, numbers)
+
+    monkeypatch.setattr(waiting_ids, "are_in", counting)
+    return lengths

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.release import waiting_ids
 from sinks.release.waiting_ids import WaitingIds
 from state.message_ids import NO_IDS, Ids, each_of, ids_of
 
@@ -26,20 +25,6 @@ def test_the_common_ids_are_those_of_sets(
     found = waiting.common(known[left:], ids_of(wanted))
     assert each_of(found) == set(wanted) & {each for chunk in chunks[left:] for each in chunk}
     assert all(len(offsets) and (np.diff(offsets) > 0).all() for offsets in found.values())
-
-
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """In how many ids each search was."""
-    lengths: list[int] = []
-    are_in = waiting_ids._are_in
-
-    def counting(ascending: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        lengths.append(len(ascending))
-        return are_in(ascending, numbers)
-
-    monkeypatch.setattr(waiting_ids, "_are_in", counting)
-    return lengths
 
 
 def _ids(partitions: int, *offsets: int) -> Ids:
