@@ -19,6 +19,10 @@ from state.order import OrderKey, in_order, key_of, up_to
 # Decoded: a chunk is what a release process opens, and takes in, at once.
 _CHUNK_BYTES = 512 * 1024
 _CHUNK_MESSAGES = 2_000
+# A release process keeps a chunk open as long as one of its messages waits. So a chunk spans no more due time than
+# this, unless that would make it so small that the chunks themselves cost more than their messages.
+_CHUNK_SPAN_MS = 5_000
+_LEAST_CUT_BYTES = 32 * 1024
 # A transaction's messages are kept until it is committed, since it may have to be written again.
 _TRANSACTION_BYTES = 64 * 1024 * 1024
 
@@ -163,7 +167,11 @@ def ready_chunks(messages: pa.Table, clock_ms: int) -> Iterator[pa.Table]:
 
 def _cut(messages: pa.Table) -> Iterator[pa.Table]:
     for at in range(0, messages.num_rows, _CHUNK_MESSAGES):
-        yield from split_by_bytes(messages.slice(at, _CHUNK_MESSAGES), _CHUNK_BYTES)
+        for piece in split_by_bytes(messages.slice(at, _CHUNK_MESSAGES), _CHUNK_BYTES):
+            span_ms = key_of(piece, -1).deliver_at_ms - key_of(piece).deliver_at_ms
+            count = min(span_ms // _CHUNK_SPAN_MS + 1, max(1, piece.nbytes // _LEAST_CUT_BYTES))
+            rows = -(-piece.num_rows // count)
+            yield from (piece.slice(start, rows) for start in range(0, piece.num_rows, rows))
 
 
 def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:

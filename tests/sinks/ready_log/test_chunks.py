@@ -97,6 +97,17 @@ def test_a_chunk_has_about_half_a_mebibyte_and_a_larger_message_is_alone() -> No
     assert [_dues(chunk) for chunk in large] == [[50], [51], [52]]
 
 
+def test_a_chunk_spans_little_due_time_if_there_are_messages_enough() -> None:
+    minute = [60_000 * n // 1_000 for n in range(1_000)]
+    chunks = list(ready_chunks(_due(*minute, value=b"x" * 1_000), 0))
+    assert _dues(*chunks) == minute
+    assert all(_dues(chunk)[-1] - _dues(chunk)[0] <= 5_000 for chunk in chunks)
+    assert len(chunks) <= 15
+    # The same hour of few messages: as many as are worth a chunk.
+    (few,) = ready_chunks(_due(*minute[::20], value=b"x" * 100), 0)
+    assert few.num_rows == 50
+
+
 def test_dead_letters_are_due_at_the_batchs_clock_or_before_and_are_sorted_by_that() -> None:
     rows = [
         {"deliver_at_ms": due, "offset": offset} | (_DEAD if dead else {})
