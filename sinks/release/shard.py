@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, RecordRefused
@@ -43,6 +44,8 @@ Answer = TypeVar("Answer")
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
 _COUNT_EVERY_S = 1.0
+# How long rates hold, by the partitions that the topics had.
+_RATES_S = 10.0
 # After so long without an error of reading, the next one begins another outage: a shard without records has no other
 # sign that the one before is over.
 _QUIET_S = 60.0
@@ -109,7 +112,10 @@ class ShardRelease:
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
-        self._limiter = self._rate_limiter({})
+        # How many partitions the topics had, whose rates are limited, when these were read.
+        self._partitions: Mapping[str, int] = {}
+        self._rates_read_s = 0.0
+        self._limiter = self._rate_limiter()
         self._lateness = LatenessWindow()
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
@@ -138,22 +144,37 @@ class ShardRelease:
             partial(topics.goes_to, clock_ms=clock_ms),
         )
 
-    def _rate_limiter(self, partitions: Mapping[str, int]) -> RateLimiter:
-        """Return the shard's own limits, if the topics have so many `partitions`."""
+    def _rate_limiter(self) -> RateLimiter:
+        """Return the shard's own limits."""
         settings, shards = self._settings, self._settings.bucket.shards
-        by_topic = shares(settings.rates.by_topic, partitions, self.shard, shards)
+        by_topic = shares(settings.rates.by_topic, self._partitions, self.shard, shards)
         return RateLimiter(settings.release.messages_per_second / shards, by_topic)
 
     def _read_rates(self) -> None:
         """Read how many partitions the topics have whose rates are limited."""
         retry = self._retry()
         self._reopened = self._closed.reopened
+        self._rates_read_s = time.monotonic()
         while limited := self._settings.rates.by_topic:
             try:
-                self._limiter = self._rate_limiter(partition_counts(self._settings, limited))
+                self._partitions = partition_counts(self._settings, limited)
+                self._limiter = self._rate_limiter()
                 return
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
+
+    def _read_rates_of(self, messages: pa.Table) -> None:
+        """Read the rates again if one of `messages` is for a partition that its topic did not have then.
+
+        Not for each of them: a topic that was made anew with fewer partitions never has it.
+        """
+        if time.monotonic() < self._rates_read_s + _RATES_S:
+            return
+        topics, numbers = messages.column("output_topic"), messages.column("output_partition")
+        for topic, count in self._partitions.items():
+            if pc.any(pc.and_(pc.equal(topics, topic), pc.greater_equal(numbers, count))).as_py():
+                self._read_rates()
+                return
 
     def start(self) -> None:
         """Start the thread."""
@@ -299,6 +320,7 @@ class ShardRelease:
         """
         todo: deque[Planned] = deque()
         if planned is not None:
+            self._read_rates_of(planned.messages)
             charges = self._limiter.charges(planned.messages, partial(topics.goes_to, clock_ms=now_ms()))
             if not self._limiter.wait(charges, self._stopping):
                 # The next process plans it again.

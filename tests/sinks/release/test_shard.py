@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from conf.load import load_settings
@@ -26,6 +26,7 @@ from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
 from state.order import OrderKey, in_order
+from state.shards import shard_of
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.release.conftest import HostClock, ReleaseBench, Stop, StopAt, create_topics, ids
@@ -160,6 +161,29 @@ def test_a_limited_topic_gets_no_more_in_a_second_than_its_limit(bench: ReleaseB
     assert bench.release(_due(bench, [1] * 250)) == 250
     assert time.monotonic() - begun_s >= 2
     assert _released(bench) == [*range(250)]
+
+
+def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(
+    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "_RATES_S", 0.0)
+    names = (f"{bench.settings.application_id}-{number}" for number in range(1_000))
+    topic = next(name for name in names if [shard_of(name, partition, 2) for partition in (0, 1)] == [1, 0])
+    create_topics(bench.broker, NewTopic(topic, 1, 1))
+    bench.change(f"rates.{topic}=200", "bucket.shards=2", f"topics.allowed_outputs={topic}")
+    release = bench.start()
+    # None of the topic's partitions is of this shard.
+    assert_eventually(lambda: release.releasing, 60)
+    client = AdminClient({**bench.options})
+    client.create_partitions([NewPartitions(topic, 2)])[topic].result()
+    # The first transaction with a message for the new one tells.
+    bench.hand_over(_due(bench, [1], output_topic=topic, output_partition=1))
+    bench.wait(release)
+    begun_s = time.monotonic()
+    bench.hand_over(_due(bench, [1] * 250, first=1, output_topic=topic, output_partition=1))
+    bench.wait(release)
+    assert time.monotonic() - begun_s >= 2
+    assert ids(bench.read(topic)) == [*range(251)]
 
 
 class _Ring:
