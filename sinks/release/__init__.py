@@ -31,7 +31,8 @@ message for it looks again, every few seconds. Without a topic of the settings t
 it takes less than the client's `batch.size`, its records are counted, and flushed before a batch would be too large.
 
 **Memory.** Transactions that are not committed stay in memory, since they may have to be written again. Chunks stay
-encoded until their time comes; beyond `release.max_bytes` they are dropped, and read again.
+encoded until their time comes; beyond `release.max_bytes` they are dropped, and read again. Where delays are spread, so
+that messages of many chunks are due at the same time, only the first part of each is decoded at a time.
 
 Positions have no timestamp, since a broker's limit might refuse that of a host whose clock is ahead. Their topic is an
 internal, compacted one, since consumer group offsets expire.

@@ -9,7 +9,8 @@ Where a message is:
 1. *Incoming*: in a chunk at or above `taken_in`.
 2. *Waiting*: in a chunk below it that begins at or above the bound. A chunk stays encoded; without room for it in
    memory, only its summary stays, and it is read again when it is needed.
-3. *Open*: in the rest of a decoded chunk, at or above the bound.
+3. *Open*: in what is decoded of a chunk, at or above the bound. Without room, only the first part of a chunk is open:
+   its rest waits.
 4. *Current*: below the bound, in order. Transactions are cut from here.
 
 A message that arrives with an order key below `below` is *late*: it was handed over too late to be in order. Late
@@ -22,6 +23,8 @@ with the late messages.
 
 from __future__ import annotations
 
+import heapq
+import sys
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -46,8 +49,11 @@ from state.order import OrderKey, count_before, in_order, just_after, key_of
 # where delays are spread, more is taken at a time, so that they cost no more in all.
 _LEAST_WINDOW_MS, _MOST_WINDOW_MS = 200, 2_000
 _WINDOW_MS_A_CHUNK = 10
-# Decoded messages that are put in order at a time.
+# Chunks that are decoded at a time, to put messages in order; where memory is short, only this share of it.
 _MOST_ORDERED_BYTES = 8 * 1024 * 1024
+_SHARE_OF_ORDERED = 8
+# Of the memory, what open messages may have. The rest is for chunks, and for what is in order.
+_SHARE_OF_OPEN = 2
 # Missing chunks to read at a time.
 _MOST_RELOADED_BYTES = 4 * 1024 * 1024
 # Chunks whose ids are made known at a time, for the first ask: a few milliseconds, so that nothing else is late.
@@ -83,10 +89,11 @@ class Planned:
 
 @dataclass
 class _Chunk:
-    """A chunk that is not decoded. Of its messages, those below `first` are released."""
+    """What is not decoded of a chunk: its messages from `first` on, at the most `count`."""
 
     offset: int
     first: OrderKey
+    count: int
     summary: ChunkSummary
     payload: bytes | None
     # Of the messages that may be recalled; None until an ask makes it known.
@@ -100,20 +107,28 @@ class _Chunk:
 
 @dataclass
 class _Open:
-    """The rest of a decoded chunk. All of the chunk's memory, `nbytes`, is kept as long as a message is left."""
+    """What is decoded of `chunk`, at or above the bound; the chunk waits if that is not all.
 
-    offset: int
+    All of its memory, `nbytes`, is kept as long as a message is left.
+    """
+
+    chunk: _Chunk
     messages: pa.Table
     nbytes: int
     first_ms: int
 
+    @property
+    def offset(self) -> int:
+        return self.chunk.offset
+
 
 class Pending:
-    """What is pending in one shard, from `position` on."""
+    """What is pending in one shard, from `position` on, in about `max_bytes` of memory."""
 
     def __init__(self, position: Position, results: str = "", started_ms: int = 0) -> None:
         """`results` is the results topic. The shard is released by this process since `started_ms` (epoch ms)."""
         self.position = position
+        self.max_bytes = sys.maxsize
         self._results = results
         self._started_ms = started_ms
         self._removals: list[Removal] = []
@@ -128,14 +143,15 @@ class Pending:
         self._bound: OrderKey | None = position.below
         self._incoming: deque[_Chunk] = deque()
         self._waiting: SortedKeyList[_Chunk, tuple[OrderKey, int]] = SortedKeyList(key=_need)
-        self._open: list[_Open] = []
+        # By offset.
+        self._open: dict[int, _Open] = {}
         self._current = empty_messages()
         # Of each of these, `bytes_at_most`: it costs as much for a slice as for all of them.
         self._current_sizes = _sizes(self._current)
         # The lowest offset of a chunk with messages in `_current`.
         self._current_from: int | None = None
         self._waiting_ids = WaitingIds()
-        # The offsets of waiting and open chunks.
+        # The offsets of waiting and of open chunks; those of chunks that are both, twice.
         self._live: SortedList[int] = SortedList()
         # Those of the waiting chunks whose payload is in memory.
         self._loaded: SortedKeyList[_Chunk, tuple[OrderKey, int]] = SortedKeyList(key=_need)
@@ -150,8 +166,8 @@ class Pending:
     @property
     def messages(self) -> int:
         """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
-        encoded = sum(chunk.summary.count for chunks in (self._incoming, self._waiting) for chunk in chunks)
-        count: int = encoded + sum(each.messages.num_rows for each in self._open) + self._current.num_rows
+        encoded = sum(chunk.count for chunks in (self._incoming, self._waiting) for chunk in chunks)
+        count: int = encoded + sum(each.messages.num_rows for each in self._open.values()) + self._current.num_rows
         return count
 
     @property
@@ -163,7 +179,7 @@ class Pending:
         """Return when the next message that is taken in is due, epoch ms, or None."""
         if self._current.num_rows:
             return _first_ms(self._current)
-        dues = [each.first_ms for each in self._open]
+        dues = [each.first_ms for each in self._open.values()]
         dues += [self._waiting[0].first.deliver_at_ms] if self._waiting else []
         return min(dues, default=None)
 
@@ -179,10 +195,11 @@ class Pending:
             if asks.num_rows:
                 self._remember(removed_before(offset, asks))
         if offset >= self.position.taken_in:
-            chunk = _Chunk(offset, summary.first, summary, payload)
+            chunk = _Chunk(offset, summary.first, summary.count, summary, payload)
             self._incoming.append(chunk)
         elif below is None or summary.last >= below:
-            chunk = _Chunk(offset, summary.first if below is None else max(summary.first, below), summary, payload)
+            first = summary.first if below is None else max(summary.first, below)
+            chunk = _Chunk(offset, first, summary.count, summary, payload)
             self._wait(chunk)
         else:
             return
@@ -198,13 +215,17 @@ class Pending:
             if offset < self.position.taken_in:
                 self._loaded.add(chunk)
 
-    def shrink(self, max_bytes: int) -> None:
-        """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory."""
-        decoded = self._open_bytes + self._current.nbytes
-        while self._loaded and self._encoded_bytes + decoded > max_bytes:
+    def shrink(self) -> None:
+        """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory.
+
+        What is in order stays, and of each open chunk one message at least.
+        """
+        self._bound_open()
+        most_encoded = self.max_bytes - self._open_bytes - self._current.nbytes
+        while self._loaded and self._encoded_bytes > most_encoded:
             self._drop(self._loaded.pop())
         for chunk in reversed(self._incoming):
-            if self._encoded_bytes + decoded <= max_bytes:
+            if self._encoded_bytes <= most_encoded:
                 break
             if chunk.payload is not None:
                 self._drop(chunk)
@@ -314,7 +335,7 @@ class Pending:
                     late.append(messages.slice(0, is_late))
                 self._forget(chunk)
                 if is_late < messages.num_rows:
-                    arrived.append(_Open(chunk.offset, messages.slice(is_late), chunk.summary.nbytes, 0))
+                    arrived.append(_Open(chunk, messages.slice(is_late), chunk.summary.nbytes, 0))
             self._incoming.popleft()
             self.position = replace(self.position, taken_in=chunk.offset + 1)
         self._settle(arrived)
@@ -341,42 +362,87 @@ class Pending:
                 parts.append(each.messages.slice(0, count))
                 self._current_from = min(each.offset, each.offset if self._current_from is None else self._current_from)
             if count < each.messages.num_rows:
-                rest = each.messages.slice(count)
-                self._open.append(_Open(each.offset, rest, each.nbytes, _first_ms(rest)))
-                self._open_bytes += each.nbytes
-                self._live.add(each.offset)
+                self._keep_open(each.chunk, each.messages.slice(count), each.nbytes)
         if parts:
             self._current = in_order(pa.concat_tables([self._current, *parts]).combine_chunks())
             self._current_sizes = _sizes(self._current)
 
+    def _keep_open(self, chunk: _Chunk, messages: pa.Table, nbytes: int) -> None:
+        """Keep `messages` of `chunk` open, which take `nbytes`, and make room if it is too much."""
+        self._open[chunk.offset] = _Open(chunk, messages, nbytes, _first_ms(messages))
+        self._open_bytes += nbytes
+        self._live.add(chunk.offset)
+        self._bound_open()
+
+    def _close(self, each: _Open) -> None:
+        del self._open[each.offset]
+        self._open_bytes -= each.nbytes
+        self._live.remove(each.offset)
+
+    def _bound_open(self) -> None:
+        """If open messages take more than their share of the memory, let them wait again until they take half of it.
+
+        These are the later half of what is largest, again and again: all chunks are left with about as much.
+        """
+        most_bytes = self.max_bytes // _SHARE_OF_OPEN
+        if self._open_bytes <= most_bytes:
+            return
+        largest = [(-each.nbytes, each.offset) for each in self._open.values()]
+        heapq.heapify(largest)
+        while self._open_bytes > most_bytes // 2 and largest:
+            each = self._open[heapq.heappop(largest)[1]]
+            count = each.messages.num_rows // 2
+            if not count:
+                continue
+            self._wait_for_rest(each.chunk, each.messages.slice(count))
+            kept = each.messages.take(np.arange(count))
+            self._open_bytes += kept.nbytes - each.nbytes
+            each.messages, each.nbytes = kept, kept.nbytes
+            heapq.heappush(largest, (-each.nbytes, each.offset))
+
+    def _wait_for_rest(self, chunk: _Chunk, messages: pa.Table) -> None:
+        """Let `chunk` wait for its `messages`, which were open, and for what waits of it already."""
+        waits = chunk.offset in self._by_offset
+        if waits:
+            self._waiting.remove(chunk)
+            if chunk.payload is not None:
+                self._loaded.remove(chunk)
+            self._live.remove(chunk.offset)
+        chunk.first, chunk.ids = key_of(messages), None
+        chunk.count = messages.num_rows + (chunk.count if waits else 0)
+        self._by_offset[chunk.offset] = chunk
+        self._wait(chunk)
+
     def _order(self, until_ms: int) -> None:
         """Put the messages due up to `until_ms` in order, as many as there is room for, and raise the bound."""
         target = OrderKey(until_ms + 1, "", 0, 0)
+        most_bytes = min(_MOST_ORDERED_BYTES, self.max_bytes // _SHARE_OF_ORDERED)
         nbytes = 0
         lowest = self._waiting[0].first if self._waiting else target
         while self._waiting and (first := self._waiting[0].first) < target:
             chunk = self._waiting[0]
+            # What is open of it comes before.
+            is_rest = chunk.offset in self._open
             # The bound must rise, so that all chunks that begin at the lowest key are needed at once.
-            if first > lowest and (nbytes >= _MOST_ORDERED_BYTES or (nbytes and chunk.payload is None)):
+            if is_rest or (first > lowest and (nbytes >= most_bytes or (nbytes and chunk.payload is None))):
                 target = first
                 break
             if chunk.payload is None:
-                raise PayloadMissing(self._missing(list(self._waiting.irange_key(max_key=(target, 0)))))
+                needed = self._waiting.irange_key(max_key=(target, 0))
+                raise PayloadMissing(self._missing([each for each in needed if each.offset not in self._open]))
             messages = self._messages(chunk)
             self._waiting.pop(0)
             self._loaded.remove(chunk)
+            self._live.remove(chunk.offset)
             self._forget(chunk)
             nbytes += chunk.summary.nbytes
-            if not messages.num_rows:
-                # All of it is removed.
-                self._live.remove(chunk.offset)
-                continue
-            self._open.append(_Open(chunk.offset, messages, chunk.summary.nbytes, _first_ms(messages)))
-            self._open_bytes += chunk.summary.nbytes
+            # None if all of it is removed.
+            if messages.num_rows:
+                self._keep_open(chunk, messages, chunk.summary.nbytes)
         self._bound = target
-        opened, self._open, self._open_bytes = self._open, [], 0
+        opened = [each for each in self._open.values() if each.first_ms <= target.deliver_at_ms]
         for each in opened:
-            self._live.remove(each.offset)
+            self._close(each)
         self._settle(opened)
 
     def _messages(self, chunk: _Chunk) -> pa.Table:
@@ -401,20 +467,18 @@ class Pending:
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
         found = [self._waiting_ids.common((chunk.ids for chunk in self._waiting if chunk.ids is not None), wanted)]
-        for table in (self._current, *(each.messages for each in self._open)):
+        for table in (self._current, *(each.messages for each in self._open.values())):
             found.append(ids_in(_recalled(table, wanted, self._results)))
         self._current = left_of(self._current, wanted, self._results)
         self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
             self._current_from = None
-        for each in list(self._open):
+        for each in list(self._open.values()):
             each.messages = left_of(each.messages, wanted, self._results)
             if each.messages.num_rows:
                 each.first_ms = _first_ms(each.messages)
             else:
-                self._open.remove(each)
-                self._open_bytes -= each.nbytes
-                self._live.remove(each.offset)
+                self._close(each)
         return united(found)
 
     def _knows_ids(self, others_first: bool) -> bool:
@@ -456,8 +520,7 @@ class Pending:
         chunk.payload = None
 
     def _forget(self, chunk: _Chunk) -> None:
-        assert chunk.payload is not None
-        self._encoded_bytes -= len(chunk.payload)
+        self._drop(chunk)
         del self._by_offset[chunk.offset]
 
     @staticmethod

@@ -270,14 +270,18 @@ class ShardRelease:
             with right_named("Read", f"topic {self._settings.ready_topic}"):
                 for offset, summary, payload in reader.read(timeout_s):
                     pending.add(offset, summary, payload)
-                    if pending.nbytes > self._most_pending_bytes:
-                        pending.shrink(self._most_pending_bytes)
+                    self._limit(pending)
                     self._reading = None
         except KafkaException as problem:
             if self._reading is None or time.monotonic() > self._read_failed_s + _QUIET_S:
                 self._reading = self._retry()
             self._reading.wait(problem)
             self._read_failed_s = time.monotonic()
+
+    def _limit(self, pending: Pending) -> None:
+        pending.max_bytes = self._most_pending_bytes
+        if pending.nbytes > pending.max_bytes:
+            pending.shrink()
 
     def _plan(self, topics: Topics, reader: LogReader, pending: Pending) -> Planned | None:
         """Return the next transaction, or None if none is due within the lead."""
@@ -289,8 +293,7 @@ class ShardRelease:
                 return pending.plan(clock_ms, clock_ms + self._settings.release.lead, limits)
             except PayloadMissing as missing:
                 # What is read again for asks is needed once, and may be more than there is room for.
-                if pending.nbytes > self._most_pending_bytes:
-                    pending.shrink(self._most_pending_bytes)
+                self._limit(pending)
                 try:
                     for offset, payload in reader.read_again(missing.offsets):
                         pending.restore(offset, payload)

@@ -166,7 +166,8 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
         elif step == "crash":
             shard.open()
         elif step == "shrink":
-            shard.pending.shrink(ms)
+            shard.pending.max_bytes = ms
+            shard.pending.shrink()
     while coming:
         arrive()
     shard.finish()
