@@ -8,7 +8,7 @@ killed hand-over left open there would hide the position from the next release p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -33,14 +33,24 @@ class Lateness:
 
 
 @dataclass(frozen=True, config=STORED)
-class Position:
-    """How far a shard is released. Both bounds only grow.
+class Ahead:
+    """What a clock that was ahead has released: what lies below offset `taken_in`, and comes before `below`."""
 
-    Released is exactly what lies in the ready log below offset `taken_in` and comes before `below` in delivery order.
+    taken_in: int
+    below: OrderKey
+
+
+@dataclass(frozen=True, config=STORED)
+class Position:
+    """How far a shard is released. Both bounds only grow, but that `below` goes back with the clock (`set_back`).
+
+    Released is exactly what lies in the ready log below offset `taken_in` and comes before `below` in delivery order,
+    and what is so by one of `ahead`.
 
     - `topic_id`: Kafka's id of the ready topic, since a topic of the same name may be another one
     - `taken_in`: the offset after the last record whose messages were considered
     - `below`: the first order key that is not released; None if nothing is
+    - `ahead`: what was released before the clock was set back, as long as it is more than by `below`
     - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
     - `released`: how many messages were released, or taken out since they were cancelled, in all
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
@@ -54,6 +64,25 @@ class Position:
     member: str = ""
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
+    ahead: tuple[Ahead, ...] = ()
+
+    def below_at(self, offset: int) -> OrderKey | None:
+        """Return before which order key the messages at `offset` of the ready log are released; None if none are."""
+        if offset >= self.taken_in:
+            return None
+        passed = [each.below for each in self.ahead if offset < each.taken_in]
+        return max(passed if self.below is None else [*passed, self.below], default=None)
+
+    def set_back(self) -> Position:
+        """Return the position after the clock was set back: what comes from now on may be due before `below`."""
+        if self.below is None:
+            return self
+        return replace(self, below=None, ahead=(*self.ahead, Ahead(self.taken_in, self.below)))
+
+    def moved(self, below: OrderKey | None, released: int, lowest: int) -> Position:
+        """Return the position with these values, without what was released ahead and says nothing more."""
+        ahead = (each for each in self.ahead if lowest < each.taken_in and (below is None or below < each.below))
+        return replace(self, below=below, released=released, lowest=lowest, ahead=tuple(ahead))
 
     @property
     def place(self) -> tuple[int, int, OrderKey | None]:
@@ -62,7 +91,8 @@ class Position:
 
     def to_bytes(self) -> bytes:
         """Return the value of a position record."""
-        return _POSITION.dump_json(self)
+        # Without what is rare: versions that do not know it read the others.
+        return _POSITION.dump_json(self, exclude=None if self.ahead else {"ahead"})
 
     @staticmethod
     def from_bytes(value: bytes) -> Position:

@@ -12,6 +12,8 @@ place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what w
 **Position.** A transaction has messages and the position after them, two bounds that only grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
 lies below both. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
+If its clock was ahead and is set back, the position begins anew with the second bound, and keeps the one before for
+what was taken in by then.
 
 **Ahead of time.** Transactions are filled `release.lead` before they are due, and ended when their last message is. So
 the end alone, a millisecond, lies between a due time and the broker. What is handed over inside the lead goes into the

@@ -188,7 +188,7 @@ class Pending:
         if offset < self._next_offset:
             return
         self._next_offset = offset + 1
-        below = self.position.below
+        below = self.position.below_at(offset)
         if summary.asks and offset < self.position.taken_in:
             asks = _asks(decode_chunk(payload), self._results)
             # None under another name of the results topic.
@@ -268,8 +268,9 @@ class Pending:
         `sizes` has the bytes of each message.
         """
         released = self.position.released + messages.num_rows + self._released_beside
-        self.position = replace(self.position, below=below or self.position.below, released=released)
-        self.position = replace(self.position, lowest=self._lowest())
+        # What is lowest depends on what is released.
+        self.position = self.position.moved(below or self.position.below, released, self.position.lowest)
+        self.position = self.position.moved(self.position.below, released, self._lowest())
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
         self._passed_on, self._released_beside = [], 0
         return Planned(messages, self.position, int(sizes.max(initial=0)), passed_on)

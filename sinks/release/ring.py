@@ -46,7 +46,7 @@ OnReleased = Callable[[pa.Table, Mapping[bytes, str], int], None]
 
 
 class ClockSetBack(Exception):
-    """The clock of this host was set back while a transaction was open that is due much later now."""
+    """The clock of this host was set back: what was released, or is in an open transaction, is due much later now."""
 
 
 class Ring:

@@ -51,6 +51,8 @@ _RATES_S = 10.0
 _QUIET_S = 60.0
 # Of the memory that a shard may use: transactions that are not committed yet have this share, chunks the rest.
 _SHARE_OF_TRANSACTIONS = 0.25
+# How much later than planned now the last transaction may end, until the clock counts as set back.
+_SET_BACK_MS = 1_000
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 # The last one comes in place of the others if a record is on its way while the next process aborts the transaction.
@@ -223,7 +225,11 @@ class ShardRelease:
             started_ms = now_ms()
             # 2. Read up to the end.
             with self._open_reader() as reader:
-                pending = Pending(reader.position, self._settings.results_topic, started_ms)
+                position = reader.position
+                if position.below is not None and position.below.deliver_at_ms > started_ms:
+                    # Otherwise all that is due before would count as late, and go out together.
+                    position = position.set_back()
+                pending = Pending(position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
                     self._take(reader, pending, _POLL_S)
                     self._count(pending)
@@ -284,13 +290,20 @@ class ShardRelease:
             pending.shrink()
 
     def _plan(self, topics: Topics, reader: LogReader, pending: Pending) -> Planned | None:
-        """Return the next transaction, or None if none is due within the lead."""
+        """Return the next transaction, or None if none is due within the lead.
+
+        Raises ClockSetBack if what is planned already is due much later than that.
+        """
         retry = self._retry()
+        release = self._settings.release
         while True:
             clock_ms = now_ms()
+            below = pending.position.below
+            if below is not None and below.deliver_at_ms > clock_ms + release.lead + release.slice + _SET_BACK_MS:
+                raise ClockSetBack
             try:
                 limits = self._limits(topics, clock_ms)
-                return pending.plan(clock_ms, clock_ms + self._settings.release.lead, limits)
+                return pending.plan(clock_ms, clock_ms + release.lead, limits)
             except PayloadMissing as missing:
                 # What is read again for asks is needed once, and may be more than there is room for.
                 self._limit(pending)

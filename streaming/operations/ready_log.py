@@ -119,8 +119,8 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
             count += summary.count
             continue
         messages = decode_chunk(payload)
-        if is_taken_in and position.below is not None:
-            messages = messages.slice(count_before(messages, position.below))
+        if (below := position.below_at(offset)) is not None:
+            messages = messages.slice(count_before(messages, below))
         messages = left_of(messages, removed, settings.results_topic)
         count += messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
     return count

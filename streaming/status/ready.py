@@ -94,8 +94,8 @@ def ready_messages(
 
 def _pending(position: Position, offset: int, payload: bytes) -> pa.Table:
     messages = decode_chunk(payload)
-    if offset < position.taken_in and position.below is not None:
-        messages = messages.slice(count_before(messages, position.below))
+    if (below := position.below_at(offset)) is not None:
+        messages = messages.slice(count_before(messages, below))
     return messages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch, TopicMissing
-from sinks.internal_topics.position import Lateness, Position, position_key, read_position
+from sinks.internal_topics.position import Ahead, Lateness, Position, position_key, read_position
 from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
@@ -19,10 +20,12 @@ from tests.eventually import assert_eventually
 
 _NUMBER = st.integers(0, 2**62)
 _TEXT = st.text(max_size=20)
-_KEYS = st.none() | st.builds(OrderKey, _NUMBER, _TEXT, st.integers(0, 99), _NUMBER)
+_KEY = st.builds(OrderKey, _NUMBER, _TEXT, st.integers(0, 99), _NUMBER)
+_KEYS = st.none() | _KEY
 _POSITIONS = st.builds(
     Position, _TEXT, _NUMBER, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
     st.builds(Lateness, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
+    st.lists(st.builds(Ahead, _NUMBER, _KEY), max_size=2).map(tuple),
 )  # fmt: skip
 _POSITION = Position("id", 12, OrderKey(7, "in", 0, 3), 10, 90, "host-1", 1_000, Lateness(5, 1, 2, 3))
 
@@ -31,6 +34,26 @@ _POSITION = Position("id", 12, OrderKey(7, "in", 0, 3), 10, 90, "host-1", 1_000,
 @settings(max_examples=100)
 def test_a_position_is_read_as_it_was_written(position: Position) -> None:
     assert Position.from_bytes(position.to_bytes()) == position
+
+
+def test_a_position_is_written_as_before_if_no_clock_was_ahead() -> None:
+    assert "ahead" not in json.loads(_POSITION.to_bytes())
+
+
+def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_released() -> None:
+    back = _POSITION.set_back()
+    later = OrderKey(9, "in", 0, 0)
+    assert [back.below_at(11), back.below_at(12), back.below] == [_POSITION.below, None, None]
+    moved = replace(back, taken_in=20).moved(OrderKey(5, "in", 0, 0), 91, 10)
+    assert [moved.below_at(offset) for offset in (11, 12, 20)] == [_POSITION.below, OrderKey(5, "in", 0, 0), None]
+    # Set back once more, by less.
+    again = replace(moved.set_back(), taken_in=30).moved(OrderKey(4, "in", 0, 0), 92, 10)
+    assert [again.below_at(offset).deliver_at_ms for offset in (11, 12, 20)] == [7, 5, 4]  # type: ignore[union-attr]
+    # It is forgotten when it says nothing more.
+    assert again.moved(OrderKey(6, "in", 0, 0), 93, 10).ahead == back.ahead
+    assert again.moved(later, 93, 10).ahead == ()
+    assert again.moved(OrderKey(6, "in", 0, 0), 93, 12).ahead == ()
+    assert Position("id").set_back() == Position("id")
 
 
 def _changed(name: str, value: Any) -> bytes:
@@ -42,6 +65,7 @@ def _changed(name: str, value: Any) -> bytes:
     [
         b"", b"x", b"\xff", b"7", b"[]", b"null", b"{}", b'{"batch": 1, "messages": 2}',
         _changed("more", 1), _changed("topic_id", 7), _changed("taken_in", None), _changed("taken_in", "12"),
+        _changed("ahead", [1]),
         _changed("below", 5), _changed("below", [7, "in", 0]), _changed("lateness", None), _changed("released", 1.5),
     ],
 )  # fmt: skip

@@ -26,7 +26,7 @@ _PLACES = st.tuples(st.integers(0, 2_000), st.sampled_from(["a", "b", "c"]))
 _CHUNKS = st.lists(st.tuples(st.lists(_PLACES, min_size=1, max_size=12), st.integers(1, 3)), min_size=1, max_size=12)
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "plan", "plan", "plan", "commit", "crash", "shrink"]),
+        st.sampled_from(["arrive", "plan", "plan", "plan", "commit", "crash", "shrink", "set back"]),
         st.integers(1, 4),
         st.integers(0, 700),
     ),
@@ -65,13 +65,23 @@ class _Release:
     max_bytes: int = sys.maxsize
     # How many chunks were read again.
     restored: int = 0
+    # How much was seen when the clock was set back.
+    set_back_at: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.open()
 
-    def open(self) -> None:
-        """Begin from the committed position, as after a crash."""
-        self.pending = Pending(self.committed)
+    def open(self, set_back: bool = False) -> None:
+        """Begin from the committed position, as after a crash, or since the clock was set back.
+
+        It is set back still as long as nothing is committed since.
+        """
+        if set_back:
+            self.set_back_at.append(len(self.seen))
+            self.planned_below.clear()
+        is_set_back = self.set_back_at[-1:] == [len(self.seen)]
+        self.floor = self.committed.set_back() if is_set_back else self.committed
+        self.pending = Pending(self.floor)
         self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         self.read = 0
@@ -134,10 +144,8 @@ class _Release:
             planned = self.planned.pop(0)
             assert planned.position.taken_in >= self.committed.taken_in
             assert planned.position.lowest >= self.committed.lowest
-            assert (planned.position.below or OrderKey(-1, "", 0, 0)) >= (
-                self.committed.below or OrderKey(-1, "", 0, 0)
-            )
-            self.committed = planned.position
+            assert (planned.position.below or OrderKey(-1, "", 0, 0)) >= (self.floor.below or OrderKey(-1, "", 0, 0))
+            self.committed = self.floor = planned.position
             for batch in planned.messages.to_batches():
                 self.seen += keys_of(batch)
 
@@ -168,6 +176,9 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
             release.commit()
         elif step == "crash":
             release.open()
+        elif step == "set back":
+            now_ms -= 2 * ms
+            release.open(set_back=True)
         else:
             release.max_bytes = release.pending.max_bytes = ms * 100
             release.pending.shrink()
@@ -181,7 +192,9 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
     assert release.pending.position.lowest == release.pending.position.taken_in == offset + 1
     assert release.pending.position.released == len(everything)
     highest = OrderKey(-1, "", 0, 0)
-    for key in release.seen:
+    for number, key in enumerate(release.seen):
+        if number in release.set_back_at:
+            highest = OrderKey(-1, "", 0, 0)
         if key < highest:
             assert key < release.planned_below.get(key, OrderKey(-1, "", 0, 0)), (
                 "out of order, though it was there in time"

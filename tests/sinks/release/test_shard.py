@@ -128,6 +128,34 @@ def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_re
     assert _released(bench) == [5, 0, 1]
 
 
+def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
+    bench: ReleaseBench, clock: HostClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.ahead_ms = 30 * 60_000
+    ahead_ms = clock.now_ms()
+    bench.hand_over(_due(bench, [ahead_ms, ahead_ms + 20 * 60_000]))
+    release = bench.start()
+    assert_eventually(lambda: bench.released == 1, 60)
+    clock.ahead_ms = 0
+    soon = clock.now_ms() + 3_000
+    # Most are due before what is released.
+    bench.hand_over(_due(bench, [soon, soon + 20 * 60_000], first=10), _due(bench, [soon - 1, soon + 1], first=20))
+    with _receiving(bench) as receive:
+        assert_eventually(lambda: len(receive()) >= 4, 60)
+        # Not together with what is due in twenty minutes, and once.
+        assert [due_ms for due_ms, _ in receive()] == [ahead_ms, soon - 1, soon, soon + 1]
+        assert all(received_ms + clock.ahead_ms >= due_ms for due_ms, received_ms in receive()[1:])
+    assert caplog.text.count("clock was set back") == 1
+    # The next process knows both what is released by the clock that was ahead and what is since.
+    bench.stop(release)
+    position = bench.position
+    assert position is not None
+    assert position.lowest == 0
+    clock.ahead_ms = _HOUR_MS
+    bench.wait(bench.start())
+    assert sorted(_released(bench)) == [0, 1, 10, 11, 20, 21]
+
+
 def test_a_clock_that_was_set_back_a_little_lets_a_transaction_wait(
     bench: ReleaseBench, clock: HostClock, stop_at: StopAt
 ) -> None:
