@@ -19,6 +19,7 @@ from benchmarks.waiting import say
 from conf.load import load_settings
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
+from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.pending import Pending
 from sinks.release.room import Limits
 from state.message import HEADERS, MESSAGE_SCHEMA
@@ -28,7 +29,7 @@ from state.order import in_order
 RATE, SHORTEST_S = 500, 3.0
 NEAR, MINUTE, FAR = "due after 3-20 s", "due after 3-60 s", "due after 3-300 s"
 _LONGEST_S = {NEAR: 20.0, MINUTE: 60.0, FAR: 300.0}
-# The time between two batches, each of which hands over a chunk of what is new, and one of what has waited.
+# The time between two batches, each of which hands over what is new, and what has waited and is due within the horizon.
 _BATCH_S = 0.7
 _TOTAL_S, _LEAST_S = 240.0, 20.0
 # Before that, fewer chunks than later are pending.
@@ -103,9 +104,10 @@ def _chunks(longest_s: float, total_s: float) -> Iterator[_Chunk]:
         dues_s = now_s + chance.uniform(SHORTEST_S, longest_s, int(RATE * _BATCH_S))
         until_s = now_s + horizon_s
         for own_s in (dues_s[dues_s < until_s], waiting[waiting < until_s]):
-            if len(own_s):
-                value, headers = chunk_record(_messages((own_s * 1000).astype(np.int64), first))
-                first += len(own_s)
+            messages = _messages((own_s * 1000).astype(np.int64), first)
+            first += len(own_s)
+            for chunk in ready_chunks(messages, int(now_s * 1000)):
+                value, headers = chunk_record(chunk)
                 yield _Chunk(now_s + _BATCH_S, _summary(headers), value)
         waiting = np.concatenate([waiting[waiting >= until_s], dues_s[dues_s >= until_s]])
 
