@@ -35,18 +35,26 @@ CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.f
 
 @dataclass(frozen=True)
 class CancelledIds:
-    """Ids that were cancelled, and for each of `ids` the number of the last bucket in which it is the same message."""
+    """Ids that were cancelled, and for each of `ids` the number of the last bucket in which it is the same message.
+
+    `messages` is how many there are at the most: several that have one id, if an input topic was made anew.
+    """
 
     ids: Ids = field(default_factory=dict)
     until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]] = field(default_factory=dict)
+    messages: int = 0
 
     @staticmethod
     def of(rows: pa.Table) -> CancelledIds:
-        """Return the ids of `rows`, which have the columns `ID` and bucket: that of the batch that cancelled each."""
+        """Return the ids of `rows`, which have the columns `ID` and bucket: that of the batch that cancelled each.
+
+        Each message has a row of its own.
+        """
         last = rows.group_by(list(ID)).aggregate([("bucket", "max")]).sort_by("offset")
         offsets, buckets = (last.column(name).to_numpy() for name in ("offset", "bucket_max"))
         sources = dict(by_source(last))
-        return CancelledIds(*({source: own[at] for source, at in sources.items()} for own in (offsets, buckets)))
+        ids, until = ({source: own[at] for source, at in sources.items()} for own in (offsets, buckets))
+        return CancelledIds(ids, until, rows.num_rows)
 
     @property
     def count(self) -> int:

@@ -280,7 +280,7 @@ class PrefetchWindow:
             for segment in segments
             if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
         )
-        if count < whole - cancelled.count:
+        if count < whole - cancelled.messages:
             raise BucketUnreadable(
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
                 f"{whole} or more"

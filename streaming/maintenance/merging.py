@@ -139,7 +139,7 @@ class Merging:
         cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
         segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
         with self._lock:
-            merge.add(segments, within, cancelled.count)
+            merge.add(segments, within, cancelled.messages)
             self._open.append(merge)
 
     def _finish(self, merge: Merge, number: int) -> None:

@@ -332,6 +332,17 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     window.close()
 
 
+def test_messages_that_have_one_id_are_cancelled_in_one_load_and_none_is_missed(store: BucketTable) -> None:
+    # The input topic was made anew between the two buckets.
+    for number, dues in ((1, [100, 200]), (2, [150, 250])):
+        seal(store, {number: dues}, number)
+        gone = cancelled([("delayline-in", 0, 0, dues[0], dues[0])])
+        store.append(store.spark.createDataFrame(cancelled_rows(gone, number)), "cancels", number)
+    window, _ = window_of(store)
+    assert taken(window, 0, 1_000) == [(200, 1), (250, 1)]
+    window.close()
+
+
 def cached(store: BucketTable) -> int:
     """Return how many DataFrames and RDDs Spark keeps."""
     return int(store.spark.sparkContext._jsc.getPersistentRDDs().size())

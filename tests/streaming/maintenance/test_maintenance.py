@@ -19,6 +19,7 @@ import state.buckets.merge
 import streaming.maintenance.merging
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
+from state.buckets.cancelled import cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import MergeSlice, most_behind
 from state.buckets.parts import IdRows, MergeName, abandoned
@@ -28,7 +29,7 @@ from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from streaming.maintenance.merging import Merging
-from tests.messages import messages, some_batch_settings
+from tests.messages import cancelled, messages, some_batch_settings
 
 _HOUR_MS = 3_600_000
 _STEP_MS = 6 * _HOUR_MS
@@ -160,6 +161,20 @@ def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(
     maintenance.close()
     assert table.unreferenced() == {_name_of_marker(table)}
     assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
+
+
+def test_a_merge_leaves_out_all_messages_that_are_cancelled_though_they_have_one_id(table: Table) -> None:
+    catalog = SegmentCatalog()
+    maintenance = maintenance_of(table, catalog)
+    due_ms = table.now_ms + 48 * _HOUR_MS
+    for number in range(FAN_IN):
+        # The input topic was made anew before each bucket, whose first message is cancelled.
+        add_bucket(table, catalog, maintenance, number, [due_ms, due_ms + 1])
+        gone = cancelled_rows(cancelled([("delayline-in", 0, 0, due_ms, due_ms)]), number)
+        table.store.append(table.store.spark.createDataFrame(gone), "cancels", number)
+    run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
+    maintenance.close()
+    assert [segment.count for segments in catalog.buckets.values() for segment in segments] == [FAN_IN]
 
 
 def _name_of_marker(table: Table) -> str:
