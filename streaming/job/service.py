@@ -46,6 +46,7 @@ from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.slow_batch_watch import SlowBatchWatch
+from streaming.job.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.release.supervisor import ReleaseProcesses
 from streaming.spark.exclusive_session import exclusive_session
@@ -144,7 +145,8 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         clock = watch_from(state.checkpoint, state.planned)
         check_input_loss(settings, state.checkpoint, state.store)
         # 6. Start the query.
-        with closing(BatchRunner(state, settings, lease, counts)) as runner:
+        unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
+        with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
             gate = Gate()
             shard_output = shard_outputs(
                 spark, settings, state.settings_history, input_starts(settings, state.checkpoint.origin)
@@ -155,7 +157,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
-                    spark, query, settings, gate, stop, lease, runner, releases, counts,
+                    spark, query, settings, gate, stop, lease, runner, releases, counts, unchanged,
                     lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
                 )  # fmt: skip
             except QueryFailed:
@@ -243,6 +245,7 @@ def _watch(
     runner: BatchRunner,
     releases: ReleaseProcesses,
     counts: JobCounts,
+    unchanged: UnchangedBuckets,
     check_clock: Callable[[], None],
     is_outage: Callable[[], bool],
 ) -> None:
@@ -261,6 +264,7 @@ def _watch(
         is_outage()
         progress.check()
         slow.check()
+        unchanged.check()
         counts.lease_confirmed(lease.confirmed_ago_s)
         if not query.isActive:
             raise _cause_of_end(query, settings, lease)

@@ -73,6 +73,8 @@ class JobCounts(Collector):
         # How many mutable buckets have told of messages, by the last batches.
         self._told: dict[int, int] = {}
         self._knows_mutable = False
+        # The last batch that Spark has reported, and so has committed.
+        self._reported: int | None = None
         self._table: TableState | None = None
         self._checkpoint = ""
         self._lag: dict[str, int] = {}
@@ -148,11 +150,24 @@ class JobCounts(Collector):
         """Take what Spark reports of batch `batch_id`: mutable buckets in its state, and unread offsets by topic.
 
         A batch tells only of the buckets that it changed. After a start, others are known to be empty when as many
-        buckets have told of messages as there are.
+        buckets have told of messages as there are, or by what is read of the state (`state_read`).
         """
         with self._lock:
             self._knows_mutable |= self._told.get(batch_id) == mutable_buckets
+            self._reported = batch_id
             self._lag = dict(lag)
+
+    @property
+    def batch_of_unknown_state(self) -> int | None:
+        """The last batch that Spark has committed, if it is not known what all mutable buckets hold; else None."""
+        with self._lock:
+            return None if self._knows_mutable else self._reported
+
+    def state_read(self, mutable: Mapping[int, MutableBounds]) -> None:
+        """Take what mutable buckets held after a batch since the start: it holds for those of which none has told."""
+        with self._lock:
+            self._mutable = {**mutable, **self._mutable}
+            self._knows_mutable = True
 
     def lease_confirmed(self, ago_s: float) -> None:
         """Take how long ago the broker last confirmed that this process holds the lease."""

@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from streaming.checkpoint.current import current_checkpoint
-from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds, WaitingEstimate
+from streaming.checkpoint.mutable_buckets import MutableBucket, mutable_buckets
+from streaming.monitor.estimate import LATER, SPANS_MS, WaitingEstimate
 from streaming.status.broker import ask_broker
 from streaming.status.ready import EVERY_BATCH
+from streaming.status.sealed import SealedBuckets, sealed_buckets
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
 from streaming.status.storage_reader import consistent_versions, reader_session, retry_while_files_vanish
-from streaming.status.waiting import MutableBucket, SealedBuckets, mutable_buckets, sealed_buckets
 from streaming.storage.paths import buckets_path, storage_path
 
 
@@ -66,11 +67,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     for bucket in mutable:
         histogram.add_instants(bucket.dues_ms)
     sealed.count_into(histogram)
-    bounds = {
-        bucket.shard: MutableBounds(int(bucket.dues_ms[0]), int(bucket.dues_ms[-1]), len(bucket.dues_ms), bucket.bytes)
-        for bucket in mutable
-        if len(bucket.dues_ms)
-    }
+    bounds = {bucket.shard: bucket.bounds for bucket in mutable if len(bucket.dues_ms)}
     # Exact: nothing is among these that does not wait.
     waiting = WaitingEstimate(bounds, segments, cutoff_ms=0)
     shards = shard_statuses(waiting.by_shard(settings.bucket.shards), ready)

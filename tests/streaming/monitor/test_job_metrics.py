@@ -111,6 +111,23 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     assert scraped(counts)["waiting_messages.mutable"] == 4
 
 
+def test_what_is_read_of_the_state_holds_for_mutable_buckets_of_which_no_batch_has_told() -> None:
+    counts = JobCounts(Clock())
+    counts.table_now(TableState())
+    counts.batch_done(batch(7), {}, 0, 0, {1: MutableBounds(5, 9, count=4, bytes=40)})
+    # Not before the batch is committed, whose state is read.
+    assert counts.batch_of_unknown_state is None
+    counts.reported(7, mutable_buckets=2, lag={})
+    assert counts.batch_of_unknown_state == 7
+    counts.batch_done(batch(8), {}, 0, 0, {1: MutableBounds(5, 9, count=3, bytes=30)})
+    counts.state_read({0: MutableBounds(6, 6, count=1, bytes=10), 1: MutableBounds(5, 9, count=4, bytes=40)})
+    assert counts.batch_of_unknown_state is None
+    assert scraped(counts)["waiting_messages.mutable"] == 4
+    status = counts.status("app", 2)
+    assert status is not None
+    assert [shard.mutable for shard in status.shards] == [1, 3]
+
+
 def test_the_status_has_what_waits_and_survives_json() -> None:
     clock = Clock()
     counts, now_ms = JobCounts(clock), int(clock.now_s * 1000)

@@ -15,7 +15,7 @@ from state.buckets.segments import Segment
 from state.index.due_counts import DueCounts
 from state.index.message_index import index_entries
 from streaming.status.due_histogram import DueHistogram
-from streaming.status.waiting import waiting_counts
+from streaming.status.sealed import waiting_counts
 from tests.messages import messages
 
 # Some of them within one time slot of any precision below.

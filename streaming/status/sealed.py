@@ -1,4 +1,4 @@
-"""The waiting messages after one committed batch: mutable buckets from Spark's state, sealed ones from metadata."""
+"""The sealed messages that wait after one committed batch, from metadata."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
-from state.checkpoint.batch_settings import BatchSettings
 from state.index.due_counts import DueCounts
 from state.message import decode_chunk
 from streaming.status.due_histogram import DueHistogram
 
 _COUNTS_SCHEMA = "bucket long, shard int, segment int, count long, first long"
-
-
-@dataclass(frozen=True)
-class MutableBucket:
-    """The mutable bucket of one shard: due times of its messages (epoch ms, ascending) and bytes in memory."""
-
-    shard: int
-    dues_ms: np.ndarray
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -66,20 +55,6 @@ class SealedBuckets:
                 f"version {self.version} of {self.store.path} has no due times for the messages of {len(cut)} "
                 f"segments, such as {next(iter(cut.values()))}: the metadata is corrupt"
             )
-
-
-def mutable_buckets(
-    spark: SparkSession, checkpoint: str, batch_id: int, batch_settings: BatchSettings
-) -> list[MutableBucket]:
-    """Read the state after `batch_id` from Spark's state data source, one shard at a time."""
-    state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint)
-    rows = state.select("key.shard_key", "value.groupState.bucket").toLocalIterator()
-    buckets = []
-    for row in rows:
-        messages = decode_chunk(bytes(row["bucket"]))
-        dues_ms = np.sort(messages.column("deliver_at_ms").to_numpy())
-        buckets.append(MutableBucket(batch_settings.shard_keys.index(row["shard_key"]), dues_ms, messages.nbytes))
-    return buckets
 
 
 def sealed_buckets(

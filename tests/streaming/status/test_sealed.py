@@ -12,7 +12,7 @@ from sinks.bucket_table import BucketTable
 from state.buckets import table_rows as stored
 from state.buckets.parts import metadata_of
 from streaming.status.due_histogram import DueHistogram
-from streaming.status.waiting import SealedBuckets, sealed_buckets
+from streaming.status.sealed import SealedBuckets, sealed_buckets
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 
