@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 
 from benchmarks.waiting import wait_until
+from streaming.release.supervised import SPARE
 
 _SUPERVISED = "streaming.release.supervised"
 _START_TIMEOUT_S = 60.0
@@ -26,12 +27,12 @@ _SHARDS = re.compile(r"shards \[([\d, ]*)\] are (given to|taken from) ")
 
 
 def is_release(process: psutil.Process) -> bool:
-    """Return whether this is a release process: one that a job started, or `delayline release`."""
+    """Return whether this is a release process: one that a job started, or `delayline release`; but no spare one."""
     try:
-        line = process.cmdline()
+        line, name = process.cmdline(), process.name()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-    return _SUPERVISED in line or ("streaming.cli", "release") in pairwise(line)
+    return (_SUPERVISED in line and name != SPARE) or ("streaming.cli", "release") in pairwise(line)
 
 
 def release_children(root: psutil.Process) -> list[psutil.Process]:

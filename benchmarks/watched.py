@@ -15,6 +15,7 @@ from benchmarks.job import Application, Job
 from benchmarks.lateness import light_traffic
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import lateness_figure
+from benchmarks.release_processes import release_children
 from benchmarks.stand import Stand
 from benchmarks.traffic import Traffic, curve, run_through
 from benchmarks.waiting import say, wait_until
@@ -97,7 +98,7 @@ class _Page:
 def _serving(job: Job) -> list[psutil.Process]:
     """Return the job's driver and its release process, which answer."""
     driver = psutil.Process(job.pid)
-    releases = [child for child in driver.children() if "streaming.release.supervised" in child.cmdline()]
+    releases = release_children(driver)
     return [driver, *releases]
 
 

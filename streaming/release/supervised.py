@@ -1,4 +1,7 @@
-"""What a supervised release process runs: `python -m streaming.release.supervised FD`, with the supervisor's socket."""
+"""What a supervised release process runs: `python -m streaming.release.supervised FD`, with the supervisor's socket.
+
+To import the code takes most of a start. So it is done before the orders come: for a spare process, long before.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ from streaming.release.orders import Orders
 
 log = logging.getLogger(__name__)
 
+# The name of a process that has no orders yet, for those who look at the processes of a host.
+SPARE = "delayline-spare"
+_NAME = Path("/proc/self/comm")
 # An orphan goes on at most so long, and ends when nothing has been left for a while.
 _ORPHAN_S = 300.0
 _DRAINED_S = 5.0
@@ -115,15 +121,17 @@ def main() -> int:
     # Until the orders are there, there is nothing to end.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(0))
     supervisor = socket.socket(fileno=int(sys.argv[1]))
-    orders = _orders_from(supervisor)
-    if orders is None:
-        return 1
-    supervision = _Supervision(supervisor, orders)
-    signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
-    configure_logging(orders.log_level, orders.settings.monitor.log_format)
+    name = _renamed(SPARE)
     from sinks.release.process import ReleaseProcess
     from streaming.monitor.release_metrics import monitored_release
 
+    orders = _orders_from(supervisor)
+    if orders is None:
+        return 1
+    _renamed(name)
+    supervision = _Supervision(supervisor, orders)
+    signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
+    configure_logging(orders.log_level, orders.settings.monitor.log_format)
     try:
         process = ReleaseProcess(orders.settings, orders.member)
         # An orphan of an earlier command may have the address, until this process takes its place in the group.
@@ -135,6 +143,16 @@ def main() -> int:
     finally:
         supervision.close()
     return 0
+
+
+def _renamed(name: str) -> str:
+    """Rename this process, where the system can, and return the name before."""
+    try:
+        before = _NAME.read_text().strip()
+        _NAME.write_text(name)
+    except OSError:
+        return ""
+    return before
 
 
 def _orders_from(supervisor: socket.socket) -> Orders | None:

@@ -25,6 +25,7 @@ from conf.settings import Settings
 from streaming.monitor.client import NoAnswer, ask
 from streaming.release import supervisor
 from streaming.release.meeting_place import meeting_place
+from streaming.release.supervised import SPARE
 from streaming.release.supervisor import ReleaseProcesses
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -208,6 +209,57 @@ def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(ReleaseFailed, match="ended by exit code 1; its log lines say more"):
             processes.check()
+
+
+def _spare_of(processes: ReleaseProcesses, before: psutil.Process | None = None) -> psutil.Process:
+    """Wait for a spare process, another one than `before`."""
+    old = None if before is None else before.pid
+    assert_eventually(lambda: processes._spare is not None and processes._spare.popen.pid != old, _START_S)
+    assert processes._spare is not None
+    return psutil.Process(processes._spare.popen.pid)
+
+
+@pytest.mark.takes(15)
+def test_a_spare_process_takes_the_place_of_one_that_is_killed(
+    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
+    with ReleaseProcesses(prepared, 1) as processes:
+        processes.start()
+        spare = _spare_of(processes)
+        assert_eventually(lambda: spare.name() == SPARE, _START_S)
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], _START_S)
+        (first,) = processes.pids
+        psutil.Process(first).kill()
+        assert_eventually(lambda: processes.pids == [spare.pid], _START_S)
+        handed_over(2)
+        assert_eventually(lambda: released() == [1, 2], _START_S)
+        assert spare.name() != SPARE
+        # One that is killed while it waits is replaced as well.
+        killed = _spare_of(processes)
+        killed.kill()
+        last = _spare_of(processes, before=killed)
+        processes.check()
+    assert not any(map(runs, (spare, killed, last)))
+
+
+@pytest.mark.takes(10)
+def test_a_spare_process_of_other_code_takes_no_ones_place(
+    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
+    with ReleaseProcesses(prepared, 1) as processes:
+        processes.start()
+        spare = _spare_of(processes)
+        monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
+        (first,) = processes.pids
+        psutil.Process(first).kill()
+        assert_eventually(lambda: processes.pids not in ([], [first]), _START_S)
+        assert processes.pids != [spare.pid]
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], _START_S)
+        processes.check()
 
 
 @pytest.mark.takes(15)
