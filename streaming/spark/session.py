@@ -79,6 +79,10 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": str(settings.bucket.shards),
+        # What an executor has that is gone is tried again so often, with a pause of 5 s by default: so long a batch
+        # waits that asks for its blocks before the driver knows.
+        "spark.shuffle.io.maxRetries": "3",
+        "spark.shuffle.io.retryWait": "500ms",
         # Scheduler pools: tasks of maintenance wait for tasks of a batch, even if they were submitted first.
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _POOLS.as_uri(),
