@@ -383,7 +383,7 @@ class Pending:
     def _bound_open(self) -> None:
         """If open messages take more than their share of the memory, let them wait again until they take half of it.
 
-        These are the later half of what is largest, again and again: all chunks are left with about as much.
+        That is the later half of what is largest, again and again: all chunks are left with about as much.
         """
         most_bytes = self.max_bytes // _SHARE_OF_OPEN
         if self._open_bytes <= most_bytes:
@@ -392,10 +392,13 @@ class Pending:
         heapq.heapify(largest)
         while self._open_bytes > most_bytes // 2 and largest:
             each = self._open[heapq.heappop(largest)[1]]
-            count = each.messages.num_rows // 2
-            if not count:
-                continue
-            self._wait_for_rest(each.chunk, each.messages.slice(count))
+            count = each.messages.num_rows
+            # Of a chunk that is released for the most part, a copy of the rest is enough.
+            if each.nbytes < 2 * each.messages.nbytes:
+                count //= 2
+                if not count:
+                    continue
+                self._wait_for_rest(each.chunk, each.messages.slice(count))
             kept = each.messages.take(np.arange(count))
             self._open_bytes += kept.nbytes - each.nbytes
             each.messages, each.nbytes = kept, kept.nbytes

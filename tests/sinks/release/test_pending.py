@@ -257,11 +257,11 @@ def test_a_chunk_that_comes_again_is_ignored() -> None:
     assert not release.plan(10, 0)
 
 
-_SPREAD_CHUNKS, _SPREAD_MS = 100, 3_600_000
+_SPREAD_CHUNKS, _SPREAD_MS = 50, 600_000
 
 
-def _spread_over_an_hour() -> _Log:
-    """Return a log of chunks of which each has messages of the whole hour: 100 of 1 kB."""
+def _spread_widely() -> _Log:
+    """Return a log of chunks of which each has messages of ten minutes: 100 of 1 kB."""
     chance, value = np.random.default_rng(1), bytes(1_000)
     dues = chance.integers(0, _SPREAD_MS, (_SPREAD_CHUNKS, 100))
     rows = [
@@ -272,14 +272,14 @@ def _spread_over_an_hour() -> _Log:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_chunks_of_which_each_has_messages_of_the_whole_hour_keep_within_memory(restarts: bool) -> None:
-    release = _Release(_spread_over_an_hour(), Limits(1_000, 1_000_000, 20))
+def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(restarts: bool) -> None:
+    release = _Release(_spread_widely(), Limits(1_000, 1_000_000, 20))
     largest = max(table.nbytes for _, table in release.log.chunks)
     total = sum(table.nbytes for _, table in release.log.chunks)
-    release.max_bytes = release.pending.max_bytes = 700_000
+    release.max_bytes = release.pending.max_bytes = 350_000
     release.arrive(len(release.log.chunks))
-    for now_ms in range(0, _SPREAD_MS + 5_000, 5_000):
-        if restarts and now_ms % 600_000 == 0:
+    for now_ms in range(0, _SPREAD_MS + 2_000, 2_000):
+        if restarts and now_ms % 100_000 == 0:
             release.open()
         while release.plan(now_ms, 0):
             release.commit()
