@@ -114,6 +114,7 @@ def _resent(ledger: Ledger) -> list[Got]:
     return [record for record in ledger.got if record.last("delayline-first-id") is not None]
 
 
+@pytest.mark.thorough
 def test_records_with_timestamps_far_from_now_are_delivered_and_none_is_early(
     application: Application, make_service: MakeService
 ) -> None:

@@ -363,6 +363,7 @@ def test_what_is_loaded_for_days_ahead_is_kept_no_longer_than_its_messages(store
     window.close()
 
 
+@pytest.mark.thorough
 def test_many_small_seals_for_later_are_loaded_again_together(
     store: BucketTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

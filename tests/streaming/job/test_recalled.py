@@ -127,6 +127,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_
     reader.close()
 
 
+@pytest.mark.thorough
 def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
     # Clients keep the epoch of a partition's leader, which is another one after each start of the broker.
     with EmbeddedBroker(tmp_path / "broker") as broker:

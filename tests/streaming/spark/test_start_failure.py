@@ -46,6 +46,7 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_an_option_that_spark_or_java_refuses_is_a_wrong_setting_with_their_message(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def accept_all(load: NamedLoad, application: Application) -> None:
     assert_eventually(lambda: accepted(application.checkpoint) == len(load.records), 60, "acceptance")
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_what_fell_due_in_an_outage_is_replaced_and_cancelled_by_its_name(
     application: Application, make_job: MakeJob
