@@ -79,6 +79,11 @@ class Position:
             return self
         return replace(self, below=None, ahead=(*self.ahead, Ahead(self.taken_in, self.below)))
 
+    def ending_at(self, taken_in: int, lowest: int) -> Position:
+        """Return the position in a log that ends at offset `taken_in`, whose offsets from there on are used again."""
+        ahead = tuple(replace(each, taken_in=min(each.taken_in, taken_in)) for each in self.ahead)
+        return replace(self, taken_in=taken_in, lowest=lowest, ahead=ahead)
+
     def moved(self, below: OrderKey | None, released: int, lowest: int) -> Position:
         """Return the position with these values, without what was released ahead and says nothing more."""
         ahead = (each for each in self.ahead if lowest < each.taken_in and (below is None or below < each.below))

@@ -101,7 +101,7 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
     if position is None or position.topic_id != found:
         return Position(found, taken_in=low, lowest=low, released=0 if position is None else position.released)
     taken_in = min(max(position.taken_in, low), high)
-    return replace(position, taken_in=taken_in, lowest=min(max(position.lowest, low), taken_in))
+    return position.ending_at(taken_in, lowest=min(max(position.lowest, low), taken_in))
 
 
 def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> int:

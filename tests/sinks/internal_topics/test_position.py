@@ -56,6 +56,13 @@ def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_rele
     assert Position("id").set_back() == Position("id")
 
 
+def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_released() -> None:
+    ended = replace(_POSITION, taken_in=100).set_back().ending_at(90, lowest=80)
+    assert (ended.taken_in, ended.lowest) == (90, 80)
+    taken_in = replace(ended, taken_in=95)
+    assert [taken_in.below_at(offset) for offset in (89, 90)] == [_POSITION.below, None]
+
+
 def _changed(name: str, value: Any) -> bytes:
     return json.dumps({**json.loads(_POSITION.to_bytes()), name: value}).encode()
 
