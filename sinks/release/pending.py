@@ -96,8 +96,8 @@ class _Chunk:
     count: int
     summary: ChunkSummary
     payload: bytes | None
-    # Of the messages that may be recalled; None until an ask makes it known.
-    ids: ChunkIds | None = None
+    # Of the messages that may be recalled, in parts; None until an ask makes it known.
+    ids: tuple[ChunkIds, ...] | None = None
 
     def decoded(self) -> pa.Table:
         assert self.payload is not None
@@ -233,8 +233,8 @@ class Pending:
     def plan(self, now_ms: int, until_ms: int, limits: Limits) -> Planned | None:
         """Return the next transaction, or None if nothing is due until `until_ms` (epoch ms).
 
-        Raises PayloadMissing if that needs chunks that were dropped; nothing has changed then, but that chunks are
-        taken in.
+        Raises PayloadMissing if that needs chunks that were dropped. Chunks may be taken in by then, or opened, but
+        nothing is planned.
         """
         self._forget_removals(now_ms)
         late = self._take_in(limits, now_ms, until_ms)
@@ -395,7 +395,8 @@ class Pending:
             count = each.messages.num_rows
             # Of a chunk that is released for the most part, a copy of the rest is enough.
             if each.nbytes < 2 * each.messages.nbytes:
-                count //= 2
+                # Not between two with one key, as they are where an input topic was made anew: the bound may be that.
+                count = count_before(each.messages, key_of(each.messages, count // 2))
                 if not count:
                     continue
                 self._wait_for_rest(each.chunk, each.messages.slice(count))
@@ -407,12 +408,15 @@ class Pending:
     def _wait_for_rest(self, chunk: _Chunk, messages: pa.Table) -> None:
         """Let `chunk` wait for its `messages`, which were open, and for what waits of it already."""
         waits = chunk.offset in self._by_offset
+        # They are at hand now, and later the chunk would be read again for the next ask.
+        known = (chunk.ids if waits else ()) if self._waiting_ids.is_used else None
+        chunk.ids = None if known is None else (*known, self._ids_of(messages))
         if waits:
             self._waiting.remove(chunk)
             if chunk.payload is not None:
                 self._loaded.remove(chunk)
             self._live.remove(chunk.offset)
-        chunk.first, chunk.ids = key_of(messages), None
+        chunk.first = key_of(messages)
         chunk.count = messages.num_rows + (chunk.count if waits else 0)
         self._by_offset[chunk.offset] = chunk
         self._wait(chunk)
@@ -470,7 +474,8 @@ class Pending:
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
-        found = [self._waiting_ids.common((chunk.ids for chunk in self._waiting if chunk.ids is not None), wanted)]
+        waiting = (part for chunk in self._waiting for part in chunk.ids or ())
+        found = [self._waiting_ids.common(waiting, wanted)]
         for table in (self._current, *(each.messages for each in self._open.values())):
             found.append(ids_in(_recalled(table, wanted, self._results)))
         self._current = left_of(self._current, wanted, self._results)
@@ -492,13 +497,16 @@ class Pending:
         """
         unknown = [chunk for chunk in self._waiting if chunk.ids is None]
         for chunk in [each for each in unknown if each.payload is not None][:_INDEXED_AT_A_TIME]:
-            messages = self._messages(chunk)
-            recallable = messages.filter(pa.array(may_be_recalled(messages, self._results)))
-            chunk.ids = self._waiting_ids.of_chunk(ids_in(recallable))
+            chunk.ids = (self._ids_of(self._messages(chunk)),)
             unknown.remove(chunk)
         if unknown and not others_first and all(chunk.payload is None for chunk in unknown):
             raise PayloadMissing(self._missing(unknown))
         return not unknown
+
+    def _ids_of(self, messages: pa.Table) -> ChunkIds:
+        """Return the ids of those of `messages`, of one chunk, that may be recalled."""
+        recallable = messages.filter(pa.array(may_be_recalled(messages, self._results)))
+        return self._waiting_ids.of_chunk(ids_in(recallable))
 
     def _remember(self, removal: Removal) -> None:
         self._removals.append(removal)

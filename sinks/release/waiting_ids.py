@@ -46,6 +46,11 @@ class WaitingIds:
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int], int] = {}
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the ids of any chunk were looked at, which the first ask needs."""
+        return bool(self._numbers)
+
     def of_chunk(self, ids: Ids) -> ChunkIds:
         """Return the `ids` of a chunk for the search."""
         own = {self._numbers.setdefault(source, len(self._numbers)): offsets for source, offsets in ids.items()}

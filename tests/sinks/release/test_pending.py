@@ -19,6 +19,7 @@ from sinks.release.rate_limiter import Rated
 from sinks.release.room import Limits
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
+from tests.sinks.release.accounts import check_accounts
 
 # The due times and output topics of a chunk's messages, and how many offsets of the log are between it and the one
 # before.
@@ -183,6 +184,7 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
             release.max_bytes = release.pending.max_bytes = ms * 100
             release.pending.shrink()
             assert release.memory_is_bounded()
+        check_accounts(release.pending)
     release.arrive(len(tables))
     while release.plan(5_000, 0):
         pass
@@ -255,6 +257,19 @@ def test_a_chunk_that_comes_again_is_ignored() -> None:
     assert release.plan(10, 0)
     assert release.planned[0].messages.num_rows == 2
     assert not release.plan(10, 0)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 9])
+@pytest.mark.parametrize("max_bytes", [2_000, 4_000, 8_000])
+def test_messages_with_one_key_are_released_though_memory_is_short(count: int, max_bytes: int) -> None:
+    # The input topic was made anew, and its messages are due at the same instant as those before.
+    rows = [{"deliver_at_ms": 1_000, "offset": at // 2, "value": bytes(500)} for at in range(2 * count)]
+    release = _Release(_Log([(0, messages(rows))]), Limits(1_000, 1_000_000, 20))
+    release.max_bytes = release.pending.max_bytes = max_bytes
+    release.arrive(1)
+    while release.plan(1_000, 0):
+        release.commit()
+    assert [key.offset for key in release.seen] == [at // 2 for at in range(2 * count)]
 
 
 _SPREAD_CHUNKS, _SPREAD_MS = 50, 600_000

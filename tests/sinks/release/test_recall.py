@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from state.cancel import DELETED_MS, NOT_KEPT, Undecided
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
+from tests.sinks.release.accounts import check_accounts
 
 RESULTS = "delayline-results"
 _START_MS = 1_000_000_000
@@ -31,7 +33,7 @@ _CHUNK = st.one_of(
 )
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", "plan", "plan", "plan", "commit", "crash", "shrink"]),
+        st.sampled_from(["arrive", "arrive", "plan", "plan", "plan", "commit", "crash", "shrink", "set back"]),
         st.integers(1, 3),
         st.integers(0, 500),
     ),
@@ -49,6 +51,9 @@ class _Shard:
     log: list[tuple[bytes, RecordHeaders]] = field(default_factory=list)
     committed: Position = field(default_factory=lambda: Position("id"))
     now_ms: int = _START_MS
+    max_bytes: int = sys.maxsize
+    # How many chunks were read again.
+    restored: int = 0
     messages: int = 0
     asks: int = 0
     seen: Counter[int] = field(default_factory=Counter)
@@ -62,7 +67,11 @@ class _Shard:
         self.open()
 
     def open(self) -> None:
-        self.pending = Pending(self.committed, RESULTS, self.now_ms)
+        below = self.committed.below
+        is_ahead = below is not None and below.deliver_at_ms > self.now_ms
+        position = self.committed.set_back() if is_ahead else self.committed
+        self.pending = Pending(position, RESULTS, self.now_ms)
+        self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         for offset in range(self.committed.lowest, len(self.log)):
             self._add(offset)
@@ -102,6 +111,7 @@ class _Shard:
             try:
                 planned = self.pending.plan(self.now_ms, self.now_ms + lead_ms, self.limits)
             except PayloadMissing as missing:
+                self.restored += len(missing.offsets)
                 for offset in missing.offsets:
                     self.pending.restore(offset, self.log[offset][0])
                 continue
@@ -166,8 +176,13 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
         elif step == "crash":
             shard.open()
         elif step == "shrink":
-            shard.pending.max_bytes = ms
+            # So that open chunks are put back, some in the middle.
+            shard.max_bytes = shard.pending.max_bytes = ms * 20
             shard.pending.shrink()
+        elif step == "set back":
+            shard.now_ms -= 2 * ms
+            shard.open()
+        check_accounts(shard.pending)
     while coming:
         arrive()
     shard.finish()
@@ -272,3 +287,24 @@ def test_what_is_left_in_a_log_does_not_count_asks_of_other_shards_and_those_tha
     first.settle()
     assert uncounted(first.passed_on[0], RESULTS, taken_in=False) == 2
     assert second.committed.released == 0
+
+
+def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_again() -> None:
+    shard = _Shard(Limits(1_000, 1_000_000, 20), 1)
+    for number in range(40):
+        shard.arrive("messages", [(number * 7 + at * 50) % 2_000 for at in range(40)])
+    shard.max_bytes = shard.pending.max_bytes = 60_000
+    shard.pending.shrink()
+    shard.arrive("asks", [1_599])
+    shard.settle()
+    # Each chunk has been looked at now.
+    assert shard.restored > 0
+    for _ in range(10):
+        shard.now_ms += 100
+        shard.settle()
+        shard.pending.shrink()
+        restored = shard.restored
+        shard.arrive("asks", [1_500 + shard.asks])
+        shard.settle()
+        assert shard.restored == restored
+    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._waiting)
