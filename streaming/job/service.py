@@ -264,7 +264,8 @@ def _watch(
         is_outage()
         progress.check()
         slow.check()
-        unchanged.check()
+        if settings.monitor.job or settings.monitor.otlp:
+            unchanged.check()
         counts.lease_confirmed(lease.confirmed_ago_s)
         if not query.isActive:
             raise _cause_of_end(query, settings, lease)

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # The first batches after a start have what came meanwhile, and need the cores. And most buckets soon change.
 _AFTER_S = 10.0
+# The scheduler pool in Spark of what no batch waits for.
+_POOL = "maintenance"
 _AGAIN_S = 60.0
 
 # Takes the id of a committed batch, and returns what the mutable buckets hold after it, by shard.
@@ -66,6 +68,7 @@ def state_of(spark: SparkSession, checkpoint: Checkpoint, settings_history: Sett
     """Return a function that reads the state after a batch from Spark's state in `checkpoint`."""
 
     def read(batch_id: int) -> Mapping[int, MutableBounds]:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         buckets = mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id))
         return {bucket.shard: bucket.bounds for bucket in buckets if len(bucket.dues_ms)}
 

@@ -154,7 +154,8 @@ class JobCounts(Collector):
         """
         with self._lock:
             self._knows_mutable |= self._told.get(batch_id) == mutable_buckets
-            self._reported = batch_id
+            # Of several batches the newest is reported first.
+            self._reported = max(batch_id, self._reported or 0)
             self._lag = dict(lag)
 
     @property
