@@ -15,7 +15,7 @@ and finds nothing that waits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import id_rows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, by_source, count_of, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, by_source, rows_among, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -40,9 +40,9 @@ class CancelledIds:
     `messages` is how many there are at the most: several that have one id, if an input topic was made anew.
     """
 
-    ids: Ids = field(default_factory=dict)
-    until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]] = field(default_factory=dict)
-    messages: int = 0
+    ids: Ids
+    until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]]
+    messages: int
 
     @staticmethod
     def of(rows: pa.Table) -> CancelledIds:
@@ -55,11 +55,6 @@ class CancelledIds:
         sources = dict(by_source(last))
         ids, until = ({source: own[at] for source, at in sources.items()} for own in (offsets, buckets))
         return CancelledIds(ids, until, rows.num_rows)
-
-    @property
-    def count(self) -> int:
-        """How many ids there are."""
-        return count_of(self.ids)
 
     def among(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID`, are cancelled.
@@ -74,7 +69,7 @@ class CancelledIds:
         return found
 
 
-NONE_CANCELLED = CancelledIds()
+NONE_CANCELLED = CancelledIds({}, {}, 0)
 
 
 def in_no_bucket(ids: Ids, until_ms: int) -> pa.Table:

@@ -321,7 +321,7 @@ class CancelDesk:
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
         located = self._sealed_ids.locate(ids, span.bucket, first_ms, version)
-        if cancelled.count:
+        if cancelled.ids:
             located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
         from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))
         waits = from_ms >= previous_ms

@@ -197,7 +197,7 @@ def _rows(place: str, selection: Selection, results: str, cancelled: CancelledId
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            buckets = batch.column("bucket").to_pylist() if cancelled.count else [0] * batch.num_rows
+            buckets = batch.column("bucket").to_pylist() if cancelled.ids else [0] * batch.num_rows
             for bucket, chunk in zip(buckets, batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
                 yield from _described(messages, place, selection, results, cancelled, bucket)
@@ -231,7 +231,7 @@ def _described(
     if results and chosen.num_rows:
         # What waits for an answer is no message.
         chosen = chosen.filter(pc.invert(is_ask(chosen, results)))
-    if cancelled.count and chosen.num_rows:
+    if cancelled.ids and chosen.num_rows:
         chosen = chosen.filter(pa.array(~cancelled.among(chosen, bucket)))
     described = {name: chosen.column(name) for name in chosen.column_names} | {
         "id": id_texts(chosen),

@@ -38,11 +38,11 @@ def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
 def test_a_cancelled_id_counts_in_buckets_up_to_that_of_the_last_batch_that_cancelled_it() -> None:
     table = placed([("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)])
     ids = CancelledIds.of(table)
-    assert ids.count == 4
+    assert ids.messages == 5
     assert ids.among(table, 6).tolist() == [True, True, True, False, False]
     assert ids.among(table, 8).tolist() == [False] * 5
     assert ids.among(table, np.array([7, 7, 7, 6, 3])).tolist() == [True, False, True, False, True]
-    assert CancelledIds.of(PLACED_SCHEMA.empty_table()).count == NONE_CANCELLED.count == 0
+    assert CancelledIds.of(PLACED_SCHEMA.empty_table()) == NONE_CANCELLED
     assert NONE_CANCELLED.among(table, 0).tolist() == [False] * 5
 
 

@@ -287,7 +287,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    assert [store.cancelled_between(511, 600, bucket).count for bucket in (2, 3)] == [0, 1]
+    assert [store.cancelled_between(511, 600, bucket).messages for bucket in (2, 3)] == [0, 1]
     assert store.cancelled_between(0, 2**62, ALL_BUCKETS).ids[TOPIC, 0].tolist() == [1, 2]
     stored = StoredIds(store)
     stored.open(3, {})
