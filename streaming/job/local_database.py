@@ -1,4 +1,4 @@
-"""Copies of what the table has, in SQLite on the driver's local disk.
+"""Copies of what the table has, in SQLite on the driver's local disk, and how rows become tables and back.
 
 They are derived, and no batch needs them after a crash: the file has no name any more when it is open, so nothing is
 left of it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import SparkFiles
@@ -34,6 +34,13 @@ def local_database(tables: str) -> sqlite3.Connection:
     database.execute(_BEGIN)
     os.unlink(path)
     return database
+
+
+def table_from(rows: Iterable[tuple[object, ...]], schema: pa.Schema) -> pa.Table:
+    """Return `rows`, as they are read, as a table of `schema`."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
 def as_tuples(table: pa.Table) -> Iterator[tuple[object, ...]]:

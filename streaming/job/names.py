@@ -13,7 +13,7 @@ a lost batch may have stored names: these messages are read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from state.cancel import ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import Ids, each_of, ids_in, ids_of
 from state.names import NAMED_SCHEMA
+from streaming.job.local_database import table_from
 from streaming.job.stored_ids import StoredIds
 
 
@@ -131,7 +132,7 @@ def in_turn(
             newest[ask.name] = ask
     given = [_row(ask, known.get(name)) for name, ask in newest.items()]
     held, handed_over = (
-        _table(
+        table_from(
             [
                 (*each.id, *[each.deliver_at_ms] * 2)
                 for each in known.values()
@@ -141,7 +142,7 @@ def in_turn(
         )
         for waits in (True, False)
     )
-    return LookedUp(_ask_table(asked), _messages(superseded), _table(given, NAMED_SCHEMA), held, handed_over)
+    return LookedUp(_ask_table(asked), _messages(superseded), table_from(given, NAMED_SCHEMA), held, handed_over)
 
 
 def _row(ask: Ask, before: Holder | None) -> tuple[bytes, str, int, int, int, int]:
@@ -157,15 +158,8 @@ def _row(ask: Ask, before: Holder | None) -> tuple[bytes, str, int, int, int, in
 
 def _ask_table(asks: Iterable[Ask]) -> pa.Table:
     rows = [(*ask.asked, *ask.id, ask.condition, ask.deliver_at_ms, ask.name) for ask in asks]
-    return _table(rows, ASK_SCHEMA)
+    return table_from(rows, ASK_SCHEMA)
 
 
 def _messages(asks: Iterable[Ask]) -> pa.Table:
-    return _table([(*ask.id, ask.deliver_at_ms, ask.deliver_at_ms) for ask in asks], CANCELLED_SCHEMA)
-
-
-def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    return table_from([(*ask.id, ask.deliver_at_ms, ask.deliver_at_ms) for ask in asks], CANCELLED_SCHEMA)

@@ -11,7 +11,7 @@ A Delta partition with metadata is written once and removed whole, so the copy o
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow as pa
 from sinks.bucket_table import BucketTable
 from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, located
 from state.message_ids import Ids
-from streaming.job.local_database import as_tuples, local_database
+from streaming.job.local_database import as_tuples, local_database, table_from
 
 # The columns of `ENTRY_SCHEMA`, in its order.
 _TABLES = """
@@ -107,7 +107,8 @@ class SealedIds:
         ]
         for at in range(0, len(numbers), _ENTRIES_AT_ONCE):
             some = numbers[at : at + _ENTRIES_AT_ONCE]
-            yield _table(self._entries.execute(_READ, (number,)).fetchone() for number in some)
+            found = (self._entries.execute(_READ, (number,)).fetchone() for number in some)
+            yield table_from(found, ENTRY_SCHEMA)
 
     def _numbers(
         self, source: tuple[str, int], offsets: npt.NDArray[np.int64], before_bucket: int, from_ms: int
@@ -122,10 +123,3 @@ class SealedIds:
         # None lies above the last one, so that there is always a next.
         chosen: list[int] = numbers[offsets[np.searchsorted(offsets, firsts)] <= lasts].tolist()
         return chosen
-
-
-def _table(rows: Iterable[tuple[object, ...]]) -> pa.Table:
-    columns = zip(*rows, strict=True)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)], schema=ENTRY_SCHEMA
-    )
