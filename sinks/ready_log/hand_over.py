@@ -19,8 +19,8 @@ from state.order import OrderKey, in_order, key_of, up_to
 # Decoded: a chunk is what a release process opens, and takes in, at once.
 _CHUNK_BYTES = 512 * 1024
 _CHUNK_MESSAGES = 2_000
-# A release process keeps a chunk open as long as one of its messages waits. So a chunk spans no more due time than
-# this, unless that would make it so small that the chunks themselves cost more than their messages.
+# A release process keeps a chunk open as long as one of its messages waits. So one that spans more due time than this
+# is cut into equal parts, but not into such small ones that they cost more than their messages.
 _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
 # A transaction's messages are kept until it is committed, since it may have to be written again.

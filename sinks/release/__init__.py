@@ -9,7 +9,7 @@ gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `clo
 `expiry` (what comes too late to be of use), `recall` and `waiting_ids` (asks for a cancel), `stubs` (what takes the
 place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
-**Position.** A transaction has messages and the position after them, two bounds that only grow: the offset up to which
+**Position.** A transaction has messages and the position after them, two bounds that grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
 lies below both. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
 If its clock was ahead and is set back, the position begins anew with the second bound, and keeps the one before for

@@ -229,6 +229,7 @@ class ShardRelease:
                 if position.below is not None and position.below.deliver_at_ms > started_ms:
                     # Otherwise all that is due before would count as late, and go out together.
                     position = position.set_back()
+                    log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
                 pending = Pending(position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
                     self._take(reader, pending, _POLL_S)
