@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +141,24 @@ class ClosedTopics:
             log.warning("messages to %s become dead letters: %s", topic, found[topic].error)
         for topic in reopened:
             log.warning("output topic %s takes records again", topic)
+
+
+def needs_of(messages: pa.Table) -> Needs:
+    """Return the output topics of `messages`, and how many partitions of each they need."""
+    highest = messages.group_by("output_topic").aggregate([("output_partition", "max")])
+    pairs = zip(
+        highest.column("output_topic").to_pylist(), highest.column("output_partition_max").to_pylist(), strict=True
+    )
+    return {topic: partition + 1 for topic, partition in pairs}
+
+
+def united_needs(needs: Iterable[Needs]) -> dict[str, int]:
+    """Return all topics of `needs`, each with the most partitions that one of these has for it."""
+    most: dict[str, int] = {}
+    for each in needs:
+        for topic, partitions in each.items():
+            most[topic] = max(partitions, most.get(topic, 0))
+    return most
 
 
 def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]) -> npt.NDArray[np.bool_]:

@@ -153,12 +153,3 @@ class Topics:
             if found[topic].kind != "open":
                 return Unwritable(topic, topic_gone(topic) if found[topic].kind == "gone" else write_barred(topic))
         return None
-
-
-def needs_of(messages: pa.Table) -> dict[str, int]:
-    """Return the output topics of `messages`, and how many partitions of each they need."""
-    highest = messages.group_by("output_topic").aggregate([("output_partition", "max")])
-    pairs = zip(
-        highest.column("output_topic").to_pylist(), highest.column("output_partition_max").to_pylist(), strict=True
-    )
-    return {topic: partition + 1 for topic, partition in pairs}

@@ -27,6 +27,7 @@ import heapq
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ from sortedcontainers import SortedKeyList, SortedList
 
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary
+from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.recall import Removal, decide, left_of, may_be_recalled, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
@@ -182,6 +184,15 @@ class Pending:
         dues = [each.first_ms for each in self._open.values()]
         dues += [self._waiting[0].first.deliver_at_ms] if self._waiting else []
         return min(dues, default=None)
+
+    def needs(self) -> dict[str, int]:
+        """Return the output topics of what is in memory, and how many partitions of each it needs.
+
+        It decodes all that is waiting: a tenth of a second for 20 MB.
+        """
+        chunks = (chunk for chunks in (self._incoming, self._waiting) for chunk in chunks if chunk.payload is not None)
+        opened = (each.messages for each in self._open.values())
+        return united_needs(needs_of(each) for each in chain([self._current], opened, map(_Chunk.decoded, chunks)))
 
     def add(self, offset: int, summary: ChunkSummary, payload: bytes) -> None:
         """Add the chunk at `offset`. Offsets ascend, from `position.lowest` on; what comes again is ignored."""

@@ -24,9 +24,9 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
-from sinks.release.closed_topics import ClosedTopics
+from sinks.release.closed_topics import ClosedTopics, needs_of, united_needs
 from sinks.release.counts import ReleaseCounts
-from sinks.release.known_topics import Topics, needs_of
+from sinks.release.known_topics import Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import PayloadMissing, Pending, Planned
@@ -122,6 +122,7 @@ class ShardRelease:
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
         self._search: FaultSearch | None = None
+        self._pending: Pending | None = None
         # The retries of reading, and when it failed last, by the monotonic clock.
         self._reading: BrokerRetry | None = None
         self._read_failed_s = 0.0
@@ -230,7 +231,7 @@ class ShardRelease:
                     # Otherwise all that is due before would count as late, and go out together.
                     position = position.set_back()
                     log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
-                pending = Pending(position, self._settings.results_topic, started_ms)
+                pending = self._pending = Pending(position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
                     self._take(reader, pending, _POLL_S)
                     self._count(pending)
@@ -411,8 +412,10 @@ class ShardRelease:
         self._search = None
         if not self._closed.may_close(unwritable.topic):
             raise unwritable.error
-        # At once all that the transactions in flight are for: each takes some seconds.
-        needs = needs_of(pa.concat_tables([planned.messages for planned in self._in_flight]))
+        # It takes some seconds. So all topics are looked at for which a message is here: those who create topics and
+        # delete them would stop the others for that time with each.
+        planned = (needs_of(planned.messages) for planned in self._in_flight)
+        needs = united_needs([*planned, *([] if self._pending is None else [self._pending.needs()])])
         if unwritable.topic not in self._ask(retry, lambda: self._closed.confirm(needs, self._stopping)):
             retry.wait(BrokerUnreachable(f"brokers do not agree about {unwritable.topic}: {unwritable.error}"))
 

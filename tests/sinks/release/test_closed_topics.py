@@ -16,8 +16,8 @@ from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release import closed_topics, known_topics
-from sinks.release.closed_topics import Closed, ClosedTopics, refused_by
-from sinks.release.known_topics import Topics, needs_of
+from sinks.release.closed_topics import Closed, ClosedTopics, needs_of, refused_by, united_needs
+from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
 from sinks.release.reports import Unwritable
 from sinks.release.ring import Ring
@@ -265,6 +265,11 @@ def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_
     with pytest.raises(BrokerUnreachable):
         release._write(topics, Planned(messages([{"output_topic": "side"}]), Position("id"), 100))
     assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
+
+
+def test_what_several_need_of_topics_is_the_most_that_one_does() -> None:
+    assert united_needs([]) == {}
+    assert united_needs([{"a": 3, "b": 1}, {}, {"a": 2, "c": 4}, {"b": 5}]) == {"a": 3, "b": 5, "c": 4}
 
 
 def test_only_topics_that_messages_are_for_are_looked_up() -> None:

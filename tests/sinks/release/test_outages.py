@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
 from sinks.release import closed_topics, transaction
 from sinks.release.shard import ShardRelease
+from sinks.release.wall_clock import now_ms
 from sinks.topics import limits
 from sinks.topics.limits import missing_topics
 from streaming.local.broker import EmbeddedBroker
@@ -240,3 +241,21 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
     assert sorted(ids(bench.read(side))) == [31, 35, 39, 41, 43, 45, 47, 49]
     assert len(bench.read(bench.dead_letter)) == 12
     assert f"output topic {side} takes records again" in caplog.text
+
+
+@pytest.mark.usefixtures("hasty")
+def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
+    broker: EmbeddedBroker, make_bench: MakeBench
+) -> None:
+    bench = make_bench(broker)
+    sides = [f"{bench.settings.application_id}-{number}" for number in range(4)]
+    later = now_ms() + 3_600_000
+    # None of these topics was ever created. The first of them is noticed.
+    dues = [1, later, later, later]
+    rows = zip(dues, sides, strict=True)
+    bench.hand_over(
+        messages({"offset": n, "deliver_at_ms": due, "output_topic": side} for n, (due, side) in enumerate(rows))
+    )
+    release = bench.start()
+    assert_eventually(lambda: ids(bench.read(bench.dead_letter)) == [0], 60)
+    assert release._closed.now.keys() == set(sides)

@@ -259,6 +259,24 @@ def test_a_chunk_that_comes_again_is_ignored() -> None:
     assert not release.plan(10, 0)
 
 
+def test_it_tells_which_topics_its_messages_are_for_wherever_they_are() -> None:
+    def to(topic: str, due: int, number: int) -> pa.Table:
+        return messages([{"deliver_at_ms": due, "offset": number, "output_topic": topic, "output_partition": number}])
+
+    opened = messages(
+        {"deliver_at_ms": due, "offset": 9, "output_topic": topic} for due, topic in ((1_100, "now"), (90_000, "open"))
+    )
+    log = _Log([(0, opened), (1, to("now", 1_000, 1)), (2, to("later", 50_000, 2)), (3, to("next", 60_000, 3))])
+    release = _Release(log, Limits(1, 1_000_000, 20))
+    release.arrive(3)
+    assert release.plan(1_050, 0)
+    release.arrive(1)
+    assert release.pending.needs() == {"now": 1, "open": 1, "later": 3, "next": 4}
+    release.pending.max_bytes = 0
+    release.pending.shrink()
+    assert "later" not in release.pending.needs()
+
+
 @pytest.mark.parametrize("count", [3, 4, 5, 9])
 @pytest.mark.parametrize("max_bytes", [2_000, 4_000, 8_000])
 def test_messages_with_one_key_are_released_though_memory_is_short(count: int, max_bytes: int) -> None:
