@@ -266,12 +266,24 @@ class Pending:
         end_ms = max(first_ms + limits.slice_ms, now_ms)
         count = min(int(np.searchsorted(dues, end_ms, side="right")), limits.messages)
         count = max(1, Room(limits).first_of(self._current.slice(0, count), self._current_sizes[:count]))
+        count = self._whole_keys(count)
         messages, sizes = self._current.slice(0, count), self._current_sizes[:count]
         self._current, self._current_sizes = self._current.slice(count), self._current_sizes[count:]
         if not self._current.num_rows:
             # Not the slice, which would keep all of the memory.
             self._current, self._current_from = empty_messages(), None
         return self._planned(messages, sizes, just_after(key_of(messages, -1)))
+
+    def _whole_keys(self, count: int) -> int:
+        """Return about `count`, so that a transaction of so many current messages has all that have the last one's key.
+
+        Several have it where an input topic was made anew. A position cannot lie between them.
+        """
+        if count == self._current.num_rows or key_of(self._current, count) != (
+            last := key_of(self._current, count - 1)
+        ):
+            return count
+        return count_before(self._current, last) or count_before(self._current, just_after(last))
 
     def _planned(self, messages: pa.Table, sizes: npt.NDArray[np.int64], below: OrderKey | None) -> Planned:
         """Return a transaction, after which what comes before `below` is released; None: no more than before.
