@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
+import pyarrow as pa
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.stored_json import STORED, read_stored
-from state.order import OrderKey
+from state.order import OrderKey, count_before
 
 # How many bytes an error shows of a value that is not a position.
 _SHOWN_BYTES = 80
@@ -72,6 +73,11 @@ class Position:
             return None
         passed = [each.below for each in self.ahead if offset < each.taken_in]
         return max(passed if self.below is None else [*passed, self.below], default=None)
+
+    def left_of(self, offset: int, messages: pa.Table) -> pa.Table:
+        """Return what is not released of `messages`, in delivery order, which are at `offset` of the ready log."""
+        below = self.below_at(offset)
+        return messages if below is None else messages.slice(count_before(messages, below))
 
     def set_back(self) -> Position:
         """Return the position after the clock was set back: what comes from now on may be due before `below`."""

@@ -25,7 +25,6 @@ from sinks.topics.topics import check_topics
 from state.cancel import is_undecided
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, united
-from state.order import count_before
 
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
@@ -118,10 +117,7 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
         if not (removed or summary.asks or is_taken_in):
             count += summary.count
             continue
-        messages = decode_chunk(payload)
-        if (below := position.below_at(offset)) is not None:
-            messages = messages.slice(count_before(messages, below))
-        messages = left_of(messages, removed, settings.results_topic)
+        messages = left_of(position.left_of(offset, decode_chunk(payload)), removed, settings.results_topic)
         count += messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
     return count
 

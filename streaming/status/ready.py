@@ -19,7 +19,6 @@ from sinks.release.log_reader import LogReader
 from sinks.release.process import group_id
 from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
-from state.order import count_before
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
@@ -89,14 +88,7 @@ def ready_messages(
         while not reader.at_end:
             for offset, summary, payload in reader.read(_POLL_S):
                 if summary.batch <= last_batch:
-                    yield _pending(reader.position, offset, payload)
-
-
-def _pending(position: Position, offset: int, payload: bytes) -> pa.Table:
-    messages = decode_chunk(payload)
-    if (below := position.below_at(offset)) is not None:
-        messages = messages.slice(count_before(messages, below))
-    return messages
+                    yield reader.position.left_of(offset, decode_chunk(payload))
 
 
 def release_members(settings: Settings) -> list[ReleaseMember]:
