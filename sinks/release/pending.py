@@ -291,9 +291,8 @@ class Pending:
         `sizes` has the bytes of each message.
         """
         released = self.position.released + messages.num_rows + self._released_beside
-        # What is lowest depends on what is released.
-        self.position = self.position.moved(below or self.position.below, released, self.position.lowest)
-        self.position = self.position.moved(self.position.below, released, self._lowest())
+        below = below or self.position.below
+        self.position = self.position.moved(below, released, self._lowest(below))
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
         self._passed_on, self._released_beside = [], 0
         return Planned(messages, self.position, int(sizes.max(initial=0)), passed_on)
@@ -313,11 +312,11 @@ class Pending:
         self._bound = highest if self._bound is None else max(self._bound, highest)
         return self._planned(empty_messages(), _sizes(empty_messages()), highest)
 
-    def _lowest(self) -> int:
+    def _lowest(self, below: OrderKey | None) -> int:
+        """Return the lowest offset that is needed after a crash, if what comes before `below` is released."""
         lowest = [self.position.taken_in]
         lowest += [] if self._current_from is None else [self._current_from]
         lowest += [self._live[0]] if self._live else []
-        below = self.position.below
         lowest += [each.offset for each in self._removals if below is None or below < each.until]
         return min(lowest)
 
