@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,6 @@ class MutableBucket:
     dues_ms: np.ndarray
     bytes: int
 
-    @property
-    def bounds(self) -> MutableBounds:
-        """Its bounds, counts and bytes."""
-        return MutableBounds(int(self.dues_ms[0]), int(self.dues_ms[-1]), len(self.dues_ms), self.bytes)
-
 
 def mutable_buckets(
     spark: SparkSession, checkpoint: str, batch_id: int, batch_settings: BatchSettings
@@ -38,3 +34,12 @@ def mutable_buckets(
         dues_ms = np.sort(messages.column("deliver_at_ms").to_numpy())
         buckets.append(MutableBucket(batch_settings.shard_keys.index(row["shard_key"]), dues_ms, messages.nbytes))
     return buckets
+
+
+def bounds_by_shard(buckets: Iterable[MutableBucket]) -> dict[int, MutableBounds]:
+    """Return the bounds of those mutable buckets that have messages, by shard."""
+    return {
+        each.shard: MutableBounds(int(each.dues_ms[0]), int(each.dues_ms[-1]), len(each.dues_ms), each.bytes)
+        for each in buckets
+        if len(each.dues_ms)
+    }

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from state.checkpoint.batch_settings import SettingsHistory
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.mutable_buckets import mutable_buckets
+from streaming.checkpoint.mutable_buckets import bounds_by_shard, mutable_buckets
 from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts
 
@@ -69,8 +69,7 @@ def state_of(spark: SparkSession, checkpoint: Checkpoint, settings_history: Sett
 
     def read(batch_id: int) -> Mapping[int, MutableBounds]:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        buckets = mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id))
-        return {bucket.shard: bucket.bounds for bucket in buckets if len(bucket.dues_ms)}
+        return bounds_by_shard(mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id)))
 
     run: ReadState = inheritable_thread_target(spark)(read)
     return run

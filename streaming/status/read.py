@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.mutable_buckets import MutableBucket, mutable_buckets
+from streaming.checkpoint.mutable_buckets import MutableBucket, bounds_by_shard, mutable_buckets
 from streaming.monitor.estimate import LATER, SPANS_MS, WaitingEstimate
 from streaming.status.broker import ask_broker
 from streaming.status.ready import EVERY_BATCH
@@ -67,9 +67,8 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     for bucket in mutable:
         histogram.add_instants(bucket.dues_ms)
     sealed.count_into(histogram)
-    bounds = {bucket.shard: bucket.bounds for bucket in mutable if len(bucket.dues_ms)}
     # Exact: nothing is among these that does not wait.
-    waiting = WaitingEstimate(bounds, segments, cutoff_ms=0)
+    waiting = WaitingEstimate(bounds_by_shard(mutable), segments, cutoff_ms=0)
     shards = shard_statuses(waiting.by_shard(settings.bucket.shards), ready)
     return Status(
         read_from="storage",
