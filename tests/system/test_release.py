@@ -17,13 +17,13 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from benchmarks.release_processes import release_children
 from conf.failpoints import ROOT_VARIABLE, VARIABLE
 from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
 from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import ensure_topics
 from streaming.release.drain import left_to_release
-from streaming.release.supervised import SPARE
 from tests.eventually import assert_eventually
 from tests.processes import runs
 from tests.system.conftest import Application, MakeService
@@ -122,7 +122,7 @@ def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_
     service.environment = {"SPARK_LOCAL_DIRS": str(application.folder)}
     service.start()
     driver = psutil.Process(service.pid)
-    releases = _releases(driver)
+    releases = release_children(driver)
     assert len(releases) == 1
     publish_mixed(ledger, application, 400, seed=1, longest_ms=20_000)
     accepted = len(ledger.sent)
@@ -151,7 +151,7 @@ def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_kille
     service, ledger = make_service(_HORIZON)
     service.start()
     driver = psutil.Process(service.pid)
-    (release,) = _releases(driver)
+    (release,) = release_children(driver)
     publish_mixed(ledger, application, 400, seed=1, longest_ms=20_000)
     driver.kill()
     driver.wait()
@@ -162,12 +162,6 @@ def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_kille
     assert f"release process {socket.gethostname()}-job-0 is {release.pid}, which" in service.log
     assert service.stop() == 0, service.log[-3000:]
     assert not runs(release), "the release process outlives the job"
-
-
-def _releases(driver: psutil.Process) -> list[psutil.Process]:
-    """Return the release processes of a driver, without the spare one."""
-    started = [child for child in driver.children() if "streaming.release.supervised" in " ".join(child.cmdline())]
-    return [child for child in started if child.name() != SPARE]
 
 
 def _handed_over(application: Application) -> int:
@@ -188,7 +182,7 @@ def test_a_release_process_that_is_killed_again_and_again_is_started_again(
     for _ in range(3):
         before = len(ledger.got)
         assert_eventually(lambda before=before: len(ledger.got) > before, 60, "a delivery")  # type: ignore[misc]
-        for release in _releases(psutil.Process(service.pid)):
+        for release in release_children(psutil.Process(service.pid)):
             release.kill()
     # Another process takes part, and dies when shards are taken from it.
     other = start_release("other", "shards-revoked=kill")

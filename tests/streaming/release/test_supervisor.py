@@ -219,47 +219,56 @@ def _spare_of(processes: ReleaseProcesses, before: psutil.Process | None = None)
     return psutil.Process(processes._spare.popen.pid)
 
 
-@pytest.mark.takes(15)
-def test_a_spare_process_takes_the_place_of_one_that_is_killed(
-    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReleaseProcesses]:
+    """One release process that runs, with which a spare one is started soon."""
     monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
     with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
-        spare = _spare_of(processes)
-        assert_eventually(lambda: spare.name() == SPARE, _START_S)
-        handed_over(1)
-        assert_eventually(lambda: released() == [1], _START_S)
-        (first,) = processes.pids
-        psutil.Process(first).kill()
-        assert_eventually(lambda: processes.pids == [spare.pid], _START_S)
-        handed_over(2)
-        assert_eventually(lambda: released() == [1, 2], _START_S)
-        assert spare.name() != SPARE
-        # One that is killed while it waits is replaced as well.
-        killed = _spare_of(processes)
-        killed.kill()
-        last = _spare_of(processes, before=killed)
-        processes.check()
+        yield processes
+
+
+def _killed(processes: ReleaseProcesses) -> int:
+    """Kill the only release process, and return its process id."""
+    (pid,) = processes.pids
+    psutil.Process(pid).kill()
+    return pid
+
+
+@pytest.mark.takes(15)
+def test_a_spare_process_takes_the_place_of_one_that_is_killed(
+    one: ReleaseProcesses, handed_over: HandOver, released: Released
+) -> None:
+    spare = _spare_of(one)
+    assert_eventually(lambda: spare.name() == SPARE, _START_S)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    _killed(one)
+    assert_eventually(lambda: one.pids == [spare.pid], _START_S)
+    handed_over(2)
+    assert_eventually(lambda: released() == [1, 2], _START_S)
+    assert spare.name() != SPARE
+    # One that is killed while it waits is replaced as well.
+    killed = _spare_of(one)
+    killed.kill()
+    last = _spare_of(one, before=killed)
+    one.check()
+    one.close()
     assert not any(map(runs, (spare, killed, last)))
 
 
 @pytest.mark.takes(10)
 def test_a_spare_process_of_other_code_takes_no_ones_place(
-    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+    one: ReleaseProcesses, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
-    with ReleaseProcesses(prepared, 1) as processes:
-        processes.start()
-        spare = _spare_of(processes)
-        monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
-        (first,) = processes.pids
-        psutil.Process(first).kill()
-        assert_eventually(lambda: processes.pids not in ([], [first]), _START_S)
-        assert processes.pids != [spare.pid]
-        handed_over(1)
-        assert_eventually(lambda: released() == [1], _START_S)
-        processes.check()
+    spare = _spare_of(one)
+    monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
+    first = _killed(one)
+    assert_eventually(lambda: one.pids not in ([], [first]), _START_S)
+    assert one.pids != [spare.pid]
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    one.check()
 
 
 @pytest.mark.takes(15)
