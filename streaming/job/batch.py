@@ -105,13 +105,14 @@ class BatchRunner:
 
         1. Check that this process still holds the lease.
         2. Read from the offset log which records the batch reads, and its cutoff.
-        3. Start the maintenance that is due, which runs beside the batches. Wait for merges if they are far behind.
+        3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
+           merges if they are far behind.
         4. Decide which records are refused because too many messages of their topics wait, and record it.
         5. Run the state stage, and check its rows against the cutoff.
         6. Warn if input records of the batch were deleted unread.
         7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
-        9. Pass the sealed segments to the prefetch window and to maintenance.
+        9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
         10. Move the prefetch window on to the cutoff.
         11. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
@@ -126,9 +127,10 @@ class BatchRunner:
         self.planned = planned = self._checkpoint.planned(batch_id)
         self._counts.batch_begun(planned)
         span = self._span(planned)
-        # 3. Start maintenance. Now, and not at the end of a batch: the catalog still has every segment that this batch
-        #    reads, and a merge must keep their messages. Not with the first batch: it finds its overdue messages by
-        #    their bucket's number, which a merge may change.
+        # 3. Start what runs beside the batch. Maintenance now, and not at the end of a batch: the catalog still has
+        #    every segment that this batch reads, and a merge must keep their messages. Not with the first batch: it
+        #    finds its overdue messages by their bucket's number, which a merge may change.
+        self._cancels.before_batch()
         if batch_id:
             committed = self._origin.bucket_of(batch_id - 1), span.previous_ms
             self._maintenance.before_batch(*committed)
@@ -166,11 +168,10 @@ class BatchRunner:
                 running.append(self._start(self._hand_over, hand_over))
             if stores and not stores_first:
                 running.append(self._start(self._seal, shard_output, sealed, batch_id, decision))
-            # Beside them. If one fails there is no next batch, which alone would read it.
-            self._cancels.stored(decision, span, planned.clock_ms)
             for step in running:
                 step.result()
-            # 9. Pass on what was sealed.
+            # 9. Pass on what was stored.
+            self._cancels.stored(decision, span, planned.clock_ms)
             segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)

@@ -27,6 +27,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +77,8 @@ _FORGET_EVERY_S = 60.0
 _MARKERS_S = 600.0
 # How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
 # a batch that must know it reads so many, and not those of days.
-_MOST_ANSWERS_UNREAD = 100_000
+_MOST_ANSWERS_UNREAD = 10_000
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,10 @@ class Decision:
 
 
 class CancelDesk:
-    """Decides the asks of one batch after the other. Only the query's thread may use it."""
+    """Decides the asks of one batch after the other. Only the query's thread may use it.
+
+    What a batch has stored is noted beside the next one, whose state stage takes longer.
+    """
 
     def __init__(self, store: BucketTable, settings: Settings) -> None:
         """Take the table of sealed buckets."""
@@ -121,6 +126,10 @@ class CancelDesk:
         self._is_replay: bool | None = None
         # How many asks were answered since the results topic was read back.
         self._answers_unread = 0
+        self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
+        self._note = Future[None]()
+        self._note.set_result(None)
+        self._unnoted: Callable[[], None] | None = None
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = time.monotonic()
         # The first offset of each input partition, and when it was read, by the monotonic clock.
@@ -130,9 +139,13 @@ class CancelDesk:
         self._shown_ms, self._markers_s = 0, -math.inf
 
     def close(self) -> None:
-        """Close the consumer of answers, and the files of ids."""
-        self._recalled.close()
-        self._stored_ids.close()
+        """Close the consumers of answers, and the files of ids, unless they are read for so long that the process had
+        better end.
+        """
+        self._notes.shutdown(wait=False, cancel_futures=True)
+        if wait([self._note], _CLOSE_S).done:
+            self._recalled.close()
+            self._stored_ids.close()
         self._sealed_ids.close()
 
     def look_ahead(self) -> None:
@@ -169,7 +182,17 @@ class CancelDesk:
         return self._shown_ms
 
     def stored(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
-        """Take note that the batch of `span` stores `decision`. `clock_ms` is its clock, epoch ms."""
+        """Take note that the batch of `span` has stored `decision`. `clock_ms` is its clock, epoch ms."""
+        self.before_batch()
+        self._unnoted = partial(self._take_note, decision, span, clock_ms)
+
+    def before_batch(self) -> None:
+        """Start to note what the last batch has stored, which Spark has committed by now: it will not be replayed."""
+        self._note.result()
+        if self._unnoted is not None:
+            self._note, self._unnoted = self._notes.submit(self._unnoted), None
+
+    def _take_note(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
         if self._is_replay:
             # What it had stored before may be less.
             self._stored_ids.close()
@@ -180,6 +203,9 @@ class CancelDesk:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
             self._stored_ids.forget(useful_from_ms(span, clock_ms), self._firsts)
+        if self._answers_unread > _MOST_ANSWERS_UNREAD:
+            self._answers_unread = 0
+            self._recalled.look_ahead()
 
     def decide(
         self,
@@ -200,6 +226,8 @@ class CancelDesk:
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
+        self.before_batch()
+        self._note.result()
         every_ask, found = _asks(shard_output)
         asked_ms = time.time_ns() // 1_000_000
         self._open(span)
@@ -209,7 +237,8 @@ class CancelDesk:
         outcomes.cancel(named.superseded)
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
-        recalled = self._recall(outcomes, not_waiting, asks.num_rows, span.cutoff_ms)
+        self._answers_unread += asks.num_rows
+        recalled = self._recall(outcomes, not_waiting, span.cutoff_ms)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
@@ -281,17 +310,17 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, not_waiting: Ids, asks: int, cutoff_ms: int) -> pa.Table:
-        """Read which messages release processes have cancelled, if `not_waiting` has any, or many were asked for.
+    def _recall(self, outcomes: Outcomes, not_waiting: Ids, cutoff_ms: int) -> pa.Table:
+        """Read which messages release processes have cancelled, up to now if `not_waiting` has any.
 
-        Returns what they have answered since that was read before, which is stored with what this batch cancels
+        Returns what is not stored yet of what they have answered, which is stored with what this batch cancels
         (`CANCELLED_SCHEMA`).
         """
-        self._answers_unread += asks
-        if not not_waiting and self._answers_unread <= _MOST_ANSWERS_UNREAD:
-            return CANCELLED_SCHEMA.empty_table()
-        self._answers_unread = 0
-        recalled = self._recalled.read()
+        if not_waiting:
+            self._answers_unread = 0
+            recalled = self._recalled.read()
+        else:
+            recalled = self._recalled.read_ahead()
         outcomes.set_cancelled(recalled)
         if self._is_replay:
             # A replay stores nothing more: the next batch reads it again.

@@ -32,7 +32,11 @@ _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
 
 
 class RecalledMessages:
-    """Reads the results topic on from where it was read before, by this job or an earlier one. Not thread-safe."""
+    """Reads the results topic on from where it was read before, by this job or an earlier one. Not thread-safe.
+
+    What it returns, the caller stores in the table. How far the topic was read for that is stored with the broker
+    afterwards, by the first call that comes when a batch has completed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Know nothing yet: nothing is read before somebody asks for a message that is handed over."""
@@ -41,9 +45,13 @@ class RecalledMessages:
         self._consumer: Consumer | None = None
         # How the last commit of that consumer ended, an error or none; an empty list if it has not.
         self._ended: list[KafkaError | None] = []
-        # How far it was read, and how far what was read is stored for certain.
+        # How far it was read, how far what was found there is returned, and how far that is stored for certain.
         self._next: dict[int, int] = {}
+        self._returned: dict[int, int] = {}
         self._stored: dict[int, int] = {}
+        # What was found and is not returned, and whether answers were deleted unread since something was.
+        self._found: list[MessageId] = []
+        self._are_lost = False
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
         self._knows_all = True
@@ -54,27 +62,49 @@ class RecalledMessages:
         return self._knows_all
 
     def read(self) -> Ids:
-        """Return the messages that were answered to be cancelled since the last call that a batch has completed.
+        """Return the messages that were answered to be cancelled, up to now, and that no call has returned yet.
 
-        The caller stores them in the table, and calls again for the next batch. Waits through an outage; raises
-        BrokerUnreachable after `kafka.outage_limit`, RightMissing.
+        Waits through an outage; raises BrokerUnreachable after `kafka.outage_limit`, RightMissing.
         """
         retry = BrokerRetry("the results topic", self._settings.kafka.outage_limit)
         while True:
             try:
-                return self._read()
+                self._read_on(_OPEN_S)
+                # What was deleted before is not among what this call returns.
+                self._knows_all &= not self._are_lost
+                self._are_lost = False
+                return self.read_ahead()
             except (KafkaException, BrokerUnreachable) as problem:
-                if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
-                    what = f"topic {self._settings.results_topic} and group {self._group}"
-                    raise right_missing("Read", what) from problem
-                # The topic was there when the job started.
-                if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
-                    problem = BrokerUnreachable(f"the broker does not know its partitions: {problem}")
-                retry.wait(problem)
+                retry.wait(self._cause_of(problem))
+
+    def read_ahead(self) -> Ids:
+        """Return those that `look_ahead` has found, and that no call has returned yet. Asks no broker."""
+        found, self._found, self._returned = self._found, [], self._next
+        return ids_of(found)
+
+    def look_ahead(self) -> None:
+        """Read the topic up to now, so that the next call has less to read. In an outage, that one will wait.
+
+        Raises RightMissing.
+        """
+        try:
+            self._read_on(wait_s=0)
+        except (KafkaException, BrokerUnreachable) as problem:
+            log.warning("the results topic could not be read ahead: %s", self._cause_of(problem))
 
     def begin_again(self) -> None:
         """Let the next call return again what the last one has returned, which is not stored."""
-        self._next = {}
+        self._next, self._found = {}, []
+
+    def _cause_of(self, problem: KafkaException | BrokerUnreachable) -> KafkaException | BrokerUnreachable:
+        """Return why the topic cannot be read. Raises RightMissing if waiting does not help."""
+        if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
+            what = f"topic {self._settings.results_topic} and group {self._group}"
+            raise right_missing("Read", what) from problem
+        # The topic was there when the job started.
+        if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
+            return BrokerUnreachable(f"the broker does not know its partitions: {problem}")
+        return problem
 
     def close(self) -> None:
         """Close the consumers."""
@@ -82,7 +112,8 @@ class RecalledMessages:
             if consumer is not None:
                 consumer.close()
 
-    def _read(self) -> Ids:
+    def _read_on(self, wait_s: float) -> None:
+        """Read on up to now, but for what lies behind transactions that are open for longer than `wait_s`."""
         consumer = self._consumer = self._consumer or self._opened("read_committed")
         topic = self._settings.results_topic
         if not self._next:
@@ -91,17 +122,18 @@ class RecalledMessages:
                 raise BrokerUnreachable(f"the broker does not know {topic}")
             stored = consumer.committed([self._place(number) for number in range(partitions)], _TIMEOUT_S)
             self._next = {place.partition: max(place.offset, 0) for place in stored}
-        elif self._next != self._stored:
+            self._returned = self._next
+        elif self._returned != self._stored:
             # The batch before is complete.
-            self._store(consumer, self._next)
-        bounds = self._bounds(consumer)
+            self._store(consumer, self._returned)
+        bounds = self._bounds(consumer, wait_s)
         # One that ends before where it was read to was made anew.
         begins = {
             number: low if high < self._next[number] else max(self._next[number], low)
             for number, (low, high) in bounds.items()
         }
         # Nobody knows what answers that were deleted unread said.
-        self._knows_all &= all(begin == self._next[number] for number, begin in begins.items())
+        self._are_lost |= any(begin != self._next[number] for number, begin in begins.items())
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
         found: list[Message] = []
         left = set(ends)
@@ -123,7 +155,7 @@ class RecalledMessages:
         finally:
             consumer.unassign()
         self._next = begins | ends
-        return ids_of(filter(None, map(self._asked_for, found)))
+        self._found += filter(None, map(self._asked_for, found))
 
     def _store(self, consumer: Consumer, offsets: dict[int, int]) -> None:
         """Store how far the topic was read. Raises KafkaException, BrokerUnreachable."""
@@ -140,17 +172,17 @@ class RecalledMessages:
             raise BrokerUnreachable(f"the offsets of group {self._group} cannot be stored")
         if (error := self._ended[0]) is not None:
             raise KafkaException(error)
-        self._stored = dict(offsets)
+        self._stored = offsets
 
     def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
         self._ended.append(error or next((place.error for place in places if place.error is not None), None))
 
-    def _bounds(self, consumer: Consumer) -> dict[int, tuple[int, int]]:
+    def _bounds(self, consumer: Consumer, wait_s: float) -> dict[int, tuple[int, int]]:
         """Return the first offset and the end of each partition, for a reader of committed records.
 
-        The end is before a transaction that is still open. Such transactions are waited for, but not for long.
+        The end is before a transaction that is still open. Such transactions are waited for up to `wait_s`.
         """
-        until_s = time.monotonic() + _OPEN_S
+        until_s = time.monotonic() + wait_s
         written = self._written()
         while True:
             bounds = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S) for number in self._next}

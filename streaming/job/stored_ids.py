@@ -54,7 +54,7 @@ _ROW = ID_SCHEMA.append(pa.field("bucket", pa.int64()))
 
 
 class StoredIds:
-    """The stored ids as they are before the batch that asks. Only the query's thread may use it."""
+    """The stored ids as they are before the batch that asks. Not thread-safe."""
 
     def __init__(self, store: BucketTable) -> None:
         """Take the table. Nothing is read yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -64,6 +65,14 @@ def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
     ids: list[MessageId] = []
     monkeypatch.setattr(RecalledMessages, "read", lambda _: ids_of(ids))
     return ids
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the results topic was read ahead, by the monotonic clock."""
+    when: list[float] = []
+    monkeypatch.setattr(RecalledMessages, "look_ahead", lambda _: when.append(time.monotonic()))
+    return when
 
 
 def seal(store: BucketTable, number: int, **dues: int) -> None:
@@ -387,3 +396,25 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     (value,) = decision.answers.column("value").to_pylist()
     # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
+
+
+def test_many_answers_are_read_back_beside_the_next_batch_and_not_before_it_begins(
+    store: BucketTable, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.job.cancels._MOST_ANSWERS_UNREAD", 2)
+    desk = CancelDesk(store, Settings())
+    asks = [(TOPIC, 0, 5, "asks", 1, 0, None, None, None, True), (TOPIC, 0, 6, "asks", 1, 1, None, None, None, True)]
+    table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
+    frame, rows = output_of(
+        store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))}]
+    )
+    counts = []
+    for number in range(BATCH, BATCH + 4):
+        desk.stored(desk.decide(frame, rows, span(number), CLOCK_MS, BATCH_SETTINGS), span(number), CLOCK_MS)
+        before = len(looks)
+        # The second call waits for what the first one has started.
+        desk.before_batch()
+        desk.before_batch()
+        counts.append((before, len(looks)))
+    assert counts == [(0, 0), (0, 1), (1, 1), (1, 2)], "a batch that is not committed may be replayed"
+    desk.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
+from state.message_ids import Ids
 from streaming.job.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
@@ -53,7 +56,11 @@ def write(
 
 
 def read(reader: RecalledMessages) -> list[int]:
-    return [offset for own in reader.read().values() for offset in own.tolist()]
+    return offsets_in(reader.read())
+
+
+def offsets_in(ids: Ids) -> list[int]:
+    return [offset for own in ids.values() for offset in own.tolist()]
 
 
 def test_each_answer_of_a_release_process_is_read_once(
@@ -95,6 +102,66 @@ def test_after_a_crash_what_the_last_batch_may_not_have_stored_is_read_again(
     other.close()
 
 
+def test_what_was_read_ahead_is_returned_once_and_needs_no_broker(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offsets_in(reader.read_ahead()) == []
+    write(broker, settings, 1, 2)
+    reader.look_ahead()
+    reader.look_ahead()
+    write(broker, settings, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecalledMessages, "_read_on", None)
+        assert offsets_in(reader.read_ahead()) == [1, 2]
+        assert offsets_in(reader.read_ahead()) == []
+    write(broker, settings, 4)
+    reader.look_ahead()
+    write(broker, settings, 5)
+    assert read(reader) == [3, 4, 5]
+    assert read(reader) == []
+
+
+def test_after_a_crash_what_was_read_ahead_and_not_stored_is_read_again(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    def of_another() -> list[int]:
+        with closing(RecalledMessages(settings)) as other:
+            return read(other)
+
+    write(broker, settings, 1)
+    reader.look_ahead()
+    assert of_another() == [1], "nobody has it yet"
+    assert offsets_in(reader.read_ahead()) == [1]
+    write(broker, settings, 2)
+    assert of_another() == [1, 2], "the batch that got the first one may not be complete"
+    # When the next one has begun.
+    reader.look_ahead()
+    assert of_another() == [2]
+    assert offsets_in(reader.read_ahead()) == [2]
+
+
+def test_an_outage_while_it_is_read_ahead_loses_nothing(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    reader: RecalledMessages,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(broker, settings, 1)
+    reader.look_ahead()
+    write(broker, settings, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecalledMessages, "_written", unreachable)
+        reader.look_ahead()
+    assert "could not be read ahead: broker-unreachable: nobody answers" in caplog.text
+    assert offsets_in(reader.read_ahead()) == [1]
+    assert read(reader) == [2]
+
+
+def unreachable(_: RecalledMessages) -> dict[int, int]:
+    raise BrokerUnreachable("nobody answers")
+
+
 def test_what_a_replay_could_not_store_is_read_again(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
 ) -> None:
@@ -103,6 +170,11 @@ def test_what_a_replay_could_not_store_is_read_again(
     reader.begin_again()
     assert read(reader) == [1]
     assert read(reader) == []
+    write(broker, settings, 2)
+    reader.look_ahead()
+    assert offsets_in(reader.read_ahead()) == [2]
+    reader.begin_again()
+    assert read(reader) == [2]
 
 
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_one_said_is_not_known(
@@ -119,6 +191,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_
     assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
     ensure_topics(settings, 1)
     write(broker, settings, 4)
+    reader.look_ahead()
     assert read(reader) == [4]
     assert not reader.knows_all
     write(broker, settings, 5)
