@@ -23,7 +23,7 @@ from benchmarks.waiting import say
 
 MESSAGES, SPREAD = 10_000_000, "48h"
 ASKS_PER_S = 10_000
-RATE, WARM_UP_S, LOAD_S, LEAST_S = 1_000, 10.0, 60.0, 15.0
+RATE, WARM_UP_S, LOAD_S, LEAST_S = 1_000, 60.0, 60.0, 15.0
 CALM, ASKED = "calm", "asked"
 # After the ingest, so that merges are not measured as well.
 _SETTLE_S = 60.0
@@ -32,7 +32,8 @@ _TIMEOUT_S = 1200.0
 
 def measure(stand: Stand, scale: float) -> Outcome:
     """Seal messages; send a load through the job, without and with asks beside it."""
-    count, load_s = int(MESSAGES * scale), max(LEAST_S, LOAD_S * scale)
+    count = int(MESSAGES * scale)
+    warm_up_s, load_s = (max(LEAST_S, full_s * scale) for full_s in (WARM_UP_S, LOAD_S))
     stand.topic("cancels-in", config=feed.TOPIC)
     application = stand.application("cancels")
     job = stand.job(application)
@@ -43,7 +44,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     series = {}
     for number, case in enumerate((CALM, ASKED)):
         # Numbers of their own, after those of the sealed messages.
-        traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, WARM_UP_S, load_s, first=(number + 1) * MESSAGES)
+        traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, warm_up_s, load_s, first=(number + 1) * MESSAGES)
         read = _bytes_read(job)
         asker = _ask(stand, application, count, traffic.seconds) if case == ASKED else None
         lateness_ms, figures[case] = run_through(stand, application, job, traffic)
