@@ -158,7 +158,7 @@ class ReleaseSettings(Section):
 class MonitorSettings(Section):
     """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`, and how they log."""
 
-    job: ListenAddress = ""
+    job: ListenAddress = "127.0.0.1:9464"
     release: ListenAddress = ""
     otlp: WebAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"

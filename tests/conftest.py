@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ from tests.small_disk import CannotMount, SmallDisk
 # On a busy machine, an example may take long to generate and to run.
 hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("any machine")
+
+# Many jobs run at once here, and each would want the same address. Whoever asks a job in a test gives it one.
+os.environ["DELAYLINE_MONITOR__JOB"] = ""
 
 # A shell without job control starts background processes that ignore Ctrl-C, and their children inherit that. Handle
 # Ctrl-C as in a terminal.
@@ -117,7 +121,8 @@ def make_settings(broker: EmbeddedBroker) -> MakeSettings:
         application_id = f"app-{uuid.uuid4().hex[:8]}"
         topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
         servers = f"kafka.bootstrap_servers={broker.bootstrap}"
-        return load_settings(None, [f"application_id={application_id}", servers, *topics, *overrides], environ={})
+        own = [f"application_id={application_id}", servers, *topics, "monitor.job="]
+        return load_settings(None, [*own, *overrides], environ={})
 
     return make
 

@@ -61,5 +61,6 @@ def _seen(settings: Settings) -> str:
     status = status_of_job(settings)
     if status is None:
         at = instant(time.time_ns() // 1_000_000)
-        return f"{at}  the job at {settings.monitor.job} does not answer, or does not know yet what waits"
+        no_answer = "does not answer, does not know yet what waits, or is another one (application_id, storage.path)"
+        return f"{at}  the job at {settings.monitor.job} {no_answer}"
     return "\n".join([f"{instant(status.now_ms)}  {settings.application_id}", "", *as_lines(status)])

@@ -290,10 +290,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
-    """Return a context in which the job answers at `monitor.job`, if that is set. Raises SettingError."""
+    """Return a context in which the job answers at `monitor.job`, if that is set, once no other process listens there.
+
+    Raises SettingError if nobody could ever listen there.
+    """
     health = partial(job_health, counts, settings.clock, settings.kafka.outage_limit)
     status = partial(counts.status, settings.application_id, settings.bucket.shards)
-    return monitored("job", settings, counts, health, status)
+    return monitored("job", settings, counts, health, status, waits_for_address=True)
 
 
 def job_health(

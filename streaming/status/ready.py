@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ from state.message import decode_chunk
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
 _POLL_S = 1.0
+_SHARDS_AT_ONCE = 8
 _TIMEOUT_S = 10.0
 
 
@@ -60,8 +62,12 @@ def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
     options = librdkafka_options(settings.kafka)
     count = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
     try:
-        with right_named("Read", f"topic {settings.ready_topic}"):
-            return [_ready_shard(settings, options, shard, last_batch) for shard in range(count)]
+        # Each shard asks the broker several times, one after the other.
+        with (
+            right_named("Read", f"topic {settings.ready_topic}"),
+            ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads,
+        ):
+            return list(threads.map(lambda shard: _ready_shard(settings, options, shard, last_batch), range(count)))
     except KafkaException as problem:
         raise BrokerUnreachable(f"{settings.ready_topic} cannot be read: {problem}") from problem
 

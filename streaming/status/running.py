@@ -10,6 +10,7 @@ from streaming.monitor.estimate import LATER, SPANS_MS
 from streaming.monitor.job_status import JobStatus
 from streaming.status.broker import ask_broker
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses
+from streaming.storage.paths import storage_path
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 def status_of_job(settings: Settings) -> Status | None:
     """Ask the job at `monitor.job`, and the broker for what only that knows.
 
-    Returns None if no address is set, if nobody answers there, if the job does not know yet what waits, or if it is the
-    job of another application.
+    Returns None if no address is set, if nobody answers there, if the job does not know yet what waits, or if it is
+    another job: of another application, or with another checkpoint, as that of a test on the same host.
     """
     if not settings.monitor.job:
         return None
@@ -28,7 +29,10 @@ def status_of_job(settings: Settings) -> Status | None:
     except (NoAnswer, ValueError) as problem:
         log.debug("the job did not say its status: %s", problem)
         return None
-    return status_from(job, settings) if job.application_id == settings.application_id else None
+    if job.application_id != settings.application_id or not job.checkpoint.startswith(f"{storage_path(settings)}/"):
+        log.debug("another job answers at %s: %s, %s", settings.monitor.job, job.application_id, job.checkpoint)
+        return None
+    return status_from(job, settings)
 
 
 def status_from(job: JobStatus, settings: Settings) -> Status:

@@ -22,6 +22,9 @@ from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, MonitorServer
 from streaming.status import storage_reader
 from streaming.status.running import status_of_job
+from streaming.storage.paths import checkpoint_path
+
+CHECKPOINT = checkpoint_path(Settings(), "checkpoint")
 
 
 @contextmanager
@@ -44,9 +47,9 @@ def options_of(settings: Settings) -> list[str]:
     return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
 
 
-def status_of(application_id: str) -> JobStatus:
+def status_of(application_id: str, checkpoint: str = CHECKPOINT) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
-    counts.recovered("/checkpoint")
+    counts.recovered(checkpoint)
     counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
     counts.reported(3, mutable_buckets=1, lag={"in": 7})
     counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1))
@@ -71,7 +74,7 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert (status["waiting"]["total"], status["waiting"]["mutable"], status["waiting"]["merged"]) == (13, 4, 9)
     assert (status["due"]["1m"], status["due"]["6h"], status["next_due_ms"]) == (4, 9, 1_030_000)
     assert status["input_lag"]["total"] == 0
-    assert table[0] == "checkpoint   /checkpoint (as the running job says)"
+    assert table[0] == f"checkpoint   {CHECKPOINT} (as the running job says)"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
 
 
@@ -81,10 +84,15 @@ def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Se
     with job_that_says(status_of(settings.application_id)) as address:
         shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job={address}"])
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.count(f"  {settings.application_id}\n\ncheckpoint   /checkpoint") == 2
+    assert shown.stdout.count(f"  {settings.application_id}\n\ncheckpoint   {CHECKPOINT}") == 2
     shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job=127.0.0.1:{free_port()}"])
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.count("does not answer, or does not know yet what waits\n") == 2
+    assert (
+        shown.stdout.count(
+            "does not answer, does not know yet what waits, or is another one (application_id, storage.path)\n"
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,4 +110,7 @@ def test_what_is_read_instead_if_the_job_cannot_say(settings: Settings) -> None:
     with job_that_says(None) as address:
         assert status_of_job(with_monitor(settings, address)) is None
     with job_that_says(status_of("another")) as address:
+        assert status_of_job(with_monitor(settings, address)) is None
+    # Of a test, on the same host.
+    with job_that_says(status_of(settings.application_id, "/elsewhere/checkpoint")) as address:
         assert status_of_job(with_monitor(settings, address)) is None

@@ -14,6 +14,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import LATER, SPANS_MS, WaitingInShard
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, MonitorServer
+from streaming.storage.paths import checkpoint_path
 from streaming.web import history as module
 from streaming.web.history import History
 from tests.eventually import assert_eventually
@@ -27,7 +28,19 @@ class Job:
         batch = PlannedBatch(7, now_ms, now_ms, {})
         due = dict.fromkeys([*SPANS_MS, LATER], 0) | {LATER: 5}
         self.status: JobStatus | None = JobStatus(
-            "mine", "checkpoint", now_ms, batch, None, [WaitingInShard(0, 2, 3, now_ms)], 0, 10, 20, now_ms, 1, 4, due
+            "mine",
+            checkpoint_path(Settings(), "checkpoint"),
+            now_ms,
+            batch,
+            None,
+            [WaitingInShard(0, 2, 3, now_ms)],
+            0,
+            10,
+            20,
+            now_ms,
+            1,
+            4,
+            due,
         )
         self.server = MonitorServer("monitor.job", "127.0.0.1:0", CollectorRegistry(), Health, lambda: self.status)
 
