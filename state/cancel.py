@@ -258,16 +258,19 @@ class Undecided(NamedTuple):
     - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if an answer may not be read yet that says so, and
       `DELETED_MS` if that may be forgotten
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
+    - `replaces`: whether the ask is that of a message which is accepted in any case
     """
 
     due_before_ms: int
     asked_ms: int
     shards: int
     left: int
+    replaces: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the value of the ask."""
-        return json.dumps(self).encode()
+        # Without what release processes of earlier versions do not know.
+        return json.dumps(self if self.replaces else self[:-1]).encode()
 
     @staticmethod
     def from_bytes(value: bytes) -> Undecided:
@@ -281,11 +284,20 @@ def is_undecided(messages: pa.Table, results: str) -> pa.Array:
     return pc.and_(is_ask(messages, results), is_list.fill_null(False))
 
 
-def answers_to(asks: pa.Table, result: Result, why: str | None = None) -> pa.Table:
-    """Return the same answer to each of `asks`, which are for messages of input topics, as of `ANSWER_SCHEMA`."""
+def answers_to(asks: pa.Table, result: Result, why: str | None = None, replaces: bool = False) -> pa.Table:
+    """Return the same answer to each of `asks`, which are for messages of input topics, as of `ANSWER_SCHEMA`.
+
+    If the asks are those of messages that take the place of others (`replaces`), these are accepted.
+    """
     rest = json.dumps({"result": result} if why is None else {"result": result, "why": why}, ensure_ascii=False)
     # The name of such a topic needs no escape.
     texts = pc.binary_join_element_wise('{"id": "', id_texts(asks), '", ' + rest.removeprefix("{"), "")
+    if replaces:
+        own = id_texts(asks.select(_ASK_ID).rename_columns(ID))
+        texts = pc.binary_join_element_wise(
+            pc.binary_slice(texts.cast(pa.binary()), 0, -1).cast(pa.string()),
+            ', "replacement": "', own, '", "accepted": true}', "",
+        )  # fmt: skip
     return _answer_table(asks, texts.cast(pa.large_binary()))
 
 

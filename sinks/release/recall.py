@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.cancel import DELETED_MS, NOT_KEPT, Undecided, answered, answers_to, asked_by, is_ask, is_undecided
+from state.cancel import DELETED_MS, NOT_KEPT, Result, Undecided, answered, answers_to, asked_by, is_ask, is_undecided
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 
@@ -107,13 +107,17 @@ def decide(
     is_fresh &= ~among(asked, doubtful)
     goes_on = ~is_cancelled & (left > 0)
     is_last = ~is_cancelled & ~goes_on
+    cases: tuple[tuple[Mask, Result, str], ...] = (
+        (is_cancelled, "cancelled", RECALLED),
+        (is_last & is_fresh, "too-late", _TOO_LATE),
+        (is_last & ~is_fresh & is_kept, "unknown", _NOT_KNOWN),
+        (is_last & ~is_kept, "unknown", NOT_KEPT),
+    )
+    of_message = np.array([each.replaces for each in terms])
     answers = pa.concat_tables(
-        [
-            answers_to(asked.filter(pa.array(is_cancelled)), "cancelled", RECALLED),
-            answers_to(asked.filter(pa.array(is_last & is_fresh)), "too-late", _TOO_LATE),
-            answers_to(asked.filter(pa.array(is_last & ~is_fresh & is_kept)), "unknown", _NOT_KNOWN),
-            answers_to(asked.filter(pa.array(is_last & ~is_kept)), "unknown", NOT_KEPT),
-        ]
+        answers_to(asked.filter(pa.array(rows & (of_message == replaces))), result, why, replaces)
+        for rows, result, why in cases
+        for replaces in (False, True)
     )
     decided = answered(asks.filter(pa.array(~goes_on)), results, answers)
     values = [

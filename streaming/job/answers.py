@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
+    ALWAYS,
     DELETED_MS,
     NONE_REPLACED,
     NOT_KEPT,
@@ -108,12 +109,16 @@ def _answers(
 ) -> pa.Table:
     """Return the answer to each ask, by what became of the message that it asks for; or `undecided` in its place."""
     is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
-    # One by one: replacements, and ids that may need an escape.
-    apart = is_replacement | (outcomes == NO_INPUT)
+    # What is accepted in any case may still take the place of a message that is handed over.
+    is_always = np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
+    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, DELETED))
+    # One by one: the other replacements, and ids that may need an escape.
+    apart = (is_replacement & ~goes_on) | (outcomes == NO_INPUT)
     several: list[pa.Table] = []
     for outcome in np.unique(outcomes[~apart]).tolist():
-        own = asks.filter(pa.array((outcomes == outcome) & ~apart))
-        several.append(_same_answer(own, outcome, undecided))
+        for replaces in (False, True):
+            own = asks.filter(pa.array((outcomes == outcome) & ~apart & (goes_on == replaces)))
+            several.append(_same_answer(own, outcome, undecided._replace(replaces=replaces)))
     single: dict[MessageId, bytes] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         result, why = _MEANINGS[outcome]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import PayloadMissing, Pending, Planned
-from sinks.release.recall import REMEMBERED_MS, uncounted
+from sinks.release.recall import RECALLED, REMEMBERED_MS, uncounted
 from sinks.release.room import Limits
 from state.cancel import DELETED_MS, NOT_KEPT, Undecided
 from state.message import decode_chunk
@@ -25,6 +25,15 @@ from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
 
 RESULTS = "delayline-results"
+# By this the job tells such an answer from its own.
+RECALLED_ANSWER = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
+
+
+def _replaces(offset: int) -> bool:
+    """Return whether the ask at `offset` is that of a message which takes the place of another."""
+    return bool(offset % 2)
+
+
 _START_MS = 1_000_000_000
 # A chunk of messages by their due times; or of asks for messages by their number, most of them earlier ones.
 _CHUNK = st.one_of(
@@ -91,10 +100,12 @@ class _Shard:
             asked = [each for each in numbers if "cancelled" not in self.results.get(each, ())]
             # Everything that is handed over is due before 2,001.
             since_ms = self.now_ms if asked_ms is None else asked_ms
-            undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1).to_bytes()
+            undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1)
+            # Every other ask comes with a message.
             rows = [
                 {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "output_topic": RESULTS,
-                 "key": b"delayline-in/0/%d" % each, "value": undecided}
+                 "key": b"delayline-in/0/%d" % each,
+                 "value": undecided._replace(replaces=_replaces(1_000 + self.asks + at)).to_bytes()}
                 for at, each in enumerate(asked)
             ]  # fmt: skip
             self.asks += len(rows)
@@ -135,6 +146,9 @@ class _Shard:
                 asked = int(answer["id"].rsplit("/", 1)[1])
                 self.results.setdefault(asked, set()).add(answer["result"])
                 self.reasons[asked] = answer.get("why")
+                assert (answer["result"] != "cancelled") or RECALLED_ANSWER in row["value"]
+                of_message = {"replacement": f"delayline-in/0/{row['offset']}", "accepted": True}
+                assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
             else:
                 self.seen[row["offset"]] += 1
         if planned.passed_on is not None:

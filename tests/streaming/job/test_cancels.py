@@ -95,9 +95,15 @@ def each_of(cancelled: pa.Table) -> list[CancelledId]:
 
 
 def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
-    rows = zip(*(column.to_pylist() for column in decision.answers.columns), strict=True)
+    return {row[:3]: _content(row) for row in zip(*(c.to_pylist() for c in decision.answers.columns), strict=True)}
+
+
+def _content(answer: tuple[Any, ...]) -> dict[str, Any]:
     # A list is for the release processes to decide.
-    return {row[:3]: {"result": "undecided"} if row[3][:1] == b"[" else json.loads(row[3]) for row in rows}
+    if answer[3][:1] != b"[":
+        return dict(json.loads(answer[3]))
+    of_message = {"replacement": "/".join(map(str, answer[:3])), "accepted": True}
+    return {"result": "undecided"} | (of_message if Undecided.from_bytes(answer[3]).replaces else {})
 
 
 def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
@@ -317,7 +323,8 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
         ("cancelled", True),
         ("cancelled", False),
         ("unknown", False),
-        ("unknown", True),
+        # It may be taken back.
+        ("undecided", True),
         ("cancelled", True),
         ("unknown", False),
     ]
