@@ -1,9 +1,12 @@
-"""The recipes of docs/publish.md for a retry, a cancel and a replacement, run with kafka-python on a real broker."""
+"""The recipes of docs/publish.md for a retry, a cancel and a replacement, run with kafka-python on a real broker.
+
+That of docs/coming-from.md for Spring is run by the program of `tests/sources/intake/captured`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -33,13 +36,13 @@ _RECEIVED = [
 ]
 
 
-def recipe(section: str, name: str) -> Callable[..., Any]:
-    """Return the function `name` that a section of the document defines."""
+def recipe(section: str, name: str) -> Any:
+    """Return what a section of the document defines as `name`: a function, or a set of headers."""
     text = (ROOT / "docs" / "publish.md").read_text()
     (code,) = re.findall(rf"^## {section}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102, a reader of the document runs it too
-    return names[name]  # type: ignore[no-any-return]
+    return names[name]
 
 
 @pytest.fixture
@@ -103,6 +106,12 @@ def test_a_received_message_with_one_more_delay_header_is_refused(
     twice = [*_RECEIVED, ("deliver-after", b"30s")]
     message = _accepted(_record(broker, producer.send(topic, b"v", b"k", headers=twice)))
     assert message["error_code"] == "two-delays"
+
+
+@pytest.mark.parametrize("where", ["docs/coming-from.md", "tests/sources/intake/captured/spring-kafka/Capture.java"])
+def test_the_recipe_for_spring_takes_out_what_that_for_a_retry_does_and_the_target(where: str) -> None:
+    (names,) = re.findall(r"NOT_AGAIN = List\.of\((.*?)\);", (ROOT / where).read_text(), re.DOTALL)
+    assert set(re.findall(r'"(\S+?)"', names)) == recipe("Retrying", "NOT_AGAIN") | {"deliver-to"}
 
 
 def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(

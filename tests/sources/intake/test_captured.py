@@ -51,6 +51,13 @@ def test_a_retry_of_spring_is_due_when_springs_own_listener_would_go_on(row: dic
     assert (message["key"], message["value"], message["headers"]) == (row["key"], row["value"], row["headers"])
 
 
+@pytest.mark.parametrize("row", captured("spring-kafka"))
+def test_a_retry_of_spring_that_keeps_the_delay_of_the_delivery_before_waits_for_that(row: dict[str, Any]) -> None:
+    kept = {**row, "headers": [*headers(("deliver-after", b"1h")), *row["headers"]]}
+    (message,) = accepted("spring-retry", kept).to_pylist()
+    assert message["deliver_at_ms"] == row["timestamp_ms"] + 3_600_000 != row["reads"]["deliver_at_ms"]
+
+
 @pytest.mark.parametrize("row", captured("nats"))
 def test_a_schedule_of_nats_is_due_when_it_is_on_the_server(row: dict[str, Any]) -> None:
     (message,) = accepted("nats", row).to_pylist()

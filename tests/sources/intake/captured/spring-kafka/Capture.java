@@ -44,18 +44,36 @@ public final class Capture {
     private static final long FAILED_MS = 1_798_000_000_000L;
     private static final long[] BACK_OFFS_MS = {10_000, 30_000};
     private static final String LISTENER = "listener";
+    /** Delayline's own headers that say when, one for each message that it has delivered. */
+    private static final List<String> SCHEDULES = List.of("deliver-after", "deliver-at", "delay-level");
+    private static final List<String> VALUES = List.of("1h", "1797999000000", "18");
+    /** Headers of a delivery by Delayline that the recipe does not pass on, the target among them. */
+    private static final List<String> NOT_AGAIN = List.of("deliver-after", "deliver-at", "delay-level", "delayline-id",
+        "delayline-deliver-at", "delayline-name", "deliver-to");
     private static final List<String> LINES = new ArrayList<>();
 
     public static void main(String[] arguments) throws IOException {
         capture("all header values", (factory, template) -> factory.setRetainAllRetryHeaderValues(true));
         capture("the newest header values", (factory, template) -> factory.setRetainAllRetryHeaderValues(false));
         capture("a retry topic behind Delayline", Capture::sendThroughDelayline);
+        for (int each = 0; each < SCHEDULES.size(); each++) {
+            Headers delivered = new RecordHeaders().add(SCHEDULES.get(each), bytes(VALUES.get(each)))
+                .add("delayline-name", bytes("order 7")).add("delayline-id", bytes("delayline-in/0/7"))
+                .add("delayline-deliver-at", bytes("1797999000000"));
+            capture("a retry topic behind Delayline, after " + SCHEDULES.get(each), delivered,
+                Capture::sendThroughDelayline);
+        }
         Files.write(Path.of(System.getProperty("captured")), LINES, StandardOpenOption.CREATE,
             StandardOpenOption.APPEND);
     }
 
     private static void capture(
         String what, BiConsumer<DeadLetterPublishingRecovererFactory, KafkaTemplate<byte[], byte[]>> configure) {
+        capture(what, new RecordHeaders(), configure);
+    }
+
+    private static void capture(String what, Headers delivered,
+        BiConsumer<DeadLetterPublishingRecovererFactory, KafkaTemplate<byte[], byte[]>> configure) {
         // Spring closes a producer that it has used.
         Deque<MockProducer<byte[], byte[]>> producers = new ArrayDeque<>();
         KafkaTemplate<byte[], byte[]> template = new KafkaTemplate<>(new MockProducerFactory<>(() -> {
@@ -66,8 +84,10 @@ public final class Capture {
         factory.neverLogListenerException();
         configure.accept(factory, template);
 
-        ConsumerRecord<byte[], byte[]> read = read("orders", bytes("order 7"), bytes("{\"id\": 7}"),
-            new RecordHeaders().add("trace", bytes("7")), PUBLISHED_MS);
+        Headers published = new RecordHeaders().add("trace", bytes("7"));
+        delivered.forEach(published::add);
+        ConsumerRecord<byte[], byte[]> read =
+            read("orders", bytes("order 7"), bytes("{\"id\": 7}"), published, PUBLISHED_MS);
         long failedMs = FAILED_MS;
         for (int attempt = 1; attempt <= BACK_OFFS_MS.length; attempt++) {
             factory.create(LISTENER).accept(
@@ -92,7 +112,8 @@ public final class Capture {
                 @Override
                 protected ProducerRecord<Object, Object> createProducerRecord(ConsumerRecord<?, ?> record,
                     TopicPartition destination, Headers headers, byte[] key, byte[] value) {
-                    headers.remove("deliver-to").add("deliver-to", bytes(destination.topic()));
+                    NOT_AGAIN.forEach(headers::remove);
+                    headers.add("deliver-to", bytes(destination.topic()));
                     return super.createProducerRecord(
                         record, new TopicPartition("retries", -1), headers, key, value);
                 }
