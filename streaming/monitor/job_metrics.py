@@ -25,7 +25,8 @@ from streaming.monitor.server import Health
 
 # Spans from now on, by their ends in seconds: what is due within one is due within the longer ones too.
 WITHIN_S = {
-    "1m": 60, "10m": 600, "1h": 3_600, "6h": 21_600, "1d": 86_400, "7d": 604_800, "30d": 2_592_000, "366d": 31_622_400,
+    "1m": 60, "10m": 600, "1h": 3_600, "6h": 21_600, "1d": 86_400, "7d": 604_800, "30d": 2_592_000, "90d": 7_776_000,
+    "366d": 31_622_400,
 }  # fmt: skip
 # Spark reports a batch a moment after it was done.
 _TOLD = 100

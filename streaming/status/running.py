@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from operator import add
 
 from conf.settings import Settings
 from streaming.monitor.client import NoAnswer, ask
@@ -39,6 +40,8 @@ def status_from(job: JobStatus, settings: Settings) -> Status:
     """Return the whole status: what `job` said, and what the broker says."""
     broker = ask_broker(settings, job.done.offsets if job.done else {}, job.done.batch_id if job.done else -1)
     ready = broker.ready or []
+    # A job of an earlier version counts fewer spans, and the rest as `LATER`.
+    due = [job.due.get(span, 0) for span in (*SPANS_MS, LATER)]
     shards, of_ready = shard_statuses(job.shards, ready), histogram_of(ready, job.now_ms).counts
     return Status(
         read_from="job",
@@ -53,7 +56,7 @@ def status_from(job: JobStatus, settings: Settings) -> Status:
         next_due_ms=first_of(job.next_due_ms, *(shard.next_due_ms for shard in shards)),
         buckets=job.buckets,
         segments=job.segments,
-        due={span: job.due[span] + count for span, count in zip([*SPANS_MS, LATER], of_ready, strict=True)},
+        due=dict(zip([*SPANS_MS, LATER], map(add, due, of_ready), strict=True)),
         due_is_estimated=True,
         broker=broker,
     )

@@ -42,6 +42,13 @@ def test_a_segment_that_is_partly_handed_over_counts_from_the_cutoff() -> None:
     assert [(shard.shard, shard.sealed) for shard in waiting.by_shard(1)] == [(0, 0), (1, 10)]
 
 
+def test_a_year_ahead_is_in_spans_of_its_own() -> None:
+    dues_ms = {"30d": 29, "90d": 31, "366d": 365, "later": 367}
+    segments = [segment(number, 0, [days * 86_400_000]) for number, days in enumerate(dues_ms.values())]
+    due = WaitingEstimate({}, segments, cutoff_ms=0).due(0)
+    assert {span: count for span, count in due.items() if count} == dict.fromkeys(dues_ms, 1)
+
+
 def test_nothing_waits_after_the_last_message_is_handed_over() -> None:
     waiting = WaitingEstimate({0: MutableBounds(-1, -1, 0, 0)}, [segment(0, 0, [1_000])], cutoff_ms=1_001)
     assert waiting.due(0) == dict.fromkeys([*SPANS_MS, "later"], 0)

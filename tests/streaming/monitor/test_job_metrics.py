@@ -13,8 +13,8 @@ from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import MutableBounds
-from streaming.monitor.job_metrics import JobCounts, TableState, job_health
+from streaming.monitor.estimate import SPANS_MS, MutableBounds
+from streaming.monitor.job_metrics import WITHIN_S, JobCounts, TableState, job_health
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import registry_of
 
@@ -83,6 +83,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     assert samples["input_lag_records.in"] == 7
     assert samples["due_messages.1m"] == 12
     assert samples["due_messages.10m"] == 62
+    assert list(WITHIN_S) == [span for span, ms in SPANS_MS.items() if ms >= 60_000]
     assert samples["due_messages.366d"] == 112
     assert samples["next_due_timestamp_seconds"] == clock.now_s
     assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001

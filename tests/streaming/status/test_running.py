@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,7 @@ from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
-from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds
 from streaming.monitor.job_metrics import JobCounts, TableState
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.server import Health, MonitorServer
@@ -76,6 +77,17 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert status["input_lag"]["total"] == 0
     assert table[0] == f"checkpoint   {CHECKPOINT} (as the running job says)"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
+
+
+def test_a_job_of_an_earlier_version_counts_as_later_what_it_has_no_span_for(settings: Settings) -> None:
+    status = status_of(settings.application_id)
+    due = {span: count for span, count in status.due.items() if span not in ("90d", "366d")} | {"later": 7}
+    ensure_topics(settings, 1)
+    with job_that_says(replace(status, due=due)) as address:
+        shown = status_of_job(with_monitor(settings, address))
+    assert shown is not None
+    assert [*shown.due] == [*SPANS_MS, LATER]
+    assert {span: count for span, count in shown.due.items() if count} == {"1m": 4, "6h": 9, "later": 7}
 
 
 def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Settings) -> None:
