@@ -32,6 +32,8 @@ CANCEL_HEADER = "delayline-cancel"
 # The id of the message that the record replaces, and the condition: one of `CONDITIONS`, the first by default.
 REPLACES_HEADER, CONDITION_HEADER = "delayline-replaces", "delayline-if"
 WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
+# Who asks, on an ask or a replacement of `delayline web`. The answer has it, and never what is delivered.
+OPERATOR_HEADER = "delayline-operator"
 
 Result = Literal["cancelled", "too-late", "unknown"]
 MessageId = tuple[str, int, int]

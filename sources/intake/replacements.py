@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from conf.errors import BadReplaces, quoted
 from sources.intake.cancels import ask_rows, has_header, ids_named
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only, without_headers
-from state.cancel import CONDITION_HEADER, CONDITIONS, REPLACES_HEADER, WAITING, terms_of
+from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, terms_of
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
 from state.message import HEADERS
@@ -36,7 +36,8 @@ def check_replacements(headers: Headers, records: pa.Table, rejections: Rejectio
 def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return accepted `messages`, and after them an ask for each that replaces another.
 
-    What is delivered has the headers no more that ask for this: whoever publishes it again means no second replacement.
+    What is delivered has the headers no more that ask for this, and say who does: whoever publishes it again means no
+    second replacement, and an operator's name is for the answer alone.
     """
     replacing = has_header(messages, REPLACES_HEADER) & np.asarray(pc.is_null(messages.column("error_code")))
     # An ask for a cancel is none, whatever else its headers say.
@@ -46,7 +47,7 @@ def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
     rows = np.flatnonzero(replacing)
     own = messages.take(pa.array(rows))
     all_headers = one_array(messages.column("headers").cast(HEADERS))
-    names = (REPLACES_HEADER, CONDITION_HEADER)
+    names = (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)
     cleaned = without_headers(all_headers, rows, names)
     left = messages.set_column(messages.schema.get_field_index("headers"), "headers", cleaned)
     return pa.concat_tables([left, _asks(own, batch_settings, clock_ms)])

@@ -1,4 +1,7 @@
-"""Cancel and postpone: what a person does from the page, as the records that any publisher would send."""
+"""Cancel and postpone: what a person does from the page, as the records that any publisher would send.
+
+The lasting record of who asked for it is the answer on the results topic, which has the name as a header.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,12 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
 from sources.intake.presets import name_messages
-from state.cancel import REPLACES_HEADER
+from state.cancel import CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from streaming.status.look import Look
 from streaming.web.selections import Messages, Selection
 
 log = logging.getLogger(__name__)
 
-# Comes back with the answer to a cancel, on the results topic: the lasting record of who asked for it.
-OPERATOR_HEADER = "operator"
 NO_ANSWER = "unanswered"
 _ANSWERS_MS = 60_000
 _PUBLISH_TIMEOUT_S = 60.0
@@ -80,7 +81,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
             )
     log.info("%r postpones by %d ms: %s", operator, by_ms, _described(ids))
     with Canceller(settings) as canceller:
-        publishing = _Publishing(settings, canceller)
+        publishing = _Publishing(settings, canceller, operator)
         found = 0
         for piece in _pieces(selection.places):
             for row in messages.look(Look(ids=tuple(piece), limit=len(piece))):
@@ -98,11 +99,12 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
 
 
 class _Publishing:
-    """Publishes replacements, and tells `canceller` which answers to expect."""
+    """Publishes replacements for an `operator`, and tells `canceller` which answers to expect."""
 
-    def __init__(self, settings: Settings, canceller: Canceller) -> None:
+    def __init__(self, settings: Settings, canceller: Canceller, operator: str) -> None:
         self._settings = settings
         self._canceller = canceller
+        self._operator = operator.encode()
         own = {"acks": "all", "enable.idempotence": True, "message.max.bytes": "1000000000"}
         self._producer = Producer({**librdkafka_options(settings.kafka), **own})
         self._failure: KafkaError | None = None
@@ -110,13 +112,15 @@ class _Publishing:
     def replace(self, row: Row, deliver_at_ms: int) -> None:
         """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits."""
         names = self._settings.headers
-        own = {names.deliver_at, names.deliver_after, names.delay_level, names.deliver_to, "delayline-if"}
+        own = {names.deliver_at, names.deliver_after, names.delay_level, names.deliver_to, CONDITION_HEADER,
+               OPERATOR_HEADER}  # fmt: skip
         kept = [(header["key"], header["value"]) for header in row["headers"] or () if header["key"] not in own]
         headers: list[tuple[str, str | bytes | None]] = [
             *((name, None if value is None else bytes(value)) for name, value in kept),
             (names.deliver_at, str(deliver_at_ms)),
             (names.deliver_to, row["output_topic"]),
             (REPLACES_HEADER, row["id"]),
+            (OPERATOR_HEADER, self._operator),
         ]
         while True:
             try:

@@ -13,7 +13,7 @@ from conf.errors import MOST_TEXT_BYTES
 from conf.settings import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import Preset, presets_named
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, REPLACES_HEADER, asks_in, asks_of, is_ask
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_in, asks_of, is_ask
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
 from state.names import CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, NAME_HEADER, OFF
@@ -36,7 +36,7 @@ def _names_of(preset: Preset) -> list[str]:
 
 _KNOWN = [
     "deliver-at", "deliver-after", "delay-level", "deliver-to", EXPIRY_HEADER,
-    CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, NAME_HEADER, CANCEL_NAME_HEADER,
+    CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER,
     ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER,
     *(name for preset in presets_named(PRESETS) for name in _names_of(preset)),
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def accepted(*rows: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_a_replacement_is_a_message_without_the_headers_and_an_ask_with_all_of_them() -> None:
-    given = headers(("trace", b"7"), REPLACES, DELAY, ("delayline-if", b"always"))
+    given = headers(("trace", b"7"), REPLACES, DELAY, ("delayline-if", b"always"), ("delayline-operator", b"Ada"))
     plain, message, ask = accepted({}, {"headers": given, "key": b"k", "value": b"new"})
     assert plain["output_topic"] == "delayline-out"
     assert (message["key"], message["value"], message["output_topic"]) == (b"k", b"new", "delayline-out")

@@ -1,0 +1,93 @@
+"""What a person's action publishes and records, with a real broker. No job answers it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Message
+from pyspark.sql import Row
+
+from conf.settings import Settings
+from sinks.topics.topics import ensure_topics
+from streaming.local.broker import EmbeddedBroker
+from streaming.status.look import Look
+from streaming.web import actions
+from streaming.web.selections import Messages, Selection
+from tests.sinks.committed_records import committed
+
+_DUE_MS = 1_900_000_000_000
+_HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def settings(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Settings:
+    """Settings whose topics exist, with a delay of many years, and nobody who waits for answers."""
+    monkeypatch.setattr(actions, "_ANSWERS_MS", 1)
+    caplog.set_level(logging.INFO, actions.log.name)
+    made = settings.model_copy(update={"limits": settings.limits.model_copy(update={"max_delay": 10**12})})
+    ensure_topics(made, 1)
+    return made
+
+
+class Waiting:
+    """Stands in for what waits: a message that was postponed before, and has headers of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.places = [(settings.topics.input[0], 0, number) for number in (7, 8)]
+        self._output = settings.topics.output
+
+    def look(self, wanted: Look) -> list[Row]:
+        kept = [("operator", b"their own"), ("deliver-at", b"1"), ("delayline-if", b"always"),
+                ("delayline-operator", b"Bob")]  # fmt: skip
+        headers = [Row(key=name, value=value) for name, value in kept]
+        return [
+            Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k", value=b"v",
+                headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None)
+            for place in wanted.ids or ()
+        ]  # fmt: skip
+
+
+def _published(broker: EmbeddedBroker, settings: Settings) -> list[tuple[bytes | None, list[tuple[str, Any]]]]:
+    found: list[Message] = committed(broker, settings.topics.input[0])
+    return [(record.value(), cast("list[tuple[str, Any]]", record.headers())) for record in found]
+
+
+def test_a_cancel_is_recorded_in_the_log_and_in_its_answer(
+    broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    selection = Selection("x", Waiting(settings).places, _DUE_MS, 0.0)
+    assert actions.cancel(settings, selection, "Ada Löwe") == {actions.NO_ANSWER: 2}
+    ids = ["/".join(map(str, place)) for place in selection.places]
+    # All headers of an ask come back with its answer.
+    assert _published(broker, settings) == [
+        (None, [("delayline-cancel", identity.encode()), ("delayline-operator", "Ada Löwe".encode())])
+        for identity in ids
+    ]
+    assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
+        f"'Ada Löwe' cancels 2 messages: {ids[0]} {ids[1]}",
+        "'Ada Löwe' cancelled: {'unanswered': 2}",
+    ]
+
+
+def test_a_postponement_is_recorded_in_the_log_and_in_its_answer(
+    broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting(settings)
+    selection = Selection("x", waiting.places, _DUE_MS, 0.0)
+    found = actions.postpone(settings, cast(Messages, waiting), selection, _HOUR_MS, "Ada Löwe")
+    assert found == {actions.NO_ANSWER: 2}
+    ids = ["/".join(map(str, place)) for place in selection.places]
+    # All headers of a replacement come back with its answer; tests/sources/intake/test_replacements.py shows that the
+    # message has the operator's no more.
+    assert _published(broker, settings) == [
+        (b"v", [("operator", b"their own"), ("deliver-at", str(_DUE_MS + _HOUR_MS).encode()),
+                ("deliver-to", settings.topics.output.encode()), ("delayline-replaces", identity.encode()),
+                ("delayline-operator", "Ada Löwe".encode())])
+        for identity in ids
+    ]  # fmt: skip
+    assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
+        f"'Ada Löwe' postpones by 3600000 ms: 2 messages: {ids[0]} {ids[1]}",
+        "'Ada Löwe' postponed: {'unanswered': 2}",
+    ]
