@@ -16,7 +16,7 @@ from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake.admission import refuse_waiting
 from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
-from sources.intake.envelopes import Envelope, cancels_by_key
+from sources.intake.envelopes import Envelope, cancels_by_key, check_cancels
 from sources.intake.expiry import check_expiry
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.names import ask_keys, asks_by_name, cancel_terms, names_given, names_to_cancel
@@ -140,6 +140,8 @@ def _accepted(
         else:
             by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
             has_names = policy.names != OFF or any(preset.named for preset in presets)
+            if batch_settings.cancel_has_version:
+                check_cancels(presets, headers, by_key, rejections)
             asked = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
             terms, asked = cancel_terms(topic, asked), ask_keys(records.column("topic"), asked)
     else:

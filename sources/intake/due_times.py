@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from conf.durations import format_duration
 from conf.errors import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
+from sources.intake.envelopes import check_version
 from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
 from sources.intake.presets import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
@@ -107,14 +108,7 @@ def _of_presets(
             yield header, *only((has_it & (counts == 1))[all_rows], all_rows, all_values)
             by_this |= has_it
         by_another |= by_this
-        if preset.version is not None:
-            name, prefix = preset.version
-            rows, values = headers.named(name)
-            other = ~np.asarray(pc.equal(pc.binary_slice(values, 0, len(prefix)), prefix).fill_null(False))
-            other &= by_this[rows]
-            rejections.reject(
-                rows[other], BadSchedule(f"{name} begins with {prefix.decode()} in all that is understood")
-            )
+        check_version(preset, headers, by_this, rejections)
         for name in preset.refused + preset.refused_with_schedule:
             rows, values = headers.named(name)
             asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadDeliverTo
+from conf.errors import BadDeliverTo, BadSchedule
 from conf.settings import HeaderSettings
 from sources.intake.header_columns import (
     Headers,
@@ -57,9 +57,35 @@ def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings:
             cancels |= is_null
         if preset.cancel_header:
             headers = headers or flatten(one_array(records.column("headers")))
-            name, wanted = preset.cancel_header
-            rows, values = headers.named(name)
-            cancels[rows[np.asarray(pc.is_in(values, pa.array(wanted, pa.binary())))]] = True
+            cancels |= _cancel_by_header(preset, headers, records.num_rows)
+    return cancels
+
+
+def check_cancels(presets: Sequence[Preset], headers: Headers, by_key: Mask, rejections: Rejections) -> None:
+    """Reject those of the cancels `by_key` that are written in a version of a preset's headers that is not known."""
+    for preset in presets:
+        check_version(preset, headers, by_key & _cancel_by_header(preset, headers, len(by_key)), rejections)
+
+
+def check_version(preset: Preset, headers: Headers, own: Mask, rejections: Rejections) -> None:
+    """Reject those of the records `own`, which `preset` reads, whose version is none that is understood."""
+    if preset.version is None:
+        return
+    name, prefix = preset.version
+    rows, values = headers.named(name)
+    other = ~np.asarray(pc.equal(pc.binary_slice(values, 0, len(prefix)), prefix).fill_null(False))
+    rejections.reject(
+        rows[other & own[rows]], BadSchedule(f"{name} begins with {prefix.decode()} in all that is understood")
+    )
+
+
+def _cancel_by_header(preset: Preset, headers: Headers, count: int) -> Mask:
+    """Return which of `count` records have the header by which `preset` cancels."""
+    cancels = np.zeros(count, dtype=bool)
+    if preset.cancel_header:
+        name, wanted = preset.cancel_header
+        rows, values = headers.named(name)
+        cancels[rows[np.asarray(pc.is_in(values, pa.array(wanted, pa.binary())))]] = True
     return cancels
 
 

@@ -74,6 +74,8 @@ class BatchSettings:
     - `marks_whole`: whether a whole dead letter that looks like a stub is marked (`state.stub`)
     - `null_value_alone`: whether a null value, where it cancels by key, does so only in a record that nothing else says
       when or where to deliver (`sources.intake.envelopes`); before, also with headers of other presets
+    - `cancel_has_version`: whether a cancel in the headers of a version that a preset does not understand is a dead
+      letter; before, it was obeyed
     - `overdue_has_name`: whether a message that is overdue and waits has its name (`streaming.job.names`); before, a
       name was free as soon as its message was due
     - `first_bucket`: batch n seals bucket `first_bucket + n`
@@ -106,6 +108,7 @@ class BatchSettings:
     least_timestamp_ms: int = 0
     marks_whole: bool = False
     null_value_alone: bool = False
+    cancel_has_version: bool = False
     overdue_has_name: bool = False
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
@@ -176,6 +179,7 @@ def batch_settings_from(
         least_timestamp_ms=_LEAST_TIMESTAMP_MS,
         marks_whole=True,
         null_value_alone=True,
+        cancel_has_version=True,
         overdue_has_name=True,
         presets=settings.presets.by_topic,
         policy=_policy_from(settings.policies.of_all),

@@ -187,6 +187,30 @@ def test_another_version_of_karafkas_headers_is_refused() -> None:
     assert message["error_code"] == "bad-schedule"
 
 
+@pytest.mark.parametrize("kind", [b"cancel", b"tombstone"])
+@pytest.mark.parametrize("value", [b"v", None])
+@pytest.mark.parametrize("presets", ["karafka", "etf1,karafka"])
+def test_a_cancel_in_another_version_of_karafkas_headers_is_refused(
+    presets: str, value: bytes | None, kind: bytes
+) -> None:
+    given = headers(("schedule_schema_version", b"2.0.0"), ("schedule_source_type", kind))
+    row = {"key": b"k", "value": value, "headers": given}
+    known = {**row, "headers": headers(("schedule_schema_version", b"1.1.0"), ("schedule_source_type", kind))}
+    (message, _), (ask,) = accepted(presets, row, known)
+    assert (message["error_code"], message["output_topic"]) == ("bad-schedule", "delayline-dead-letter")
+    assert (message["key"], message["value"], message["headers"]) == (b"k", value, given)
+    assert "schedule_schema_version begins with 1." in message["error_text"]
+    assert ask.id[2] == 1
+    # A replay decides as the batch did.
+    assert len(accepted(presets, row, known, cancel_has_version=False)[1]) == 2
+
+
+def test_a_cancel_by_delaylines_own_header_has_no_version() -> None:
+    given = headers(("delayline-cancel-name", b"k"), ("schedule_schema_version", b"2.0.0"), KARAFKA_TOMBSTONE[2])
+    _, (ask,) = accepted("karafka", {"headers": given})
+    assert ask.name == named(TOPIC, b"k")
+
+
 def test_our_own_headers_say_when_and_where_in_any_case() -> None:
     own = [("deliver-at", b"%d" % (DUE_S * 1_000 + 1)), ("deliver-to", b"delayline-out")]
     (message, _), _ = accepted("etf1", {"headers": headers(*ETF1, *own), "key": b"k"})

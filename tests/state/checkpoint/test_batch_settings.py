@@ -87,7 +87,7 @@ def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
     assert getattr(SettingsHistory.from_json(json.dumps(written)).newest, name) > 2**60
 
 
-@pytest.mark.parametrize("name", ["null_value_alone", "overdue_has_name"])
+@pytest.mark.parametrize("name", ["null_value_alone", "cancel_has_version", "overdue_has_name"])
 def test_settings_from_before_a_rule_do_without_it(name: str) -> None:
     assert getattr(OLD, name)
     written = json.loads(SettingsHistory(((0, OLD),)).to_json())
