@@ -17,7 +17,9 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
+from conf.settings import PRESETS
 from sources.intake.accept import accept
+from sources.intake.presets import presets_named
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.docs.documents import ROOT
@@ -112,6 +114,21 @@ def test_a_received_message_with_one_more_delay_header_is_refused(
 def test_the_recipe_for_spring_takes_out_what_that_for_a_retry_does_and_the_target(where: str) -> None:
     (names,) = re.findall(r"NOT_AGAIN = List\.of\((.*?)\);", (ROOT / where).read_text(), re.DOTALL)
     assert set(re.findall(r'"(\S+?)"', names)) == recipe("Retrying", "NOT_AGAIN") | {"deliver-to"}
+
+
+def test_each_preset_begins_with_the_lines_to_change() -> None:
+    sections = re.split(r"^## .*\n", (ROOT / "docs" / "coming-from.md").read_text(), flags=re.MULTILINE)
+    by_preset = {name: each for each in sections for name in re.findall(r"^Preset `(\S+)`\.", each, re.MULTILINE)}
+    assert sorted(by_preset) == sorted(PRESETS)
+    for preset in presets_named(PRESETS):
+        before, _, after = by_preset[preset.name].partition("```diff\n")
+        assert before.count("\n") < 5, f"{preset.name}: the lines to change come first"
+        lines = after.partition("```")[0].splitlines()
+        added = "\n".join(line for line in lines if line.startswith("+"))
+        assert added
+        assert any(line.startswith("-") for line in lines)
+        headers = set(re.findall(r'"([A-Za-z]+[-_][\w-]+)"', added)) - {"orders-delayed"}
+        assert headers <= {header.name for header in preset.schedule} | {preset.target, "deliver-to"}
 
 
 def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
