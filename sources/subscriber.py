@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, RightMissing, SettingError, TopicMissing
 from conf.kafka.contact import check_contact
+from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Received:
-    """One record, with the time at which it was received (epoch ms)."""
+    """One record, with the time at which it was received (epoch ms).
+
+    `has_readable_headers` is False if the name of a header is not UTF-8; then `headers` is empty.
+    """
 
     topic: str
     partition: int
@@ -43,6 +46,7 @@ class Received:
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     received_ms: int
+    has_readable_headers: bool = True
 
     def header(self, name: str) -> bytes | None:
         """Return the value of the last header with this name, or None if there is none."""
@@ -189,6 +193,7 @@ class Subscriber:
 
 def received(message: Message, received_ms: int) -> Received:
     """Return confluent-kafka's `message`, which must not be an error, as received at `received_ms`, epoch ms."""
+    headers = read_headers(message)
     return Received(
         topic=message.topic() or "",
         partition=message.partition() or 0,
@@ -196,7 +201,7 @@ def received(message: Message, received_ms: int) -> Received:
         timestamp_ms=message.timestamp()[1],
         key=message.key(),
         value=message.value(),
-        # Header values read from a topic are bytes; the client's type is for headers to be written.
-        headers=cast(list[tuple[str, bytes | None]], message.headers() or []),
+        headers=headers or [],
         received_ms=received_ms,
+        has_readable_headers=headers is not None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,7 +54,9 @@ def _has_undecided(messages: pa.Table, results: str) -> bool:
     return bool(pc.any(is_undecided(messages, results)).as_py())
 
 
-def summary_of(headers: RecordHeaders | Mapping[str, str | bytes | None] | None, place: str) -> ChunkSummary:
+def summary_of(
+    headers: Sequence[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None] | None, place: str
+) -> ChunkSummary:
     """Read the summary of a chunk from its record's headers. Raises ReadyLogLost, with `place`, if there is none."""
     for name, value in dict(headers or ()).items():
         if name == _HEADER and value is not None:

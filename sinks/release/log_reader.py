@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
+from conf.kafka.headers import read_headers
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Position
@@ -93,7 +94,7 @@ class LogReader:
                 continue
             offset = message.offset()
             assert offset is not None
-            yield offset, summary_of(message.headers(), self._place(offset)), message.value() or b""
+            yield offset, summary_of(read_headers(message), self._place(offset)), message.value() or b""
         if failure is not None:
             raise failure
 

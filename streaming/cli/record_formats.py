@@ -50,6 +50,7 @@ def as_rows() -> Show:
 
 def json_fields(record: Received) -> dict[str, Any]:
     """Return the record as JSON values; bytes that are not UTF-8 become {"base64": …}."""
+    headers = [[name, text_or_base64(value)] for name, value in record.headers]
     return {
         "id": record.id,
         "topic": record.topic,
@@ -57,7 +58,7 @@ def json_fields(record: Received) -> dict[str, Any]:
         "offset": record.offset,
         "key": text_or_base64(record.key),
         "value": text_or_base64(record.value),
-        "headers": [[name, text_or_base64(value)] for name, value in record.headers],
+        "headers": headers if record.has_readable_headers else None,
         "deliver_at_ms": record.deliver_at_ms,
         "received_ms": record.received_ms,
         "lateness_ms": record.lateness_ms,

@@ -30,9 +30,9 @@ def subscribe(
     consumer group.
 
     JSON objects have: id (topic/partition/offset of the input record), topic, partition, offset, key, value,
-    headers (pairs of name and value), deliver_at_ms, received_ms, lateness_ms. Bytes that are not UTF-8 become
-    {"base64": "..."}, absent ones null. In a record that Delayline did not deliver, id, deliver_at_ms and lateness_ms
-    are null.
+    headers (pairs of name and value; null if the name of one is not UTF-8), deliver_at_ms, received_ms, lateness_ms.
+    Bytes that are not UTF-8 become {"base64": "..."}, absent ones null. In a record that Delayline did not deliver, id,
+    deliver_at_ms and lateness_ms are null.
     """
     from sources.subscriber import Subscriber
     from streaming.cli.record_formats import as_json, as_rows
@@ -46,6 +46,9 @@ def subscribe(
         show = as_json() if output_format == "json" else as_rows()
         for record in subscriber.records(count, timeout_ms):
             show(record)
+            if not record.has_readable_headers:
+                place = f"{record.topic}/{record.partition}/{record.offset}"
+                typer.echo(f"{place}: no header can be read, since the name of one is not UTF-8", err=True)
             seen += 1
     if count is not None and seen < count:
         typer.echo(f"{seen} of {count} messages after {timeout}", err=True)

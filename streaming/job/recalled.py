@@ -9,6 +9,7 @@ import time
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -208,7 +209,7 @@ class RecalledMessages:
         one. The service's headers come last, and an answer has the id of its ask.
         """
         # Of headers with one name, the last.
-        ask = dict(answer.headers() or ()).get(ID_HEADER)
+        ask = dict(read_headers(answer) or ()).get(ID_HEADER)
         try:
             if not isinstance(ask, bytes) or parse_id(ask.decode())[0] not in self._settings.topics.input:
                 raise ValueError("no record of an input topic has asked for it")

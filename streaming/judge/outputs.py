@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -14,6 +15,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from streaming.judge.record import Received
 
 log = logging.getLogger(__name__)
+
+# For a name that is not UTF-8, `message.headers()` returns a list with a null pointer, which ends the process, and sets
+# an exception. Only a call of this kind surely raises that, as a SystemError.
+_headers = methodcaller("headers")
 
 _POLL_S = 0.05
 _ANSWER_S = 30.0
@@ -161,6 +166,11 @@ class Outputs:
 
 def received_from(message: Any, received_ms: int) -> Received:
     """Convert confluent-kafka's `message`, received at `received_ms` (epoch ms), which must not be an error."""
+    try:
+        headers = tuple(_headers(message) or ())
+    except (UnicodeDecodeError, SystemError):
+        # The client converts no header if the name of one is not UTF-8. The service writes no such record.
+        headers = ()
     return Received(
         topic=message.topic(),
         partition=message.partition(),
@@ -168,6 +178,6 @@ def received_from(message: Any, received_ms: int) -> Received:
         timestamp_ms=message.timestamp()[1],
         key=message.key(),
         value=message.value(),
-        headers=tuple(message.headers() or ()),
+        headers=headers,
         received_ms=received_ms,
     )

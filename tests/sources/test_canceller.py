@@ -26,6 +26,7 @@ from state.names import CANCEL_NAME_HEADER
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
+from tests.unreadable_headers import write_unreadable
 
 PATIENCE_MS = 20_000
 
@@ -57,6 +58,18 @@ def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: st
     value = answer(Ask(parse_id(ask), NOTHING if asked == "/-1/-1" else parse_id(asked)), result, why)
     producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
     producer.flush()
+
+
+def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, broker: EmbeddedBroker) -> None:
+    (topic,) = settings.topics.input
+    asked = f"{topic}/0/40"
+    with Canceller(settings) as canceller:
+        canceller.ask(asks_for(settings, [asked]))
+        value = answer(Ask((topic, 0, 0), parse_id(asked)), "too-late", "so it is")
+        ask = f"{topic}/0/0"
+        write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, ask.encode())])
+        write_answer(broker, settings, ask, asked, "cancelled")
+        assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
 def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_who_asked(

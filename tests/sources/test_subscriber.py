@@ -13,6 +13,7 @@ from conf.settings import Settings
 from sources.subscriber import Received, Subscriber
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
+from tests.unreadable_headers import write_unreadable
 
 # More than a loaded machine needs; nothing waits for it unless the test fails.
 PATIENCE_MS = 20_000
@@ -109,6 +110,16 @@ def test_a_record_has_all_its_fields_and_its_lateness(settings: Settings, broker
     assert (record.id, record.deliver_at_ms, record.timestamp_ms) == ("in/2/3", due_ms, due_ms)
     assert record.lateness_ms == record.received_ms - due_ms
     assert due_ms <= record.received_ms <= now_ms
+
+
+def test_a_record_whose_headers_cannot_be_read_comes_without_them(
+    settings: Settings, broker: EmbeddedBroker, topic: str
+) -> None:
+    write_unreadable(broker.bootstrap, topic, b"v", b"k", [("delayline-id", b"in/0/1")])
+    with Subscriber(settings, topic, from_beginning=True) as subscriber:
+        (record,) = subscriber.records(1, PATIENCE_MS)
+    assert (record.key, record.value, record.headers, record.id) == (b"k", b"v", [], None)
+    assert not record.has_readable_headers
 
 
 def test_a_record_that_delayline_did_not_deliver_has_no_lateness() -> None:

@@ -21,6 +21,7 @@ from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
+from tests.unreadable_headers import write_unreadable
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "streaming.cli"]
@@ -217,6 +218,18 @@ def test_delivered_bytes_are_shown_exactly(prepared: Settings, broker: EmbeddedB
     assert "in/0/7" in row
     # A terminal would execute a control character.
     assert "\x00" not in row
+
+
+def test_a_record_whose_headers_cannot_be_read_is_shown_and_that_is_said(
+    prepared: Settings, broker: EmbeddedBroker
+) -> None:
+    output = prepared.topics.output
+    offset = write_unreadable(broker.bootstrap, output, b"v", headers=[("delayline-id", b"in/0/7")])
+    shown = run(prepared, "subscribe", "--from", "beginning", "--count", "1", "--format", "json")
+    (record,) = json_lines(shown)
+    assert (record["value"], record["headers"], record["id"]) == ("v", None, None)
+    said = f"{output}/0/{offset}: no header can be read, since the name of one is not UTF-8"
+    assert shown.stderr.splitlines() == ["subscribed", said]
 
 
 def test_a_count_that_is_not_reached_gives_exit_code_1(prepared: Settings) -> None:

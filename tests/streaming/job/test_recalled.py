@@ -16,11 +16,13 @@ from conf.settings import Settings
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
+from state.message import ID_HEADER
 from state.message_ids import Ids
 from streaming.job.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
+from tests.unreadable_headers import write_unreadable
 
 
 @pytest.fixture
@@ -85,6 +87,17 @@ def test_what_looks_like_an_answer_and_is_none_is_passed_over(
 ) -> None:
     write(broker, settings, 1)
     write(broker, settings, 2, **forged)
+    write(broker, settings, 3)
+    assert read(reader) == [1, 3]
+
+
+def test_a_header_name_that_is_not_utf_8_makes_a_record_no_answer_and_ends_nothing(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    value = answer(Ask(("in", 0, 99), ("in", 0, 2)), "cancelled", RECALLED)
+    ask = f"{settings.topics.input[0]}/0/99".encode()
+    write(broker, settings, 1)
+    write_unreadable(broker.bootstrap, settings.results_topic, value, b"in/0/2", [(ID_HEADER, ask)])
     write(broker, settings, 3)
     assert read(reader) == [1, 3]
 

@@ -21,6 +21,7 @@ from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
 from tests.streaming.judge.checkpoints import begin, commit, plan
 from tests.streaming.judge.runs import record_of
+from tests.unreadable_headers import write_unreadable
 
 _COUNT = 10
 _KEY, _KEY_PARTITION = b"foobar", (-790332482 & 0x7FFFFFFF) % 2
@@ -99,6 +100,14 @@ def _ids_by_fault(verdict: Verdict) -> dict[Fault, list[str]]:
     for finding in sorted(verdict.findings, key=lambda finding: finding.id):
         ids.setdefault(finding.fault, []).append(finding.id)
     return ids
+
+
+def test_a_record_whose_headers_cannot_be_read_is_a_fault_and_ends_nothing(
+    stage: Stage, expected: list[Received], broker: EmbeddedBroker
+) -> None:
+    write_unreadable(broker.bootstrap, stage.output, b"v")
+    stage.write(expected)
+    assert _ids_by_fault(stage.verdict()) == {Fault.FOREIGN: ["?"]}
 
 
 def test_records_that_keep_the_contract_have_no_faults(stage: Stage, expected: list[Received]) -> None:

@@ -26,6 +26,7 @@ from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from streaming.operations.resend import MAX_CHUNK_BYTES, chunks
 from tests.conftest import MakeSettings, MakeTopic
+from tests.unreadable_headers import write_unreadable
 
 PATIENCE_MS = 20_000
 HOUR_AGO_MS = int(time.time() * 1000) - 3_600_000
@@ -116,6 +117,19 @@ def desk_of(make_settings: MakeSettings, broker: EmbeddedBroker) -> Callable[...
 @pytest.fixture
 def desk(desk_of: Callable[..., Desk]) -> Desk:
     return desk_of()
+
+
+def test_a_record_whose_headers_cannot_be_read_is_no_letter_and_stops_no_resend(desk: Desk) -> None:
+    service_headers = [
+        ("delayline-id", f"{desk.input}/0/7".encode()),
+        ("delayline-error", b"bad-deliver-after"),
+        ("delayline-error-text", b"why"),
+        ("delayline-timestamp", b"%d" % HOUR_AGO_MS),
+    ]
+    write_unreadable(desk.broker.bootstrap, desk.settings.topics.dead_letter, b"v", headers=service_headers)
+    ids = desk.add({}, {})
+    assert desk.resent("--dry-run", "--partition", "0", "--offsets", "1-", "--unchecked") == ids
+    assert desk.resent("--set-header", "deliver-after=10s") == ids
 
 
 def test_a_letter_is_resent_as_it_was_published_except_for_the_changed_headers(desk: Desk) -> None:

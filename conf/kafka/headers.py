@@ -1,0 +1,30 @@
+"""The headers of a record that confluent-kafka has read."""
+
+from __future__ import annotations
+
+from operator import methodcaller
+from typing import cast
+
+from confluent_kafka import Message
+
+# For a name that is not UTF-8 the client sets an exception, and returns a list all the same, with a null pointer for
+# the name: whoever looks at that ends the process. Python notices both in a call of this kind, and raises a
+# SystemError. It does not in `message.headers()` once it has specialised that code.
+_headers = methodcaller("headers")
+
+
+def read_headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    """Return the headers of `message`, which must not be an error, in their order.
+
+    None if a name is not UTF-8, and an empty list if they are asked for again. Kafka's protocol calls names strings,
+    but no broker checks that, and whoever may write to a topic can write any bytes.
+    """
+    try:
+        # Header values read from a topic are bytes; the client's type is for headers to be written.
+        return cast(list[tuple[str, bytes | None]], _headers(message) or [])
+    except (UnicodeDecodeError, SystemError) as problem:
+        if isinstance(problem.__cause__ or problem, UnicodeDecodeError):
+            # The client keeps the list with the null pointer for the next call.
+            message.set_headers([])
+            return None
+        raise
