@@ -24,6 +24,7 @@ from conf.errors import (
     BrokerUnreachable,
     ClockBehind,
     DelaylineError,
+    KafkaError,
     LateRowsDropped,
     QueryFailed,
     RecordUnreadable,
@@ -62,6 +63,8 @@ _NICE = 10
 _DATA_LOSS = "Some data may have been lost"
 # How it fails on a timestamp that overflows when it is converted to microseconds.
 _OVERFLOW = "ArithmeticException: long overflow"
+# How many unreadable records an error names.
+_MOST_NAMED = 10
 
 
 class Gate:
@@ -165,7 +168,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                     # Spark's error names one deleted range, or none; this one names all.
                     check_input_loss(settings, state.checkpoint, state.store)
                 if _OVERFLOW in str(query.exception()):
-                    _check_stamps(settings, state.checkpoint)
+                    check_stamps(settings, state.checkpoint)
                 raise
 
 
@@ -196,14 +199,24 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Raise RecordUnreadable if the planned batch has records whose timestamps Spark cannot read."""
+def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Raise RecordUnreadable if the planned batch has records whose timestamps Spark cannot read.
+
+    Raises nothing if the input cannot be read: the query's own error says more then.
+    """
     planned = checkpoint.last_planned()
     if planned is None:
         return
-    if records := unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets):
+    try:
+        records = unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets)
+    except KafkaError as problem:
+        log.warning("the input could not be searched for timestamps that Spark cannot read: %s", problem)
+        return
+    if records:
+        named = "; ".join(map(str, records[:_MOST_NAMED]))
+        count = f" (the first {_MOST_NAMED} of {len(records)} found)" if len(records) > _MOST_NAMED else ""
         raise RecordUnreadable(
-            f"{'; '.join(map(str, records))}: Spark reads none later than {LAST_MS}, or as far before 1970 (was it "
+            f"{named}{count}: Spark reads none later than {LAST_MS}, or as far before 1970 (was it "
             "stamped in nanoseconds?). Publish the unread records before it again, delete the partition's records up "
             "to it (kafka-delete-records.sh), and start with topics.skip_expired=true. With "
             "message.timestamp.after.max.ms and message.timestamp.before.max.ms the broker refuses such records"
