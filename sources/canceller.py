@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from sources.subscriber import Received, Subscriber
 from state.cancel import CANCEL_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER, MOST_NAME_BYTES, OFF
+
+log = logging.getLogger(__name__)
 
 _PUBLISH_TIMEOUT_S = 60.0
 # librdkafka's number for the partition that the key chooses.
@@ -78,7 +81,7 @@ class Canceller:
             return
         self._check_partitions(asks)
         options = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
-        producer = Producer(librdkafka_options(self._settings.kafka) | options)
+        producer = Producer(librdkafka_options(self._settings.kafka) | options, logger=log)
         for ask in asks:
             self._produce(producer, ask, headers)
         if producer.flush(_PUBLISH_TIMEOUT_S):

@@ -1,19 +1,27 @@
-"""Opening clients of librdkafka. It checks its options, and their relations, only when a client is opened."""
+"""Opening clients of librdkafka. It checks its options, and their relations, only when a client is opened.
+
+Each client gets a `logger`, wherever it is opened: without one, librdkafka writes lines of its own format to standard
+error. What it has to say comes when the client is polled.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from conf.errors import SettingError
 from conf.kafka.option_names import ALIASES
 from conf.kafka.options import librdkafka_options
 from conf.secrets import without_secrets
 from conf.settings import Settings
+
+log = logging.getLogger(__name__)
 
 Client = TypeVar("Client")
 
@@ -27,11 +35,21 @@ STARTING_S = 3.0
 def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, Any], because: str = "") -> Client:
     """Open a client of `kind`. Raises SettingError, with librdkafka's text and `because`, for options it refuses."""
     try:
-        return kind(dict(options))
+        return kind({**options, "logger": log})
     except KafkaException as problem:
         refusal = _as_written(problem.args[0].str(), options)
         # `from None`: the cause has the text with its secrets.
         raise SettingError(f"[kafka]: {refusal}{because}") from None
+
+
+@contextmanager
+def admin_client(options: Mapping[str, Any], logger: logging.Logger) -> Iterator[AdminClient]:
+    """Yield an admin client with librdkafka's `options`. Its lines go to `logger` at the end, when it is polled."""
+    client = AdminClient(dict(options), logger=logger)
+    try:
+        yield client
+    finally:
+        client.poll(0)
 
 
 def check_clients(settings: Settings) -> None:

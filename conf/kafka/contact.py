@@ -5,6 +5,7 @@ Uses librdkafka, the only client that distinguishes a refused login, an untruste
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from concurrent.futures import Future
@@ -17,6 +18,8 @@ from conf.errors import BrokerUnreachable, CertificateRefused, LoginRefused, Set
 from conf.kafka.oauthbearer import MECHANISM
 from conf.kafka.options import librdkafka_options
 from conf.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 # After one broker has refused, another one of the cluster may still answer.
@@ -40,7 +43,7 @@ def check_contact(kafka: KafkaSettings) -> None:
     problems: list[KafkaError] = []
     try:
         own: dict[str, Any] = {"log_level": "0", "error_cb": problems.append}
-        client = AdminClient({**options, **own})
+        client = AdminClient({**options, **own}, logger=log)
         _wait(
             client,
             client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S),

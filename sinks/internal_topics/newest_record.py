@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -10,6 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import is_refusal, right_missing
+
+log = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 30.0
 _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
@@ -36,7 +39,8 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
             # A consumer that is closed before it has reached its group's coordinator, which it does not need, logs an
             # error.
             "log_level": "2",
-        }
+        },
+        logger=log,
     )
     deadline = time.monotonic() + _READ_TIMEOUT_S
     try:

@@ -6,6 +6,7 @@ the messages whose hand-over it records. Consumer group offsets would do as well
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException, Producer
@@ -17,6 +18,8 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
+
+log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 60.0
 
@@ -40,7 +43,7 @@ def announce_origin(
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
     options = librdkafka_options(settings.kafka)
-    producer = Producer({**options, **own})
+    producer = Producer({**options, **own}, logger=log)
     try:
         init_transactions(producer, own["transactional.id"], _WRITE_TIMEOUT_S)
         # Only now: this process may have hung until here, while another one announced its checkpoint and handed over.

@@ -233,7 +233,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
             "transaction.timeout.ms": str(settings.release.transaction_timeout),
         }
         try:
-            producer = Producer({**librdkafka_options(settings.kafka), **own})
+            producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=log)
             init_transactions(producer, own["transactional.id"], max(timeout_s, OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem

@@ -6,6 +6,7 @@ it finds the end of the log at once.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary, summary_of
 from sinks.topics.topic_ids import topic_id
+
+log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 100
 _TIMEOUT_S = 30.0
@@ -60,8 +63,8 @@ class LogReader:
             "receive.message.max.bytes": 1_000_000_000,
             "log_level": 2,
         }
-        self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500})
-        self._there = Consumer(self._options | {"fetch.wait.max.ms": 10})
+        self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500}, logger=log)
+        self._there = Consumer(self._options | {"fetch.wait.max.ms": 10}, logger=log)
         try:
             self._check(found)
             self._there.assign([TopicPartition(self._topic, shard, self.position.lowest)])

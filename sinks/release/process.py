@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from conf.errors import ReleaseTaken
 from conf.failpoints import failpoint
+from conf.kafka.clients import admin_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -225,10 +225,9 @@ class ReleaseProcess:
         if not partitions:
             return
         try:
-            # A client that is dropped before its answers have come never gives them.
-            client = AdminClient(dict(self._options))
-            for answer in client.delete_records(partitions, request_timeout=_DELETE_TIMEOUT_S).values():
-                answer.result()
+            with admin_client(self._options, log) as client:
+                for answer in client.delete_records(partitions, request_timeout=_DELETE_TIMEOUT_S).values():
+                    answer.result()
             self._deleted |= ends
         except KafkaException as problem:
             # It is tried again, and costs space until then.

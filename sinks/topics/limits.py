@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AclOperation, ConfigResource, ResourceType
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.clients import admin_client
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from state.stub import MOST_STUB_BYTES
+
+log = logging.getLogger(__name__)
 
 NO_LIMIT = 2**31 - 1
 # Kafka's value for "no limit".
@@ -123,24 +127,24 @@ def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[st
     """
     if not topics:
         return {}
-    client = AdminClient(dict(options))
-    answers = client.describe_topics(
-        TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
-    )
-    found = {}
-    for topic, answer in answers.items():
-        try:
-            described = answer.result()
-        except KafkaException as problem:
-            code = problem.args[0].code()
-            if code not in _OF_TOPIC:
-                raise
-            found[topic] = TopicAccess("gone" if code == KafkaError.UNKNOWN_TOPIC_OR_PART else "hidden")
-            continue
-        allowed = described.authorized_operations
-        # None from a broker before Kafka 2.3, which does not report it.
-        may_write = allowed is None or AclOperation.WRITE in allowed
-        found[topic] = TopicAccess("open", len(described.partitions)) if may_write else TopicAccess("barred")
+    with admin_client(options, log) as client:
+        answers = client.describe_topics(
+            TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+        )
+        found = {}
+        for topic, answer in answers.items():
+            try:
+                described = answer.result()
+            except KafkaException as problem:
+                code = problem.args[0].code()
+                if code not in _OF_TOPIC:
+                    raise
+                found[topic] = TopicAccess("gone" if code == KafkaError.UNKNOWN_TOPIC_OR_PART else "hidden")
+                continue
+            allowed = described.authorized_operations
+            # None from a broker before Kafka 2.3, which does not report it.
+            may_write = allowed is None or AclOperation.WRITE in allowed
+            found[topic] = TopicAccess("open", len(described.partitions)) if may_write else TopicAccess("barred")
     return found
 
 
@@ -148,14 +152,14 @@ def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, 
     """Return the configuration of each topic, or the KafkaError with which the broker answered."""
     if not topics:
         return {}
-    client = AdminClient(dict(options))
-    described: dict[str, Any] = {}
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
-    for resource, answer in client.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
-        try:
-            described[resource.name] = answer.result()
-        except KafkaException as problem:
-            if problem.args[0].code() not in _OF_TOPIC:
-                raise
-            described[resource.name] = problem.args[0]
+    with admin_client(options, log) as client:
+        described: dict[str, Any] = {}
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+        for resource, answer in client.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
+            try:
+                described[resource.name] = answer.result()
+            except KafkaException as problem:
+                if problem.args[0].code() not in _OF_TOPIC:
+                    raise
+                described[resource.name] = problem.args[0]
     return described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from state.message import LAST_MS
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 60.0
 _POLL_MESSAGES = 10_000
@@ -57,7 +60,8 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
             "auto.offset.reset": "earliest",
             "enable.partition.eof": "true",
             "log_level": "2",
-        }
+        },
+        logger=log,
     )
     unreadable: list[Unreadable] = []
     deadline_s = time.monotonic() + _TIMEOUT_S

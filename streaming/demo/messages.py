@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -15,6 +16,8 @@ from conf.errors import PublishFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from streaming.judge.record import Published
+
+log = logging.getLogger(__name__)
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -114,7 +117,9 @@ class Publication:
     def _run(self, count: int, seconds: float) -> None:
         try:
             options = librdkafka_options(self._settings.kafka)
-            producer = Producer({"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options})
+            producer = Producer(
+                {"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options}, logger=log
+            )
             begun = time.monotonic()
             for number in range(count):
                 if self._stop.wait(max(0.0, begun + seconds * number / count - time.monotonic())):

@@ -230,7 +230,8 @@ class RecalledMessages:
                 "enable.partition.eof": True,
                 "on_commit": self._committed,
                 "log_level": 2,
-            }
+            },
+            logger=log,
         )
 
     def _places(self, offsets: dict[int, int]) -> list[TopicPartition]:

@@ -98,7 +98,7 @@ class Outputs:
         newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(*partition): newest for partition in self._read_to}
         # A new one: a client goes on with the leaders' epochs that it knows, which brokers refuse after their restart.
-        admin = AdminClient(self._common)
+        admin = AdminClient(self._common, logger=log)
         answers = admin.list_offsets(request, isolation_level=level, request_timeout=_ANSWER_S)
         return {(asked.topic, asked.partition): answer.result().offset for asked, answer in answers.items()}
 
@@ -114,7 +114,8 @@ class Outputs:
     def _opened(self) -> Consumer:
         return Consumer(
             {**self._common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
-             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True}
+             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True},
+            logger=log,
         )  # fmt: skip
 
     def _assign(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from sinks.topics.topics import check_topics
 from state.cancel import is_undecided
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, united
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
@@ -92,7 +95,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
 def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> Position:
     """Return the position in the log as it is: nothing that it has is skipped, unless it is known to be released."""
     found = topic_id(options, settings.ready_topic)
-    consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"})
+    consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"}, logger=log)
     try:
         low, high = consumer.get_watermark_offsets(TopicPartition(settings.ready_topic, shard), timeout=_TIMEOUT_S)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.clients import admin_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
@@ -20,6 +21,8 @@ from sinks.release.log_reader import LogReader
 from sinks.release.process import group_id
 from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
+
+log = logging.getLogger(__name__)
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
@@ -101,9 +104,9 @@ def release_members(settings: Settings) -> list[ReleaseMember]:
     """Return the release processes that run, by name. Raises BrokerUnreachable."""
     group = group_id(settings)
     # Without the client's remarks when it is closed.
-    client = AdminClient({**librdkafka_options(settings.kafka), "log_level": "3"})
+    options = {**librdkafka_options(settings.kafka), "log_level": "3"}
     try:
-        with right_named("Describe", f"group {group}"):
+        with admin_client(options, log) as client, right_named("Describe", f"group {group}"):
             described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
     except KafkaException as problem:
         raise BrokerUnreachable(f"the group {group} cannot be described: {problem}") from problem

@@ -106,7 +106,7 @@ class _Publishing:
         self._canceller = canceller
         self._operator = operator.encode()
         own = {"acks": "all", "enable.idempotence": True, "message.max.bytes": "1000000000"}
-        self._producer = Producer({**librdkafka_options(settings.kafka), **own})
+        self._producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=log)
         self._failure: KafkaError | None = None
 
     def replace(self, row: Row, deliver_at_ms: int) -> None:

@@ -281,7 +281,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Faulty]:
 
     def put(*plan: Exception | KafkaError | None) -> Faulty:
         made = Faulty(list(plan))
-        monkeypatch.setattr(module, "Producer", lambda _: made)
+        monkeypatch.setattr(module, "Producer", lambda *_, **__: made)
         monkeypatch.setattr(module, "Subscriber", lambda *_: made)
         return made
 

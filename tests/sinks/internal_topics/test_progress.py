@@ -56,7 +56,7 @@ def test_an_announcement_asks_for_the_lease_and_for_the_markers_once_no_other_ca
     monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     client = Client(held)
-    monkeypatch.setattr(sinks.internal_topics.progress, "Producer", lambda _: client)
+    monkeypatch.setattr(sinks.internal_topics.progress, "Producer", lambda *_, **__: client)
     monkeypatch.setattr(sinks.internal_topics.progress, "read_progress", client.read)
     try:
         announce_origin(Settings(), CheckpointOrigin("late", 2, 1), client.check)
