@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from conf.instants import instant
 from conf.load import load_settings
 from conf.spark_options import FIXED_OPTIONS
 from streaming.spark import session
@@ -68,7 +69,7 @@ def test_an_option_that_the_service_rests_on_is_delaylines_even_if_spark_submit_
 
 _INTERRUPTED = """
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from conf.settings import Settings
 from streaming.spark.session import open_session
 
@@ -97,13 +98,14 @@ def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback() 
 
 
 _LOGS = """
+import sys
 from conf.load import load_settings
 from conf.spark_options import FIXED_OPTIONS
 from conf.logs import configure_logging
 from streaming.spark.session import open_session
 
-configure_logging("info", "json")
-spark = open_session(load_settings(None, ["monitor.log_format=json"], environ={}))
+configure_logging("info", sys.argv[1])
+spark = open_session(load_settings(None, [f"monitor.log_format={sys.argv[1]}"], environ={}))
 manager = spark._jvm.org.apache.logging.log4j.LogManager
 manager.getLogger("a.b").error("two\\nlines", spark._jvm.java.lang.IllegalStateException("why"))
 manager.getLogger("a.b").error("Aborting task")
@@ -112,11 +114,29 @@ spark.stop()
 
 
 def test_java_logs_json_with_the_keys_of_python() -> None:
-    process = subprocess.run([sys.executable, "-c", _LOGS], capture_output=True, text=True, timeout=100)
-    assert process.returncode == 0, process.stderr
-    (line,) = map(json.loads, process.stderr.splitlines())
+    (line,) = map(json.loads, _logged("json"))
     assert {name: line[name] for name in ("level", "logger", "message")} == {
         "level": "ERROR", "logger": "a.b", "message": "two\nlines",
     }  # fmt: skip
     assert datetime.fromisoformat(line["time"]).timestamp() * 1000 == pytest.approx(line["time_ms"], abs=0.5)
     assert line["exception"].startswith("java.lang.IllegalStateException: why")
+
+
+def test_java_writes_the_instant_of_a_line_as_python_does() -> None:
+    before = datetime.now(UTC)
+    (line, *_) = _logged("text")
+    at, rest = line.split(" ", 1)
+    assert rest == "ERROR b: two"
+    written = datetime.fromisoformat(at)
+    assert instant(int(written.timestamp() * 1000)) == at
+    assert before - timedelta(milliseconds=1) <= written <= datetime.now(UTC)
+
+
+def _logged(log_format: str) -> list[str]:
+    """Return the lines of `_LOGS`, on a host that is not in UTC."""
+    program = [sys.executable, "-c", _LOGS, log_format]
+    process = subprocess.run(
+        program, capture_output=True, text=True, timeout=100, env={**os.environ, "TZ": "Asia/Tokyo"}
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stderr.splitlines()
