@@ -28,11 +28,13 @@ from state.cancel import (
     undecided_asks,
 )
 from state.message_ids import Ids, among, each_of, ids_in
-from streaming.job.outcomes import CANCELLED, DELETED, HANDED_OVER, NO_INPUT, UNREAD, Outcomes
+from streaming.job.outcomes import CANCELLED, DELETED, HANDED_OVER, NO_INPUT, UNREAD, UNSURE, Outcomes
 
+_TOO_LATE = "it is handed over, delivered, or a dead letter: too late to be replaced"
 _MEANINGS: dict[int, tuple[Result, str | None]] = {
     CANCELLED: ("cancelled", None),
-    HANDED_OVER: ("unknown", "it is handed over, delivered, or a dead letter: too late to be replaced"),
+    HANDED_OVER: ("unknown", _TOO_LATE),
+    UNSURE: ("unknown", _TOO_LATE),
     DELETED: ("unknown", NOT_KEPT),
     UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
     NO_INPUT: ("unknown", "the job reads no input topic of this name"),
@@ -133,6 +135,8 @@ def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table
     """Return the answer to each of `asks`, whose messages have the same `outcome`; or `undecided` in its place."""
     if outcome == HANDED_OVER:
         return undecided_asks(asks, undecided)
+    if outcome == UNSURE:
+        return undecided_asks(asks, undecided._replace(asked_ms=0))
     if outcome == DELETED:
         return undecided_asks(asks, undecided._replace(asked_ms=DELETED_MS))
     return answers_to(asks, *_MEANINGS[outcome])

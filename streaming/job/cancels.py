@@ -63,7 +63,7 @@ from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
-from streaming.job.outcomes import Mask, Outcomes, is_below
+from streaming.job.outcomes import Mask, Outcomes, by_partition, is_below
 from streaming.job.recalled import RecalledMessages
 from streaming.job.sealed_ids import SealedIds
 from streaming.job.stored_ids import StoredIds
@@ -78,6 +78,8 @@ _MARKERS_S = 600.0
 # How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
 # a batch that must know it reads so many, and not those of days.
 _MOST_ANSWERS_UNREAD = 10_000
+# How long they lie there before that at most: far shorter than the topic keeps them.
+_UNREAD_S = 3_600.0
 _CLOSE_S = 5.0
 
 
@@ -124,8 +126,11 @@ class CancelDesk:
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
-        # How many asks were answered since the results topic was read back.
-        self._answers_unread = 0
+        # How many asks were answered since the results topic was read back, and when that was, by the monotonic clock.
+        self._answers_unread, self._recalled_s = 0, time.monotonic()
+        # Up to which offsets of the input partitions messages may be cancelled of which nobody knows that: the answers
+        # about them were deleted unread. What is stored of a message lasts as long as its record, and so does this.
+        self._unsure_below: dict[tuple[str, int], int] = {}
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
         self._note = Future[None]()
         self._note.set_result(None)
@@ -203,8 +208,8 @@ class CancelDesk:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
             self._stored_ids.forget(useful_from_ms(span, clock_ms), self._firsts)
-        if self._answers_unread > _MOST_ANSWERS_UNREAD:
-            self._answers_unread = 0
+        if self._answers_unread > _MOST_ANSWERS_UNREAD or time.monotonic() > self._recalled_s + _UNREAD_S:
+            self._answers_unread, self._recalled_s = 0, time.monotonic()
             self._recalled.look_ahead()
 
     def decide(
@@ -238,12 +243,12 @@ class CancelDesk:
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
         self._answers_unread += asks.num_rows
-        recalled = self._recall(outcomes, not_waiting, span.cutoff_ms)
+        recalled = self._recall(outcomes, not_waiting, span)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
         outcomes.cancel(replacements.refused)
-        outcomes.close(self._is_deleted)
+        outcomes.close(self._is_deleted, self._unsure_below)
         cancelled = pa.concat_tables([outcomes.cancelled, recalled])
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
@@ -310,15 +315,22 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, not_waiting: Ids, cutoff_ms: int) -> pa.Table:
+    def _recall(self, outcomes: Outcomes, not_waiting: Ids, span: BatchSpan) -> pa.Table:
         """Read which messages release processes have cancelled, up to now if `not_waiting` has any.
 
         Returns what is not stored yet of what they have answered, which is stored with what this batch cancels
         (`CANCELLED_SCHEMA`).
         """
         if not_waiting:
-            self._answers_unread = 0
+            self._answers_unread, self._recalled_s = 0, time.monotonic()
             recalled = self._recalled.read()
+            if self._recalled.has_lost:
+                self._unsure_below = by_partition(span.ends)
+                log.warning(
+                    "answers of release processes were deleted from %s before they were read: who asks for a message "
+                    "that is handed over or delivered, and was read until now, may get `unknown` from here on",
+                    self._settings.results_topic,
+                )
         else:
             recalled = self._recalled.read_ahead()
         outcomes.set_cancelled(recalled)
@@ -326,7 +338,7 @@ class CancelDesk:
             # A replay stores nothing more: the next batch reads it again.
             self._recalled.begin_again()
         # They were handed over, so they are due before. Until then they have their names.
-        return in_no_bucket(recalled, cutoff_ms - 1)
+        return in_no_bucket(recalled, span.cutoff_ms - 1)
 
     def _is_deleted(self, asked: pa.Table) -> Mask:
         """Return of which messages the input topic has deleted the record."""

@@ -13,8 +13,8 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets
 from state.message_ids import NO_IDS, Ids, among, by_source, ids_in, places_in, table_of
 
-# Open: not known yet.
-OPEN, CANCELLED, HANDED_OVER, DELETED, UNREAD, NO_INPUT = range(6)
+# Open: not known yet. Unsure: handed over, and an answer is lost that may have said that it is cancelled.
+OPEN, CANCELLED, HANDED_OVER, UNSURE, DELETED, UNREAD, NO_INPUT = range(7)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -29,8 +29,7 @@ class Outcomes:
         """Take the ids that are asked for, and up to which offsets the job has read when the batch ends."""
         self._asked = table_of(asked)
         # By the offset log, and not by the settings, which a replay may find changed.
-        bounds = {(topic, int(partition)): end for topic, own in ends.items() for partition, end in own.items()}
-        outcomes = np.where(is_below(self._asked, bounds), OPEN, UNREAD).astype(np.int8)
+        outcomes = np.where(is_below(self._asked, by_partition(ends)), OPEN, UNREAD).astype(np.int8)
         is_input = np.asarray(pc.is_in(self._asked.column("topic"), pa.array(list(ends), pa.string())))
         self._outcomes = np.where(is_input, outcomes, np.int8(NO_INPUT))
         self._cancelled: list[pa.Table] = []
@@ -53,18 +52,25 @@ class Outcomes:
         """Take note that `ids` are cancelled, by whatever batch or process."""
         self._outcomes[among(self._asked, ids)] = CANCELLED
 
-    def close(self, is_deleted: Callable[[pa.Table], Mask]) -> None:
-        """Let what is open be `DELETED` or `HANDED_OVER`.
+    def close(self, is_deleted: Callable[[pa.Table], Mask], unsure_below: Mapping[tuple[str, int], int]) -> None:
+        """Let what is open be `DELETED`, `UNSURE` or `HANDED_OVER`.
 
-        `is_deleted` says of which messages (`ID_SCHEMA`) the input topic has deleted the record.
+        `is_deleted` says of which messages (`ID_SCHEMA`) the input topic has deleted the record. Answers are lost about
+        messages below the offsets `unsure_below`, by topic and partition.
         """
         is_open = self._outcomes == OPEN
         if is_open.any():
-            self._outcomes[is_open] = np.where(is_deleted(self._asked), DELETED, HANDED_OVER)[is_open]
+            handed_over = np.where(is_below(self._asked, unsure_below), UNSURE, HANDED_OVER)
+            self._outcomes[is_open] = np.where(is_deleted(self._asked), DELETED, handed_over)[is_open]
 
     def of(self, asks: pa.Table) -> npt.NDArray[np.int8]:
         """Return the outcome of the message that each of `asks` asks for."""
         return self._outcomes[places_in(self._asked, asks)]
+
+
+def by_partition(offsets: Offsets) -> dict[tuple[str, int], int]:
+    """Return `offsets` by topic and number of the partition."""
+    return {(topic, int(number)): offset for topic, own in offsets.items() for number, offset in own.items()}
 
 
 def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> Mask:

@@ -53,6 +53,7 @@ class RecalledMessages:
         # What was found and is not returned, and whether answers were deleted unread since something was.
         self._found: list[MessageId] = []
         self._are_lost = False
+        self._has_lost = False
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
         self._knows_all = True
@@ -61,6 +62,11 @@ class RecalledMessages:
     def knows_all(self) -> bool:
         """Whether the last `read` has read all that was answered before: nothing is read behind an open transaction."""
         return self._knows_all
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the last `read` has found that answers were deleted unread: nobody knows what they said."""
+        return self._has_lost
 
     def read(self) -> Ids:
         """Return the messages that were answered to be cancelled, up to now, and that no call has returned yet.
@@ -71,9 +77,7 @@ class RecalledMessages:
         while True:
             try:
                 self._read_on(_OPEN_S)
-                # What was deleted before is not among what this call returns.
-                self._knows_all &= not self._are_lost
-                self._are_lost = False
+                self._has_lost, self._are_lost = self._are_lost, False
                 return self.read_ahead()
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(self._cause_of(problem))
@@ -88,6 +92,8 @@ class RecalledMessages:
 
         Raises RightMissing.
         """
+        # Brokers forget what is not stored again for days, as while nobody cancels anything.
+        self._stored = {}
         try:
             self._read_on(wait_s=0)
         except (KafkaException, BrokerUnreachable) as problem:
@@ -133,7 +139,6 @@ class RecalledMessages:
             number: low if high < self._next[number] else max(self._next[number], low)
             for number, (low, high) in bounds.items()
         }
-        # Nobody knows what answers that were deleted unread said.
         self._are_lost |= any(begin != self._next[number] for number, begin in begins.items())
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
         found: list[Message] = []

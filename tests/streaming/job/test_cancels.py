@@ -405,6 +405,50 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
 
 
+def test_after_answers_were_lost_no_message_that_was_read_before_is_called_delivered(
+    store: BucketTable, recalled: list[MessageId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert recalled == []
+    losses = [False, True, False, False]
+    monkeypatch.setattr(RecalledMessages, "has_lost", property(lambda _: losses.pop(0)))
+    desk = CancelDesk(store, Settings())
+
+    def is_sure(number: int, end: int, *offsets: int) -> list[bool]:
+        asks = [(TOPIC, 0, offset, "asks", 1, offset, None, None, None, False) for offset in offsets]
+        table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
+        chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
+        frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
+        of = span(number, ends={TOPIC: {"0": end}})
+        decision = desk.decide(frame, rows, of, CLOCK_MS, BATCH_SETTINGS)
+        answers = sorted(zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value")), strict=True))
+        return [Undecided.from_bytes(value).asked_ms > 0 for _, value in answers]
+
+    assert is_sure(BATCH, READ, 5) == [True]
+    assert is_sure(BATCH + 1, READ + 10, 5, READ + 9) == [False, False]
+    assert is_sure(BATCH + 2, READ + 20, 5, READ + 9, READ + 10) == [False, False, True]
+    assert is_sure(BATCH + 3, READ + 30, 6, READ + 25) == [False, True]
+    desk.close()
+
+
+def test_answers_are_read_back_each_hour_though_nobody_asks(
+    store: BucketTable, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = CancelDesk(store, Settings())
+
+    def run(number: int) -> int:
+        desk.stored(Decision(), span(number), CLOCK_MS)
+        desk.before_batch()
+        desk.before_batch()
+        return len(looks)
+
+    assert run(BATCH) == 0
+    now_s = time.monotonic()
+    monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda: now_s + 3_601)
+    assert run(BATCH + 1) == 1
+    assert run(BATCH + 2) == 1
+    desk.close()
+
+
 def test_many_answers_are_read_back_beside_the_next_batch_and_not_before_it_begins(
     store: BucketTable, looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

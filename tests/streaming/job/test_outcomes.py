@@ -13,8 +13,10 @@ from streaming.job.outcomes import (
     NO_INPUT,
     OPEN,
     UNREAD,
+    UNSURE,
     Mask,
     Outcomes,
+    by_partition,
     is_below,
 )
 
@@ -56,13 +58,21 @@ def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked
 def test_what_is_open_at_the_end_is_deleted_or_handed_over() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER]), ENDS)
     outcomes.set_cancelled(ids_of([OTHER]))
-    outcomes.close(lambda asked: is_below(asked, {("in", 0): 4, ("in", 1): 5}))
+    outcomes.close(lambda asked: is_below(asked, {("in", 0): 4, ("in", 1): 5}), {})
     assert outcome(outcomes, EARLY, LATE, OTHER) == [DELETED, HANDED_OVER, CANCELLED]
+
+
+def test_what_an_answer_may_be_lost_about_is_unsure_unless_its_record_is_deleted() -> None:
+    newer = ("in", 1, 2)
+    outcomes = Outcomes(ids_of([EARLY, LATE, OTHER, newer]), ENDS)
+    outcomes.set_cancelled(ids_of([OTHER]))
+    outcomes.close(lambda asked: is_below(asked, {("in", 0): 4}), by_partition({"in": {"0": 10, "1": 2}}))
+    assert outcome(outcomes, EARLY, LATE, OTHER, newer) == [DELETED, UNSURE, CANCELLED, HANDED_OVER]
 
 
 def test_nobody_asks_which_records_are_deleted_while_nothing_is_open() -> None:
     def nobody(_: pa.Table) -> Mask:
         raise AssertionError
 
-    Outcomes(ids_of([UNKNOWN]), ENDS).close(nobody)
+    Outcomes(ids_of([UNKNOWN]), ENDS).close(nobody, {})
     assert Outcomes({}, ENDS).open_ids() == {}
