@@ -143,6 +143,18 @@ def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release(
     assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0}
 
 
+@pytest.mark.parametrize(
+    "rule", [rule for rule in rules() if "increase(" in rule["expr"]], ids=lambda rule: rule["alert"]
+)
+def test_a_rule_takes_the_increase_only_of_series_that_are_there_before_anything_is_counted(
+    rule: dict[str, Any],
+) -> None:
+    process = SimpleNamespace(counts=ReleaseCounts("results"), shards={}, assigned=set())
+    text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+    begun = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert set(_METRIC.findall(rule["expr"])) <= begun
+
+
 def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
     process = SimpleNamespace(counts=ReleaseCounts("results"), shards={}, assigned=set())
 
