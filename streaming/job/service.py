@@ -47,6 +47,7 @@ from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.slow_batch_watch import SlowBatchWatch
+from streaming.job.task_progress import TaskProgress
 from streaming.job.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.release.supervisor import ReleaseProcesses
@@ -135,6 +136,8 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         _give_way()
         # 3. Start Spark and claim the lease.
         spark, lease = stack.enter_context(exclusive_session(settings, "run"))
+        tasks = stack.enter_context(closing(TaskProgress(spark)))
+        counts.watch_tasks(tasks.done_tasks)
         releases.start()
         if lease.after_a_crash:
             # The holder before may be paused, not dead, and have open transactions.

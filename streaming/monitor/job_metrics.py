@@ -30,8 +30,11 @@ WITHIN_S = {
 }  # fmt: skip
 # Spark reports a batch a moment after it was done.
 _TOLD = 100
-# A batch may wait for brokers as long as `kafka.outage_limit`, and then ends the job; a replay may take so much longer.
-_REPLAY_S = 600.0
+# A batch may wait for brokers as long as `kafka.outage_limit`, and then ends the job; without an outage, none of its
+# tasks takes so much longer.
+_TASK_S = 600.0
+# A batch that lasts longer is looked at. Most take a second.
+_LONG_BATCH_S = 60.0
 # A batch hands over up to `clock.horizon` after the one before began. With a horizon of a second or two that comes to
 # lie before the clock at times: by `clock.trigger`, and by the time that a batch takes.
 _BATCH_S = 2.0
@@ -84,6 +87,10 @@ class JobCounts(Collector):
         self._done: PlannedBatch | None = None
         self.batch_done_s: float | None = None
         self.started_s = now_s()
+        # How far the running batch was, and when it was first seen to be so far.
+        self._done_tasks: Callable[[], object] = lambda: None
+        self._progress: object = None
+        self._progressed_s = self.started_s
 
     def recovered(self, checkpoint: str) -> None:
         """Take the path of the checkpoint from which the job goes on."""
@@ -114,6 +121,23 @@ class JobCounts(Collector):
         """When each step began that is running, by the monotonic clock."""
         with self._lock:
             return dict(self._running)
+
+    def watch_tasks(self, done_tasks: Callable[[], object]) -> None:
+        """Take a function whose result differs once a task of the running batch is done; several threads call it."""
+        self._done_tasks = done_tasks
+
+    def look_for_progress(self) -> float:
+        """Return when what this process does was first seen to be as far as it is now, epoch s.
+
+        So it needs two calls to see that nothing goes on. Each may take as long as `watch_tasks` allows.
+        """
+        done_tasks = self._done_tasks()
+        with self._lock:
+            steps = frozenset(self._step_counts.items()), frozenset(self._running)
+            progress = self._begun, self._done, steps, self._checkpoint, done_tasks
+            if progress != self._progress:
+                self._progress, self._progressed_s = progress, self._now_s()
+            return self._progressed_s
 
     def batch_begun(self, batch: PlannedBatch) -> None:
         """Take the batch that is running from now on."""
@@ -306,16 +330,18 @@ def job_health(
     """Return whether batches are done often enough, and hand over what is due by now.
 
     The job is not ready while messages leave late: without a batch for `clock.horizon`, or if the last one was
-    replayed, and handed over what was due within the horizon of a time before the start. Without a batch for longer
-    than an outage and a replay take, it is not live.
+    replayed, and handed over what was due within the horizon of a time before the start. It is live as long as tasks
+    end, however long a batch lasts: what was killed in the midst of a large one would begin it again, and again. If
+    none ends for longer than the time between batches, an outage and a task take, it is not.
     """
     done_s, cutoff_ms, at_s = counts.batch_done_s, counts.cutoff_ms, now_s()
     silent_s = at_s - (counts.started_s if done_s is None else done_s)
-    live = silent_s <= outage_limit_ms / 1000 + _REPLAY_S
+    still_s = 0.0 if silent_s <= _LONG_BATCH_S else min(silent_s, at_s - counts.look_for_progress())
+    live = still_s <= (clock.trigger + outage_limit_ms) / 1000 + _TASK_S
+    reasons = [] if live else [f"no task is done for {still_s:.0f} s"]
     if done_s is None or cutoff_ms is None:
-        return Health(live, ready=False, reasons=[f"no batch is done since the start, {silent_s:.0f} s ago"])
+        return Health(live, ready=False, reasons=[f"no batch is done since the start, {silent_s:.0f} s ago", *reasons])
     spare_s = clock.trigger / 1000 + _BATCH_S
-    reasons = []
     if silent_s > clock.horizon / 1000 + spare_s:
         reasons.append(f"no batch is done for {silent_s:.0f} s")
     if at_s - cutoff_ms / 1000 > spare_s:

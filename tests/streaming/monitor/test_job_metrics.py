@@ -169,8 +169,44 @@ def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through
     assert _health(counts, clock) == (
         True, False, ["no batch is done for 63 s", "what is due from 1970-01-12T13:48:00.000Z on is not handed over"]
     )  # fmt: skip
-    clock.now_s += 15 * 60
-    assert _health(counts, clock)[0] is False
+    clock.now_s += 15 * 60 + 1
+    live, _, reasons = _health(counts, clock)
+    assert (live, reasons[0]) == (False, "no task is done for 901 s")
+
+
+def test_a_long_batch_is_live_while_tasks_end_and_no_longer() -> None:
+    clock, done_tasks = Clock(), 0
+    counts = JobCounts(clock)
+    counts.watch_tasks(lambda: done_tasks)
+    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, 0, 0, {})
+    # A batch after a long outage: a task takes ten minutes, and a probe asks every minute.
+    for minute in range(120):
+        done_tasks = minute // 10
+        clock.now_s += 60
+        assert _health(counts, clock)[0], minute
+    live_minutes = 0
+    while _health(counts, clock)[0]:
+        clock.now_s += 60
+        live_minutes += 1
+    # Five of `outage_limit`, ten for a task, less those in which the last one had run.
+    assert 5 <= live_minutes <= 16
+
+
+def test_a_step_that_is_done_is_progress_and_nobody_is_asked_for_tasks_while_batches_are_short() -> None:
+    clock = Clock()
+    counts = JobCounts(clock)
+    counts.watch_tasks(lambda: pytest.fail("Spark was asked"))
+    clock.now_s += 60
+    assert _health(counts, clock)[0]
+    counts.watch_tasks(lambda: None)
+    for _ in range(3):
+        clock.now_s += 14 * 60
+        assert _health(counts, clock)[0]
+        counts.took("seal", 840)
+    clock.now_s += 14 * 60
+    assert _health(counts, clock)[0]
+    clock.now_s += 16 * 60
+    assert not _health(counts, clock)[0]
 
 
 def test_a_job_that_replays_is_ready_once_it_hands_over_what_is_due_by_now() -> None:
@@ -199,7 +235,9 @@ def test_an_idle_job_is_ready_all_the_time(horizon: str, trigger: str, idle_s: f
         begun_s = clock.now_s
         for tenth in range(10):
             clock.now_s = begun_s + tenth / 10
-            assert number == 0 or _health(counts, clock, f"clock.horizon={horizon}", f"clock.trigger={trigger}")[1]
+            live, ready, _ = _health(counts, clock, f"clock.horizon={horizon}", f"clock.trigger={trigger}")
+            assert live
+            assert number == 0 or ready
         counts.batch_done(batch(number, before_ms + horizon_ms), {}, 0, 0, {})
         before_ms = int(begun_s * 1000)
         clock.now_s = max(begun_s + idle_s, begun_s + 1)

@@ -1,0 +1,62 @@
+"""How far Spark's tasks are, so that a batch that lasts long is told from one that stands still."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# The scheduler pool in Spark of what no batch waits for.
+_MAINTENANCE = "maintenance"
+# A probe waits for the answer, and Java may be busy with its memory.
+_PATIENCE_S = 1.0
+
+# The tasks that are done of each running stage, by its number and that of its attempt.
+DoneTasks = frozenset[tuple[int, int, int]]
+
+
+class TaskProgress:
+    """Counts the tasks that are done. What a running task has read so far, Spark does not say."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._last: DoneTasks = frozenset()
+        self._closed = False
+        self._asking: Future[DoneTasks] | None = None
+        # One thread for all probes: each thread that asks Java has a thread and a connection of its own there.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task-progress")
+
+    def done_tasks(self) -> DoneTasks:
+        """Return how far the stages of batches are, which takes some ms; as before if Java does not say in a second."""
+        if self._closed:
+            return self._last
+        asking = self._asking or self._thread.submit(self._ask)
+        try:
+            self._last = asking.result(_PATIENCE_S)
+        except TimeoutError:
+            self._asking = asking
+            return self._last
+        except Py4JError as problem:
+            log.debug("Spark does not say how far its tasks are: %s", problem)
+        self._asking = None
+        return self._last
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self) -> DoneTasks:
+        context: Any = self._spark.sparkContext._jsc.sc()
+        stages = context.statusStore().activeStages()
+        running = [stages.apply(number) for number in range(stages.size())]
+        return frozenset(
+            (stage.stageId(), stage.attemptId(), stage.numCompleteTasks())
+            for stage in running
+            if stage.schedulingPool() != _MAINTENANCE
+        )
