@@ -13,6 +13,9 @@ import pyarrow.compute as pc
 
 from state.shards import shard_of
 
+# How long one wait lasts at most: with less than a message a second, the next turn may be hours away.
+_PIECE_S = 1.0
+
 # Takes messages, and returns the topic to which each of them goes: its output topic, or the dead-letter topic.
 GoesTo = Callable[[pa.Table], pa.ChunkedArray]
 # A limited output topic, or None for all together.
@@ -45,10 +48,17 @@ class RateLimiter:
         counts = {name: int(counts_for(messages, topics, name).sum()) for name in self._rates}
         return {name: count for name, count in counts.items() if count}
 
-    def wait(self, names: Iterable[Rated], stopping: Event) -> bool:
-        """Wait for the turn of messages that count for `names`; return False if `stopping` is set before it comes."""
-        wait_s = max((self._free_at_s.get(name, 0.0) for name in names), default=0.0) - time.monotonic()
-        return wait_s <= 0 or not stopping.wait(wait_s)
+    def wait(self, names: Iterable[Rated], stopping: Event, on_wait: Callable[[], None] = lambda: None) -> bool:
+        """Wait for the turn of messages that count for `names`; return False if `stopping` is set before it comes.
+
+        `on_wait` is called now and then meanwhile.
+        """
+        free_at_s = max((self._free_at_s.get(name, 0.0) for name in names), default=0.0)
+        while (wait_s := free_at_s - time.monotonic()) > 0:
+            on_wait()
+            if stopping.wait(min(wait_s, _PIECE_S)):
+                return False
+        return True
 
     def spend(self, charges: Mapping[Rated, int], begun_s: float) -> None:
         """Count messages that are written, since `begun_s` by the monotonic clock."""

@@ -89,6 +89,9 @@ class Ring:
         self._changed = threading.Condition()
         self._stopping = False
         self._failure: BaseException | None = None
+        # By the monotonic clock: when a transaction was ended last, and since when one is being ended, if one is.
+        self.ended_s = time.monotonic()
+        self.ending_since_s: float | None = None
         self._ender = threading.Thread(target=self._end_all, name=f"shard-{shard}-end", daemon=True)
         self._ender.start()
 
@@ -182,8 +185,12 @@ class Ring:
             if self._stopping:
                 return False
             time.sleep(min(early_ms / 1000, _PIECE_S))
-        writer.commit()
-        failpoint("transaction-ended")
+        self.ending_since_s = time.monotonic()
+        try:
+            writer.commit()
+            failpoint("transaction-ended")
+        finally:
+            self.ended_s, self.ending_since_s = time.monotonic(), None
         if planned.messages.num_rows:
             self._on_released(planned.messages, writer.replaced, now_ms())
         with self._changed:

@@ -106,6 +106,9 @@ class ShardRelease:
         self.drained = self.releasing = False
         self.backlog = Backlog()
         self._counted_s = 0.0
+        # When the thread last went on, by the monotonic clock.
+        self._stepped_s = time.monotonic()
+        self._newest_ring: Ring | None = None
         self._context = context
         self._settings = context.settings
         self._closed = context.closed
@@ -179,8 +182,26 @@ class ShardRelease:
                 self._read_rates()
                 return
 
+    @property
+    def still_s(self) -> float:
+        """For how long one of the two threads has not gone on, in s: filling, or ending a transaction.
+
+        A wait goes on: for messages, for a rate, or for brokers between two tries. One try may take as long as the
+        client allows, such as `release.transaction_timeout`.
+        """
+        now_s, ring = time.monotonic(), self._newest_ring
+        if ring is None:
+            return now_s - self._stepped_s
+        # Filling waits for the transactions before: it goes on when they end.
+        still_s, ending_since_s = now_s - max(self._stepped_s, ring.ended_s), ring.ending_since_s
+        return still_s if ending_since_s is None else max(still_s, now_s - ending_since_s)
+
+    def _step(self) -> None:
+        self._stepped_s = time.monotonic()
+
     def start(self) -> None:
         """Start the thread."""
+        self._step()
         self._thread.start()
 
     def stop(self) -> None:
@@ -233,12 +254,14 @@ class ShardRelease:
                     log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
                 pending = self._pending = Pending(position, self._settings.results_topic, started_ms)
                 while not reader.at_end and not self._stopping.is_set():
+                    self._step()
                     self._take(reader, pending, _POLL_S)
                     self._count(pending)
                 log.info("shard %d: released up to %s", self.shard, reader.position)
                 # 3. Take in, plan and write.
                 while not self._stopping.is_set():
                     self.releasing = True
+                    self._step()
                     self._settle(topics)
                     if self._closed.reopened != self._reopened:
                         # It may have been created again, with another number of partitions.
@@ -259,8 +282,10 @@ class ShardRelease:
     def _open_ring(self, topics: Topics, retry: BrokerRetry | None = None) -> Ring:
         retry = retry or self._retry()
         while True:
+            self._step()
             try:
-                return Ring(self._settings, self._options, self.shard, topics, self._released)
+                self._newest_ring = Ring(self._settings, self._options, self.shard, topics, self._released)
+                return self._newest_ring
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
 
@@ -340,7 +365,7 @@ class ShardRelease:
         if planned is not None:
             self._read_rates_of(planned.messages)
             charges = self._limiter.charges(planned.messages, partial(topics.goes_to, clock_ms=now_ms()))
-            if not self._limiter.wait(charges, self._stopping):
+            if not self._limiter.wait(charges, self._stopping, self._step):
                 # The next process plans it again.
                 return
             self._in_flight.append(planned)
@@ -348,6 +373,7 @@ class ShardRelease:
         retry = self._retry()
         while True:
             begun_ms = now_ms()
+            self._step()
             try:
                 self._ring.check()
                 while todo:
@@ -490,6 +516,7 @@ class ShardRelease:
         return BrokerRetry(f"shard {self.shard}", limit_ms, self._stopping.is_set, self._waits)
 
     def _waits(self) -> None:
+        self._step()
         self.releasing = False
 
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from conf.errors import Rejected
+from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
@@ -21,6 +22,11 @@ from streaming.monitor.server import Health
 # The process asks its group several times a second, but when it gives back a shard in an outage: it waits until the
 # shard's transactions have failed, each of which may take `release.transaction_timeout`, and so much longer.
 _STUCK_S = 30.0
+# How long a shard may take from one step to the next: to open a ring it asks the brokers twice, for as long as a
+# transaction or a client's start may take each time, and then reads the position for half a minute. To fill or to
+# commit a transaction takes one such timeout. Retries, and waits for a rate, are steps of their own, so neither
+# `kafka.outage_limit` nor a rate counts.
+_STEP_TIMEOUTS, _STEP_S = 3, 60.0
 _REASONS = tuple(error.code for error in Rejected.__subclasses__())
 
 
@@ -114,7 +120,8 @@ def monitored_release(
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:
     """Return whether a release process makes progress, and whether messages of all of its shards go out.
 
-    An outage of the brokers is no reason to start a process anew: it is live, and not ready.
+    An outage of the brokers is no reason to start a process anew: it is live, and not ready. A shard that hangs is one,
+    whatever the group is told meanwhile.
     """
     silent_s = time.monotonic() - process.polled_s
     # Copies, since another thread changes them.
@@ -123,6 +130,10 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
     reasons = []
     if stuck := silent_s > transaction_timeout_ms / 1000 + _STUCK_S:
         reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
+    longest_s = _STEP_TIMEOUTS * max(transaction_timeout_ms / 1000, OPEN_TIMEOUT_S) + _STEP_S
+    if hanging := sorted(number for number, shard in shards.items() if shard.still_s > longest_s):
+        stuck = True
+        reasons.append(f"shards {hanging} hang: they have not gone on for {longest_s:.0f} s")
     if waiting := sorted(assigned - releasing):
         reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
     if not assigned:

@@ -88,6 +88,15 @@ def test_messages_of_other_topics_do_not_wait_for_a_limited_one(clock: _Clock) -
     assert clock.now_s == pytest.approx(104)
 
 
+def test_a_long_wait_says_every_second_that_it_goes_on(clock: _Clock) -> None:
+    limiter = RateLimiter(0, {"a": 0.01})
+    _spend(limiter, a=1)
+    told: list[float] = []
+    assert limiter.wait(["a"], clock, lambda: told.append(clock.now_s))
+    assert clock.now_s == pytest.approx(200)
+    assert len(told) >= 100
+
+
 def test_what_becomes_a_dead_letter_counts_for_the_dead_letter_topic_alone() -> None:
     messages = _messages(a=3, dead=1)
 

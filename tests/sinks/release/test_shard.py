@@ -128,6 +128,25 @@ def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_re
     assert _released(bench) == [5, 0, 1]
 
 
+@pytest.mark.parametrize("point", ["transaction-filled", "transaction-ended"])
+def test_a_shard_that_waits_for_messages_goes_on_and_one_whose_thread_hangs_does_not(
+    bench: ReleaseBench, stop_at: StopAt, point: str
+) -> None:
+    release = bench.start()
+    assert_eventually(lambda: release.drained, 60)
+    until_s = time.monotonic() + 1.5
+    while time.monotonic() < until_s:
+        assert release.still_s < 1
+        time.sleep(0.05)
+    stopped = stop_at(point)
+    bench.hand_over(_due(bench, [now_ms()]))
+    assert stopped.reached.wait(60)
+    assert_eventually(lambda: release.still_s > 1, 10)
+    stopped.released.set()
+    bench.wait(release)
+    assert_eventually(lambda: release.still_s < 1, 10)
+
+
 def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
     bench: ReleaseBench, clock: HostClock, caplog: pytest.LogCaptureFixture
 ) -> None:

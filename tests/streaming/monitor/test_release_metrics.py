@@ -10,7 +10,7 @@ import pytest
 
 from streaming.monitor.release_metrics import release_health
 
-_SHARDS = {0: SimpleNamespace(releasing=True), 1: SimpleNamespace(releasing=False)}
+_SHARDS = {0: SimpleNamespace(releasing=True, still_s=0), 1: SimpleNamespace(releasing=False, still_s=200)}
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,13 @@ def test_a_process_that_stands_still_is_live_for_as_long_as_it_may_wait_for_a_tr
     health = release_health(cast(Any, process), timeout_s * 1000)
     assert (health.live, health.ready) == (live, live)
     assert health.reasons == ([] if live else ["the process has not asked its group for 100 s"])
+
+
+@pytest.mark.parametrize(("timeout_s", "live"), [(1, False), (60, False), (100, True)])
+def test_a_process_is_not_live_if_a_shard_of_it_hangs_for_longer_than_any_wait(timeout_s: int, live: bool) -> None:
+    shards = {0: SimpleNamespace(releasing=True, still_s=0.1), 1: SimpleNamespace(releasing=True, still_s=241)}
+    process = SimpleNamespace(assigned={0, 1}, shards=shards, polled_s=time.monotonic())
+    health = release_health(cast(Any, process), timeout_s * 1000)
+    assert (health.live, health.ready) == (live, live)
+    bound_s = {1: 90, 60: 240}
+    assert health.reasons == ([] if live else [f"shards [1] hang: they have not gone on for {bound_s[timeout_s]} s"])
