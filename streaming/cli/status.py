@@ -32,8 +32,8 @@ def status(
     age_ms, cutoff_ms; or null), waiting (total, ready, mutable, sealed, merged, mutable_bytes, sealed_bytes),
     next_due_ms, shards (shard, ready, mutable, sealed, next_due_ms), sealed (buckets, segments), due (messages by time
     to the due time: overdue, 10s, 1m, 10m, 1h, 6h, 1d, 7d, 30d, 90d, 366d, later), due_is_estimated, input_lag (total,
-    partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null), release
-    (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null).
+    held, partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null),
+    release (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null).
     """
     from streaming.status.formats import as_json, as_lines
     from streaming.status.running import status_of_job

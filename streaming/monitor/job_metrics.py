@@ -17,8 +17,10 @@ from conf.instants import instant
 from conf.settings import ClockSettings, Settings
 from state.buckets.catalog import metadata_bytes
 from state.buckets.segments import Segment
+from state.checkpoint.origin import Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds, WaitingEstimate
+from streaming.monitor.held_input import HeldInput, PartitionEnds
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
@@ -200,6 +202,12 @@ class JobCounts(Collector):
         self._lease_s = self._now_s() - ago_s
 
     @property
+    def read_offsets(self) -> Offsets:
+        """Up to where the last batch has read each input partition; empty before the first one is done."""
+        done = self._done
+        return {} if done is None else done.offsets
+
+    @property
     def cutoff_ms(self) -> int | None:
         """Up to when the last batch has handed over, or None before the first one is done."""
         done = self._done
@@ -295,6 +303,19 @@ class JobCounts(Collector):
         yield waiting
 
 
+class JobMetrics(Collector):
+    """Collects what the batches have done, and what open transactions hold back of the input."""
+
+    def __init__(self, counts: JobCounts, held: HeldInput) -> None:
+        self._counts = counts
+        self._held = held
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of now."""
+        yield from self._counts.collect()
+        yield from self._held.collect()
+
+
 def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
     due = GaugeMetricFamily(
         "delayline_due_messages",
@@ -321,7 +342,8 @@ def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManag
     """
     health = partial(job_health, counts, settings.clock, settings.kafka.outage_limit)
     status = partial(counts.status, settings.application_id, settings.bucket.shards)
-    return monitored("job", settings, counts, health, status, waits_for_address=True)
+    metrics = JobMetrics(counts, HeldInput(PartitionEnds(settings), lambda: counts.read_offsets))
+    return monitored("job", settings, metrics, health, status, waits_for_address=True)
 
 
 def job_health(

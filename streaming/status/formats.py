@@ -44,6 +44,7 @@ def as_json(status: Status) -> dict[str, Any]:
         if status.broker.lag is None
         else {
             "total": sum(part.lag for part in status.broker.lag),
+            "held": sum(part.held for part in status.broker.lag),
             "partitions": [asdict(part) | {"lag": part.lag} for part in status.broker.lag],
         },
         "holder": _holder(status.broker.holder),
@@ -70,11 +71,12 @@ def as_lines(status: Status) -> Iterator[str]:
     for name, count in status.due.items():
         bar = "#" * -(-count * _BAR_WIDTH // largest)
         yield f"{_span(name):>8}{count:>14,}  {bar}".rstrip()
-    if status.broker.lag and any(part.lag for part in status.broker.lag):
+    if status.broker.lag and any(part.lag or part.held for part in status.broker.lag):
         yield ""
-        yield f"{'lag':>8}  input partition"
-        for part in sorted(status.broker.lag, key=lambda part: -part.lag):
-            yield f"{part.lag:>8,}  {part.topic}/{part.partition}, read up to {part.read_offset} of {part.end_offset}"
+        yield f"{'lag':>8}{'held':>10}  input partition"
+        for part in sorted(status.broker.lag, key=lambda part: (-part.lag, -part.held)):
+            read = f"read up to {part.read_offset} of {part.end_offset}"
+            yield f"{part.lag:>8,}{part.held:>10,}  {part.topic}/{part.partition}, {read}"
 
 
 def _summary(status: Status) -> Iterator[str]:
@@ -102,7 +104,9 @@ def _broker_lines(answer: BrokerAnswer) -> Iterator[str]:
     if answer.lag is None:
         yield f"input lag    unknown: {answer.problem}"
     else:
-        yield f"input lag    {sum(part.lag for part in answer.lag):,} messages"
+        held = sum(part.held for part in answer.lag)
+        behind = f", and {held:,} behind open transactions of publishers" if held else ""
+        yield f"input lag    {sum(part.lag for part in answer.lag):,} messages{behind}"
     if answer.holder is not None:
         yield f"lease        {answer.holder.holder}"
     elif answer.lease_problem:

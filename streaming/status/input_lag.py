@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sources.subscriber import Subscriber
+from streaming.monitor.held_input import PartitionEnds
 
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """The lag of one input partition. Both offsets are those of the next record, as in Kafka."""
+    """The lag of one input partition. Both offsets are those of the next record, as in Kafka.
+
+    `held` is the number of offsets behind an open transaction, from `end_offset` on: no committed reader gets them.
+    """
 
     topic: str
     partition: int
     read_offset: int
     end_offset: int
+    held: int
 
     @property
     def lag(self) -> int:
@@ -27,18 +36,18 @@ class PartitionLag:
 def input_lag(settings: Settings, read: Mapping[str, Mapping[str, int]]) -> list[PartitionLag]:
     """Compare `read`, the offsets of the offset log, with the ends of the topics that a read_committed consumer sees.
 
-    A partition that no batch has read counts from its beginning. Raises BrokerUnreachable, TopicMissing.
+    A partition that no batch has read counts from its beginning. Raises BrokerUnreachable, TopicMissing, RightMissing.
     """
-    lags = []
+    read_to: dict[tuple[str, int], int] = {}
     for topic in settings.topics.input:
-        read_to = {int(number): offset for number, offset in read.get(topic, {}).items()}
-        ends = _offsets(settings, topic, from_beginning=False)
-        if not set(ends) <= set(read_to):
-            read_to = _offsets(settings, topic, from_beginning=True) | read_to
-        lags += [PartitionLag(topic, number, read_to[number], end) for number, end in ends.items()]
-    return lags
-
-
-def _offsets(settings: Settings, topic: str, from_beginning: bool) -> dict[int, int]:
-    with Subscriber(settings, topic, from_beginning) as subscriber:
-        return dict(subscriber.start_offsets)
+        with Subscriber(settings, topic, from_beginning=True) as subscriber:
+            own = read.get(topic, {})
+            read_to |= {(topic, number): own.get(str(number), at) for number, at in subscriber.start_offsets.items()}
+    try:
+        ends = PartitionEnds(settings)(read_to)
+    except KafkaException as problem:
+        error = problem.args[0]
+        if is_refusal(error):
+            raise right_missing("Describe", "the input topics") from problem
+        raise BrokerUnreachable(f"the ends of the input topics cannot be read ({error.str()})") from problem
+    return [PartitionLag(*each, read_to[each], end.committed, end.held) for each, end in ends.items()]

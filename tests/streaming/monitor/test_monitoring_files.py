@@ -23,9 +23,11 @@ from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds
-from streaming.monitor.job_metrics import JobCounts, TableState
+from streaming.monitor.held_input import HeldInput, PartitionEnd
+from streaming.monitor.job_metrics import JobCounts, JobMetrics, TableState
 from streaming.monitor.release_metrics import ReleaseMetrics
 from streaming.monitor.server import registry_of
+from tests.eventually import assert_eventually
 from tests.messages import messages
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +76,12 @@ def labels() -> dict[str, set[str]]:
     released.add(messages(rows), {}, 1)
     shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1), releasing=True)
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
-    texts = [generate_latest(registry) for registry in map(registry_of, (counts, ReleaseMetrics(cast(Any, process))))]
+    held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
+    collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process))
+    registries = [registry_of(collector) for collector in collectors]
+    # The first scrape has the brokers asked.
+    assert_eventually(lambda: any(family.samples for family in held.collect()))
+    texts = [generate_latest(registry) for registry in registries]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

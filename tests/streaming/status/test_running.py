@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
@@ -88,6 +89,29 @@ def test_a_job_of_an_earlier_version_counts_as_later_what_it_has_no_span_for(set
     assert shown is not None
     assert [*shown.due] == [*SPANS_MS, LATER]
     assert {span: count for span, count in shown.due.items() if count} == {"1m": 4, "6h": 9, "later": 7}
+
+
+def test_the_command_shows_what_lies_behind_an_open_transaction(settings: Settings) -> None:
+    ensure_topics(settings, 1)
+    (topic,) = settings.topics.input
+    producer = Producer({"bootstrap.servers": settings.kafka.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(topic, b"open")
+    assert producer.flush(10) == 0
+    arguments = ["status", *options_of(settings)]
+    with job_that_says(status_of(settings.application_id)) as address:
+        arguments += ["--set", f"monitor.job={address}"]
+        lag = json.loads(CliRunner().invoke(app, [*arguments, "--format", "json"]).stdout)["input_lag"]
+        table = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert (lag["total"], lag["held"]) == (0, 3)
+    assert lag["partitions"] == [
+        {"topic": topic, "partition": 0, "read_offset": 0, "end_offset": 0, "held": 3, "lag": 0}
+    ]
+    assert "input lag    0 messages, and 3 behind open transactions of publishers" in table
+    assert table[-1] == f"       0         3  {topic}/0, read up to 0 of 0"
+    producer.abort_transaction(10)
 
 
 def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Settings) -> None:
