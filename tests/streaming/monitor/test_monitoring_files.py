@@ -184,6 +184,14 @@ def test_each_metric_is_in_the_operators_table(labels: dict[str, set[str]]) -> N
     assert families == documented
 
 
+def test_each_metric_is_on_a_panel_or_in_a_rule_but_for_details(labels: dict[str, set[str]]) -> None:
+    shown = {name for _, expression in expressions() for name in _METRIC.findall(expression)}
+    families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in shown}
+    details = {"sealed_segments", "table_files", "merging_seconds_total", "last_due_timestamp_seconds"}
+    known = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in labels}
+    assert known - families == {f"delayline_{name}" for name in details}
+
+
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_each_alert_has_a_runbook_that_exists(rule: dict[str, Any]) -> None:
     base, _, path = rule["annotations"]["runbook_url"].partition("/docs/")
