@@ -113,7 +113,7 @@ def _answers(
     is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
     # What is accepted in any case may still take the place of a message that is handed over.
     is_always = np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
-    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, DELETED))
+    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, UNSURE, DELETED))
     # One by one: the other replacements, and ids that may need an escape.
     apart = (is_replacement & ~goes_on) | (outcomes == NO_INPUT)
     several: list[pa.Table] = []
