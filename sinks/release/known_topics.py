@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stu
 from sinks.release.records import message_ids
 from sinks.release.reports import Unwritable, topic_gone
 from sinks.release.wall_clock import now_ms
-from sinks.topics.limits import TopicLimits, read_limits, topic_access
+from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 
 # How old what is known of a topic's limits may be when a record is refused by them.
 _FRESH_S = 1.0
@@ -65,8 +66,21 @@ class Topics:
 
     def learn(self, topics: Collection[str]) -> None:
         """Read the limits of `topics` again. Raises KafkaException."""
-        self.limits |= read_limits(self._options, topics)
+        read = read_limits(self._options, topics)
+        self.limits |= {topic: replace(each, shared_bytes=self._shared(topic)) for topic, each in read.items()}
         self._read_s |= dict.fromkeys(topics, time.monotonic())
+
+    def bound_batches(self, topic: str, nbytes: int) -> None:
+        """Remember that `topic` refused a batch of several records, of `nbytes` bytes at the most, for its size.
+
+        Its batches of several records have half of that from now on, until the shard is opened again. The topic may
+        hide its limits, or have another one than `max.message.bytes`, as `segment.bytes` is.
+        """
+        most_bytes = min(nbytes, self._shared(topic), batch_bytes(self._options)) // 2
+        self.limits[topic] = replace(self.limits[topic], shared_bytes=most_bytes)
+
+    def _shared(self, topic: str) -> int:
+        return self.limits[topic].shared_bytes if topic in self.limits else NO_LIMIT
 
     def refuse(self, topic: str, identity: bytes, error: Rejected) -> None:
         """Remember that `topic` refused the record of a message. Raises TopicMismatch if it was a stub."""

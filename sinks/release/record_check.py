@@ -90,7 +90,7 @@ class RecordCheck:
 
     def is_small(self, limits: TopicLimits) -> bool:
         """Return whether a batch of the producer may be larger than a topic with these limits takes."""
-        return limits.max_bytes < self.batch_bytes
+        return limits.batch_bytes < self.batch_bytes
 
     def admitted(self, record: Record, timestamp_ms: int) -> Record:
         """Return `record`, or the dead letter that takes its place, or the stub if that is refused as well.
@@ -115,7 +115,8 @@ class RecordCheck:
 
     def is_tried(self, record: Record) -> bool:
         """Return whether the broker may find the record too large, although `admitted` returned it."""
-        return self.compresses and record_bytes(record) > self.limits[record.topic].max_bytes
+        limits = self.limits[record.topic]
+        return limits.shared_bytes != NO_LIMIT or (self.compresses and record_bytes(record) > limits.max_bytes)
 
     def _limits_of(self, batch: pa.RecordBatch) -> tuple[list[TopicLimits], npt.NDArray[np.int32]]:
         """Return the limits of the topics of `batch`, and for each message which of these are its topic's."""

@@ -49,7 +49,8 @@ class DeliveryReports:
 
     def __init__(self) -> None:
         self._failure: Callable[[], Exception] | None = None
-        self._refusals: dict[tuple[str, bytes], Rejected] = {}
+        # The records that were found too large, of those that report by themselves: by topic and partition.
+        self._too_large: dict[tuple[str, int], list[Record]] = {}
 
     def check(self) -> None:
         """Raise the error of the first record that failed, if one did: see `error`."""
@@ -62,15 +63,12 @@ class DeliveryReports:
             self._failure = partial(self.error, error, message.topic(), message.partition())
 
     def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
-        """Return an `on_delivery` for `record` alone, whose uncompressed size is over its topic's limit."""
+        """Return an `on_delivery` for `record` alone, which its topic may find too large."""
 
         def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 if error.code() in _TOO_LARGE:
-                    self._refusals[record.topic, record_id(record)] = MessageTooLarge(
-                        f"{record.topic} does not take the record, whose {record_bytes(record)} bytes were compressed: "
-                        f"{error.str()}"
-                    )
+                    self._too_large.setdefault((record.topic, message.partition()), []).append(record)
                 self.failed(error, message)
 
         return report
@@ -84,7 +82,10 @@ class DeliveryReports:
         refusal = f"{topic}/{partition} does not take the record: {error.str()}"
         if error.code() in _TOO_LARGE:
             advice = "Let the job describe the topic (DescribeConfigs), and see max.message.bytes and segment.bytes"
-            return Refused(topic, MessageTooLarge(f"{refusal}. {advice}"), self._refusals)
+            # One that was alone in its batch.
+            alone = [each[0] for (name, _), each in self._too_large.items() if name == topic and len(each) == 1]
+            refusals = {(topic, record_id(record)): _too_large(record, error) for record in alone}
+            return Refused(topic, MessageTooLarge(f"{refusal}. {advice}"), refusals)
         if error.code() in _INVALID:
             advice = (
                 "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
@@ -105,6 +106,12 @@ class DeliveryReports:
         if error.code() in _OF_NO_RECORD:
             return KafkaException(error)
         return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
+
+
+def _too_large(record: Record, error: KafkaError) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"{record.topic} does not take the record, which has {record_bytes(record)} bytes uncompressed: {error.str()}"
+    )
 
 
 def topic_gone(topic: str) -> TopicMissing:

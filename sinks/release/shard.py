@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import BrokerUnreachable, RecordRefused
+from conf.errors import BrokerUnreachable, MessageTooLarge, RecordRefused
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
@@ -479,6 +479,10 @@ class ShardRelease:
         Raises ClockSetBack if the transaction is due much later now.
         """
         if limits_changed or not refusal.ids:
+            return None
+        if isinstance(refusal.error, MessageTooLarge) and len(refusal.ids) > 1:
+            # The batch may be too large, and each of its records small enough.
+            topics.bound_batches(refusal.topic, refusal.nbytes)
             return None
         due_ms = self._in_flight[0].last_due_ms
         if due_ms > begun_ms:

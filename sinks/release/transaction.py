@@ -3,7 +3,9 @@
 It is filled ahead of its time, and ended by another thread (`sinks.release.ring`). A record that its topic refuses goes
 to the dead-letter topic. The producer names refused records for certain only if no other record is in flight. So a
 transaction is first written as a whole; if a topic refuses something of it, it is written again with flushes between
-groups of records, until a group has a single record of that topic (`FaultSearch`).
+groups of records, until a group has a single record of that topic (`FaultSearch`). If a topic refuses a batch of
+several records for its size, its batches are made smaller instead, again and again (`Topics.bound_batches`): what it
+refuses alone is too large.
 """
 
 from __future__ import annotations
@@ -65,15 +67,19 @@ class FaultSearch:
 class GroupRefused(Exception):
     """`topic` refused a record of one of the messages `ids` with `error`; or of several, which are known already.
 
-    `suspects` are the ids of the messages that were written together with it, to any topic.
+    `suspects` are the ids of the messages that were written together with it, to any topic. Of these, the records of
+    `topic` have `nbytes` bytes.
     """
 
-    def __init__(self, topic: str, error: Rejected, ids: Collection[bytes], suspects: Collection[bytes]) -> None:
+    def __init__(
+        self, topic: str, error: Rejected, ids: Collection[bytes], suspects: Collection[bytes], nbytes: int
+    ) -> None:
         super().__init__(str(error))
         self.topic = topic
         self.error = error
         self.ids = ids
         self.suspects = suspects
+        self.nbytes = nbytes
 
 
 class TransactionWriter:
@@ -153,10 +159,8 @@ class TransactionWriter:
                     f"the release cannot write to {refusal.topic}: {refusal}. Nothing is lost"
                 ) from None
             # The records as they were written: without what is learned from the refusal.
-            written = [(record.topic, record_id(record)) for record in self._checked(planned, check)]
-            for (topic, identity), error in refusal.refusals.items():
-                self._topics.refuse(topic, identity, error)
-            raise _group_refused(refusal, written) from None
+            written = list(self._checked(planned, check))
+            raise self._group_refused(refusal, written) from None
 
     def _pass_on(self, asks: pa.Table) -> None:
         """Write asks for a cancel to the ready log of the next shard."""
@@ -199,26 +203,25 @@ class TransactionWriter:
                 self._produce(islice(made, row - written))
                 record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py())
                 self._make_room(record, check, topics)
-                self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
+                self._produce_tried(record, check)
                 written = row + 1
             self._produce(made)
 
     def _fill_in_groups(
         self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]
     ) -> None:
-        group: list[tuple[str, bytes]] = []
+        group: list[Record] = []
         left = len(search.suspects)
         try:
             for record in self._checked(planned, check):
-                identity = record_id(record)
-                suspect = identity in search.suspects
+                suspect = record_id(record) in search.suspects
                 if suspect and not group:
                     self._flush(topics)
                 if suspect:
-                    group.append((record.topic, identity))
+                    group.append(record)
                     left -= 1
                 self._make_room(record, check, topics)
-                self._produce([record])
+                self._produce_tried(record, check)
                 # The last group may be a smaller one. What comes after it may be refused too, and is no part of it.
                 if suspect and (len(group) == search.group or not left):
                     self._flush(topics)
@@ -227,7 +230,16 @@ class TransactionWriter:
             # Nothing else was in flight: what was written after the group's first record is of the group.
             if not group:
                 raise
-            raise _group_refused(refusal, group) from None
+            raise self._group_refused(refusal, group) from None
+
+    def _group_refused(self, refusal: Refused, written: Collection[Record]) -> GroupRefused:
+        """Return the error for records that were in flight together, and remember what it names."""
+        for (topic, identity), error in refusal.refusals.items():
+            self._topics.refuse(topic, identity, error)
+        own = [record for record in written if record.topic == refusal.topic]
+        ids = set() if refusal.refusals else {record_id(record) for record in own}
+        nbytes = sum(record_bytes(record) for record in own)
+        return GroupRefused(refusal.topic, refusal.error, ids, {record_id(record) for record in written}, nbytes)
 
     def _make_room(self, record: Record, check: RecordCheck, topics: Collection[str]) -> None:
         """Flush if `record` might else share a batch that is larger than its topic takes.
@@ -242,9 +254,12 @@ class TransactionWriter:
         place = record.topic, ANY_PARTITION if record.topic == check.dead_letter else record.partition
         # Each counted as a batch of its own: a little too much.
         nbytes = record_bytes(record)
-        if self._unflushed.get(place, 0) + nbytes > limits.max_bytes:
+        if self._unflushed.get(place, 0) + nbytes > limits.batch_bytes:
             self._flush(topics)
         self._unflushed[place] = self._unflushed.get(place, 0) + nbytes
+
+    def _produce_tried(self, record: Record, check: RecordCheck) -> None:
+        self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
         """Add records to the open transaction; waits while the producer's queue is full."""
@@ -286,11 +301,3 @@ class TransactionWriter:
                     raise unwritable
         self._reports.check()
         self._unflushed.clear()
-
-
-def _group_refused(refusal: Refused, written: Collection[tuple[str, bytes]]) -> GroupRefused:
-    """Return the error for records that were in flight together, given as topic and message id of each."""
-    ids = {identity for topic, identity in written if topic == refusal.topic}
-    return GroupRefused(
-        refusal.topic, refusal.error, set() if refusal.refusals else ids, {identity for _, identity in written}
-    )

@@ -34,11 +34,20 @@ _OF_TOPIC = {
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """What a topic accepts: the most bytes of a record batch, whether a key is required, and the greatest age."""
+    """What a topic accepts: the most bytes of a record batch, whether a key is required, and the greatest age.
+
+    No broker says `shared_bytes`, the most bytes of a batch of several records: a writer learns it from refusals.
+    """
 
     max_bytes: int = NO_LIMIT
     needs_key: bool = False
     max_age_ms: int = ANY_AGE
+    shared_bytes: int = NO_LIMIT
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes of a batch of several records, by all that is known."""
+        return min(self.max_bytes, self.shared_bytes)
 
 
 @dataclass(frozen=True)

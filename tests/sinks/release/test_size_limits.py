@@ -62,6 +62,12 @@ def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
 
 
 @pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides what the topics accept, so that only a refusal shows it."""
+    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+
+
+@pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The topics of each question for limits."""
     questions: list[set[str]] = []
@@ -76,20 +82,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 @pytest.fixture
-def rings(monkeypatch: pytest.MonkeyPatch) -> list[Ring]:
-    """The rings that were opened: a new one for each refusal."""
-    opened: list[Ring] = []
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of each ring that was opened: a new one for each refusal."""
+    opened: list[int] = []
 
     def count(*arguments: Any) -> Ring:
-        opened.append(Ring(*arguments))
-        return opened[-1]
+        # Not the ring itself: its producers would stay, and a process has room for a thousand clients.
+        opened.append(len(opened))
+        return Ring(*arguments)
 
     monkeypatch.setattr(shard, "Ring", count)
     return opened
 
 
 def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_try_among_those_of_others(
-    bench: ReleaseBench, small: str, make_topic: MakeTopic, rings: list[Ring]
+    bench: ReleaseBench, small: str, make_topic: MakeTopic, rings: list[int]
 ) -> None:
     large = make_topic()
     rows = [
@@ -103,7 +110,7 @@ def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_tr
 
 
 def test_many_dead_letters_to_a_topic_that_takes_little_are_written_at_the_first_try(
-    bench: ReleaseBench, small: str, rings: list[Ring]
+    bench: ReleaseBench, small: str, rings: list[int]
 ) -> None:
     assert bench.release(_batch(small, *[b"x" * 6_000] * 20)) == 20
     assert len(bench.read(bench.dead_letter)) == 20
@@ -233,6 +240,27 @@ def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follo
     many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
     assert bench.release(_batch(small, *many, large, b"z")) == 10
     assert _values(bench.read(small)) == [*many, b"z"]
+    assert _values(bench.read(bench.dead_letter)) == [large]
+
+
+@pytest.mark.usefixtures("hidden")
+def test_messages_that_are_too_large_together_for_a_hidden_limit_are_released_in_smaller_batches_from_then_on(
+    bench: ReleaseBench, small: str, topic: str, rings: list[int]
+) -> None:
+    many, large = [b"%03d" % n * 150 for n in range(400)], b"x" * 6_000
+    rows = [{"offset": n, "output_topic": (small, topic)[n % 2], "key": b"k", "value": value, "deliver_at_ms": 70}
+            for n, value in enumerate([*many, large])]  # fmt: skip
+    release = bench.start()
+    bench.hand_over(messages(rows))
+    bench.wait(release)
+    # Each halves what a batch of the topic may have; and the last one is that of the large message.
+    assert len(rings) < 10
+    before = len(rings)
+    bench.hand_over(_batch(small, *many, first=1_000))
+    bench.wait(release)
+    assert len(rings) == before
+    assert _values(bench.read(small)) == many[::2] + many
+    assert _values(bench.read(topic)) == many[1::2]
     assert _values(bench.read(bench.dead_letter)) == [large]
 
 
