@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -10,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import Rejected
+from conf.errors import MessageTooLarge, RecordRefused, Rejected
 from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import write_barred
 from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics, refused_by
 from sinks.release.expiry import Expiry
 from sinks.release.pending import Planned
-from sinks.release.record_check import RecordCheck, batch_bytes, compresses, stub_refused
+from sinks.release.record_check import RecordCheck, Refusals, batch_bytes, compresses, stub_refused
 from sinks.release.records import message_ids
 from sinks.release.reports import Unwritable, topic_gone
 from sinks.release.wall_clock import now_ms
@@ -25,6 +26,8 @@ from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 
 # How old what is known of a topic's limits may be when a record is refused by them.
 _FRESH_S = 1.0
+# So many refusals of a topic, a new ring for each, are worth it in so long a time to find the very records.
+_MOST_REFUSALS, _REFUSALS_S = 32, 60.0
 
 
 class Topics:
@@ -44,6 +47,8 @@ class Topics:
         self._read_s: dict[str, float] = {}
         # To be cleared once they are released: each check costs more as long as there are some.
         self.refused: dict[tuple[str, bytes], Rejected] = {}
+        # When each topic refused something last, by the monotonic clock.
+        self._refusals_s: dict[str, deque[float]] = {}
         # The topics that did not take the present time of this host.
         self._stamped_by_due: set[str] = set()
         self.closed = closed or ClosedTopics(settings, options)
@@ -88,6 +93,40 @@ class Topics:
         if topic == self._dead_letter and (topic, identity) in self.refused:
             raise stub_refused(topic, identity, error)
         self.refused[topic, identity] = error
+
+    def refuse_too_large(self, topic: str, refusals: Refusals, written: Mapping[bytes, int]) -> None:
+        """Remember `refusals` of single records for their size, and those that follow from them.
+
+        `written` has the uncompressed bytes of all records of `topic` in the transaction, by message id. No larger one
+        is accepted, unless it is compressed better: then only if the topic refuses often. Raises TopicMismatch.
+        """
+        for (_, identity), error in refusals.items():
+            self.refuse(topic, identity, error)
+        if compresses(self._options) and not self.refuses_often(topic):
+            return
+        least, error = min((written[identity], error) for (_, identity), error in refusals.items())
+        for identity, nbytes in written.items():
+            if nbytes >= least and (topic, identity) not in self.refused:
+                self.refuse(topic, identity, MessageTooLarge(f"{error}. This record has {nbytes} bytes"))
+
+    def refuse_all(self, topic: str, messages: pa.Table, error: Rejected) -> None:
+        """Remember that `topic` refuses the records of all `messages`, as of a transaction that it refuses often."""
+        own = messages.filter(pc.equal(messages.column("output_topic"), topic))
+        others = RecordRefused(f"{topic} refuses too many records to find each. The last one found: {error}")
+        for identity in message_ids(own).to_pylist():
+            self.refused.setdefault((topic, identity), others)
+
+    def refuses_often(self, topic: str) -> bool:
+        """Count a refusal of `topic`, and return whether there were too many lately to look for each record.
+
+        All topics of the shard wait for each of them. The dead-letter topic never has too many: what it refuses loses
+        its value.
+        """
+        now_s = time.monotonic()
+        lately = self._refusals_s.setdefault(topic, deque(maxlen=_MOST_REFUSALS))
+        is_often = len(lately) == _MOST_REFUSALS and now_s - lately[0] < _REFUSALS_S
+        lately.append(now_s)
+        return is_often and topic != self._dead_letter
 
     def stamp_by_due(self, topic: str) -> bool:
         """Stamp overdue records of `topic` with their due times from now on, and return whether that is new.

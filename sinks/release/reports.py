@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,18 @@ _OF_NO_RECORD = {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}
 class Refused(Exception):
     """`topic` refused a record that was expected to be accepted, and nothing of the transaction will be visible."""
 
-    def __init__(self, topic: str, error: Rejected, refusals: Refusals) -> None:
-        """`error` is that of the record to blame. `refusals` are those whose message is known already."""
+    def __init__(
+        self, topic: str, error: Rejected, refusals: Refusals | None = None, named: Collection[bytes] = ()
+    ) -> None:
+        """`error` is that of the record to blame. `refusals` are those whose message is known to be too large.
+
+        `named` are the ids of the messages that `topic` refuses with `error`, if they are known.
+        """
         super().__init__(str(error))
         self.topic = topic
         self.error = error
-        self.refusals = refusals
+        self.refusals = refusals or {}
+        self.named = named
 
 
 class Unwritable(Exception):
@@ -49,8 +55,11 @@ class DeliveryReports:
 
     def __init__(self) -> None:
         self._failure: Callable[[], Exception] | None = None
-        # The records that were found too large, of those that report by themselves: by topic and partition.
+        # Of the records that report by themselves, by topic and partition: those that were found too large; those of
+        # batches with a record that has another fault, and the partitions for which the client tells these apart.
         self._too_large: dict[tuple[str, int], list[Record]] = {}
+        self._invalid: dict[tuple[str, int], list[Record]] = {}
+        self._told_apart: set[tuple[str, int]] = set()
 
     def check(self) -> None:
         """Raise the error of the first record that failed, if one did: see `error`."""
@@ -63,12 +72,17 @@ class DeliveryReports:
             self._failure = partial(self.error, error, message.topic(), message.partition())
 
     def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
-        """Return an `on_delivery` for `record` alone, which its topic may find too large."""
+        """Return an `on_delivery` for `record` alone, which its topic may refuse."""
 
         def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
+                place = record.topic, message.partition()
                 if error.code() in _TOO_LARGE:
-                    self._too_large.setdefault((record.topic, message.partition()), []).append(record)
+                    self._too_large.setdefault(place, []).append(record)
+                elif error.code() in _INVALID:
+                    self._invalid.setdefault(place, []).append(record)
+                elif error.code() == KafkaError._INVALID_DIFFERENT_RECORD:
+                    self._told_apart.add(place)
                 self.failed(error, message)
 
         return report
@@ -92,7 +106,9 @@ class DeliveryReports:
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
             )
             for_timestamp = error.code() == KafkaError.INVALID_TIMESTAMP
-            return Refused(topic, RecordRefused(f"{refusal}. {advice}", for_timestamp), {})
+            place = topic, partition
+            named = [record_id(record) for record in self._invalid.get(place, ())] if place in self._told_apart else []
+            return Refused(topic, RecordRefused(f"{refusal}. {advice}", for_timestamp), named=named)
         if error.code() in _NO_TOPIC:
             return Unwritable(topic, topic_gone(topic))
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

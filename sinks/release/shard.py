@@ -472,9 +472,10 @@ class ShardRelease:
     ) -> FaultSearch | None:
         """Return how to write the refused transaction, the first one in flight, so that the message to blame is found.
 
-        A single one that is left is to blame. Nothing is searched if the refusal may have another cause: limits that
-        were changed meanwhile, or a record that was written ahead, at `begun_ms`, or stamped with this host's time,
-        which is no fault of the message.
+        A single one that is left is to blame, and so is what the client names; all that is for the topic, if it refuses
+        so often that others would wait for too long. Nothing is searched if the refusal may have another cause: limits
+        that were changed meanwhile, or a record that was written ahead, at `begun_ms`, or stamped with this host's
+        time, which is no fault of the message.
 
         Raises ClockSetBack if the transaction is due much later now.
         """
@@ -492,11 +493,13 @@ class ShardRelease:
         error = refusal.error
         if isinstance(error, RecordRefused) and error.for_timestamp and topics.stamp_by_due(refusal.topic):
             return None
-        if len(refusal.ids) == 1:
-            (identity,) = refusal.ids
-            topics.refuse(refusal.topic, identity, refusal.error)
+        if refusal.is_certain:
+            for identity in refusal.ids:
+                topics.refuse(refusal.topic, identity, refusal.error)
+        if topics.refuses_often(refusal.topic):
+            topics.refuse_all(refusal.topic, self._in_flight[0].messages, refusal.error)
             return None
-        return FaultSearch(refusal.suspects)
+        return None if refusal.is_certain else FaultSearch(refusal.suspects, is_first=self._search is None)
 
     def _count(self, pending: Pending) -> None:
         """Count the backlog anew, once a second."""

@@ -47,6 +47,8 @@ _SLOW_S = 5.0
 _ABORT_S = 5.0
 # Of asks in a chunk for another shard: with the headers that come back with the answers.
 _ASKS_BYTES = 512 * 1024
+# The most suspects between two flushes: about as many as have room in a batch, mostly.
+_FIRST_GROUP = 1_000
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
 
@@ -58,21 +60,29 @@ class FaultSearch:
     several topics may refuse records, and whose answer comes first is chance.
     """
 
-    def __init__(self, suspects: Collection[bytes]) -> None:
+    def __init__(self, suspects: Collection[bytes], is_first: bool) -> None:
+        """`is_first` says whether they were written as a whole, without groups."""
         self.suspects = frozenset(suspects)
-        # Then few flushes are needed, for this round and the next one together.
-        self.group = math.isqrt(len(suspects))
+        # If a batch has several such records, the client names each: so first, groups as large as batches. Then few
+        # flushes are needed, for this round and the next one together.
+        self.group = min(len(suspects), _FIRST_GROUP) if is_first else math.isqrt(len(suspects))
 
 
 class GroupRefused(Exception):
     """`topic` refused a record of one of the messages `ids` with `error`; or of several, which are known already.
 
-    `suspects` are the ids of the messages that were written together with it, to any topic. Of these, the records of
-    `topic` have `nbytes` bytes.
+    If `is_certain`, it refuses those of all of them. `suspects` are the ids of the messages that were written together
+    with it, to any topic. Of these, the records of `topic` have `nbytes` bytes.
     """
 
     def __init__(
-        self, topic: str, error: Rejected, ids: Collection[bytes], suspects: Collection[bytes], nbytes: int
+        self,
+        topic: str,
+        error: Rejected,
+        ids: Collection[bytes],
+        suspects: Collection[bytes],
+        nbytes: int,
+        is_certain: bool,
     ) -> None:
         super().__init__(str(error))
         self.topic = topic
@@ -80,6 +90,7 @@ class GroupRefused(Exception):
         self.ids = ids
         self.suspects = suspects
         self.nbytes = nbytes
+        self.is_certain = is_certain
 
 
 class TransactionWriter:
@@ -160,7 +171,7 @@ class TransactionWriter:
                 ) from None
             # The records as they were written: without what is learned from the refusal.
             written = list(self._checked(planned, check))
-            raise self._group_refused(refusal, written) from None
+            raise self._group_refused(refusal, written, named=()) from None
 
     def _pass_on(self, asks: pa.Table) -> None:
         """Write asks for a cancel to the ready log of the next shard."""
@@ -203,7 +214,7 @@ class TransactionWriter:
                 self._produce(islice(made, row - written))
                 record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py())
                 self._make_room(record, check, topics)
-                self._produce_tried(record, check)
+                self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
                 written = row + 1
             self._produce(made)
 
@@ -211,6 +222,8 @@ class TransactionWriter:
         self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]
     ) -> None:
         group: list[Record] = []
+        # What one batch has room for, with some to spare.
+        most_bytes, nbytes = check.batch_bytes // 2, 0
         left = len(search.suspects)
         try:
             for record in self._checked(planned, check):
@@ -219,27 +232,36 @@ class TransactionWriter:
                     self._flush(topics)
                 if suspect:
                     group.append(record)
+                    nbytes += record_bytes(record)
                     left -= 1
                 self._make_room(record, check, topics)
-                self._produce_tried(record, check)
+                self._produce([record], self._reports.of_tried(record))
                 # The last group may be a smaller one. What comes after it may be refused too, and is no part of it.
-                if suspect and (len(group) == search.group or not left):
+                if suspect and (len(group) == search.group or nbytes > most_bytes or not left):
                     self._flush(topics)
-                    group = []
+                    group, nbytes = [], 0
         except Refused as refusal:
             # Nothing else was in flight: what was written after the group's first record is of the group.
             if not group:
                 raise
-            raise self._group_refused(refusal, group) from None
+            raise self._group_refused(refusal, group, refusal.named) from None
 
-    def _group_refused(self, refusal: Refused, written: Collection[Record]) -> GroupRefused:
-        """Return the error for records that were in flight together, and remember what it names."""
-        for (topic, identity), error in refusal.refusals.items():
-            self._topics.refuse(topic, identity, error)
-        own = [record for record in written if record.topic == refusal.topic]
-        ids = set() if refusal.refusals else {record_id(record) for record in own}
-        nbytes = sum(record_bytes(record) for record in own)
-        return GroupRefused(refusal.topic, refusal.error, ids, {record_id(record) for record in written}, nbytes)
+    def _group_refused(self, refusal: Refused, written: Collection[Record], named: Collection[bytes]) -> GroupRefused:
+        """Return the error for records that were in flight together, and remember what is too large.
+
+        `named` are the ids that the client names, if they were in a single batch: it names none if the fault is of one
+        record, and what it says of several batches cannot be told apart.
+        """
+        own = {record_id(record): record_bytes(record) for record in written if record.topic == refusal.topic}
+        if refusal.refusals:
+            self._topics.refuse_too_large(refusal.topic, refusal.refusals, own)
+            ids: Collection[bytes] = ()
+        else:
+            ids = named or own
+        suspects = {record_id(record) for record in written}
+        return GroupRefused(
+            refusal.topic, refusal.error, ids, suspects, sum(own.values()), bool(named) or len(ids) == 1
+        )
 
     def _make_room(self, record: Record, check: RecordCheck, topics: Collection[str]) -> None:
         """Flush if `record` might else share a batch that is larger than its topic takes.
@@ -257,9 +279,6 @@ class TransactionWriter:
         if self._unflushed.get(place, 0) + nbytes > limits.batch_bytes:
             self._flush(topics)
         self._unflushed[place] = self._unflushed.get(place, 0) + nbytes
-
-    def _produce_tried(self, record: Record, check: RecordCheck) -> None:
-        self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
         """Add records to the open transaction; waits while the producer's queue is full."""

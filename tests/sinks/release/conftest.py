@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import record_check, records, ring, shard, waiting_ids, wall_clock
+from sinks.release.ring import Ring
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sources.subscriber import received
 from state.message_ids import are_in
@@ -350,3 +352,17 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(waiting_ids, "are_in", counting)
     return lengths
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of each ring that was opened: a new one for each refusal."""
+    opened: list[int] = []
+
+    def count(*arguments: Any) -> Ring:
+        # Not the ring itself: its producers would stay, and a process has room for a thousand clients.
+        opened.append(len(opened))
+        return Ring(*arguments)
+
+    monkeypatch.setattr(shard, "Ring", count)
+    return opened

@@ -162,6 +162,35 @@ def test_many_refused_records_are_redirected_exactly_once_over_several_transacti
 
 
 @pytest.mark.usefixtures("hidden")
+def test_many_refused_records_of_a_transaction_are_found_at_once(
+    bench: ReleaseBench, compacted: str, rings: list[int]
+) -> None:
+    bad = {n for n in range(1_000) if n % 7 in {2, 3}}
+    assert bench.release(_due(compacted, [{"key": None} if n in bad else {} for n in range(1_000)])) == 1_000
+    assert values(bench.read(compacted)) == [n for n in range(1_000) if n not in bad]
+    assert sorted(values(bench.read(bench.dead_letter))) == sorted(bad)
+    # The first one, that of the search, and the last.
+    assert len(rings) == 3
+
+
+@pytest.mark.usefixtures("hidden")
+def test_all_that_a_transaction_has_for_a_topic_becomes_dead_letters_if_it_refuses_too_often(
+    bench: ReleaseBench, topic: str, compacted: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+) -> None:
+    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 3)
+    bench.change("release.transaction_messages=100")
+    due = _due(topic, [{"output_topic": (topic, compacted)[n % 2], "key": None} for n in range(200)])
+    assert bench.release(due) == 200
+    assert values(bench.read(topic)) == [*range(0, 200, 2)]
+    letters = bench.read(bench.dead_letter)
+    assert sorted(values(letters)) == [*range(1, 200, 2)]
+    texts = [read_letter(received(each, 0)) for each in letters]
+    assert {each.code for each in texts if each is not None} == {"record-refused"}
+    # Of the first transaction four refusals, and of the second one a single one.
+    assert len(rings) == 6
+
+
+@pytest.mark.usefixtures("hidden")
 def test_records_that_several_topics_refuse_in_turn_are_all_found(
     bench: ReleaseBench, compacted: str, make_topic: MakeTopic
 ) -> None:

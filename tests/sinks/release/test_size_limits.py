@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +12,8 @@ import pytest
 from confluent_kafka import Message
 
 from conf.errors import TopicMismatch
-from sinks.release import known_topics, shard
+from sinks.release import known_topics
 from sinks.release.records import bytes_at_most, record_bytes, records
-from sinks.release.ring import Ring
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
 from sources.dead_letters.letter import read_letter
@@ -79,20 +77,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
     monkeypatch.setattr(known_topics, "read_limits", ask)
     return questions
-
-
-@pytest.fixture
-def rings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of each ring that was opened: a new one for each refusal."""
-    opened: list[int] = []
-
-    def count(*arguments: Any) -> Ring:
-        # Not the ring itself: its producers would stay, and a process has room for a thousand clients.
-        opened.append(len(opened))
-        return Ring(*arguments)
-
-    monkeypatch.setattr(shard, "Ring", count)
-    return opened
 
 
 def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_try_among_those_of_others(
@@ -262,6 +246,33 @@ def test_messages_that_are_too_large_together_for_a_hidden_limit_are_released_in
     assert _values(bench.read(small)) == many[::2] + many
     assert _values(bench.read(topic)) == many[1::2]
     assert _values(bench.read(bench.dead_letter)) == [large]
+
+
+@pytest.mark.usefixtures("hidden")
+def test_many_messages_that_are_too_large_for_a_hidden_limit_cost_no_ring_each(
+    bench: ReleaseBench, small: str, rings: list[int]
+) -> None:
+    large = [b"x" * (5_000 + n) for n in range(50)]
+    assert bench.release(_batch(small, b"a", *large, b"b")) == 52
+    assert _values(bench.read(small)) == [b"a", b"b"]
+    assert sorted(_values(bench.read(bench.dead_letter))) == large
+    # To halve the batches of both topics.
+    assert len(rings) < 16
+
+
+def test_a_topic_that_refuses_many_compressed_messages_gets_no_other_one_over_its_limit_in_that_transaction(
+    bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+) -> None:
+    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 2)
+    bench.change("kafka.compression.type=lz4", "release.transaction_messages=40")
+    noise, fits = [os.urandom(6_000) for _ in range(37)], b"0" * 15_000
+    assert bench.release(_batch(small, b"a", fits, *noise, b"b", fits)) == 41
+    # The last one is in the next transaction.
+    assert _values(bench.read(small)) == [b"a", b"b", fits]
+    letters = bench.read(bench.dead_letter)
+    assert sorted(_values(letters)) == sorted([fits, *noise])
+    assert {dict(received(each, 0).headers)["delayline-error"] for each in letters} == {b"message-too-large"}
+    assert len(rings) == 4
 
 
 @pytest.mark.parametrize("over", [0, 1])
