@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class Expiry:
         never = frozenset((settings.topics.dead_letter, settings.results_topic))
         return Expiry(settings.policies.of_all, settings.policies.by_topic, never)
 
-    @property
+    @cached_property
     def exists(self) -> bool:
         """Whether anything can expire."""
         return any(each.expire_after or each.expiry_header for each in (self.of_all, *self.by_topic.values()))

@@ -144,12 +144,13 @@ class Topics:
         Reads unknown limits; and before a record is refused, reads those of its topic again: they may have been raised.
         Looks whether a closed topic takes records again.
         """
-        named = set(planned.messages.column("output_topic").unique().to_pylist())
-        self.closed.look_again(named)
-        if unknown := {*named, self._dead_letter} - self.limits.keys():
+        self.closed.look_again(planned.topics)
+        if unknown := {*planned.topics, self._dead_letter} - self.limits.keys():
             self.learn(unknown)
         # It sees what is learned below: it has the same mapping.
         check = self.check
+        if not check.may_doubt(planned.topics, planned.largest_bytes):
+            return check
         doubted: set[str] = set()
         for part in planned.messages.to_batches():
             rows = pa.array(check.doubted(part, planned.largest_bytes))
@@ -187,10 +188,9 @@ class Topics:
 
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""
-        outputs = planned.messages.column("output_topic").unique().to_pylist()
         ready = set() if planned.passed_on is None else {self._ready_topic}
         closed = {topic for topic, each in self.closed.now.items() if not each.partitions}
-        return {*outputs, self._dead_letter, self._position_topic} - closed | ready
+        return {*planned.topics, self._dead_letter, self._position_topic} - closed | ready
 
     def look_for(self, topics: Collection[str]) -> Unwritable | None:
         """Return one of `topics` that is gone, or may not be written to, if there is any. Raises KafkaException.

@@ -27,6 +27,7 @@ import heapq
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -80,6 +81,11 @@ class Planned:
     position: Position
     largest_bytes: int
     passed_on: pa.Table | None = None
+
+    @cached_property
+    def topics(self) -> frozenset[str]:
+        """The output topics of its messages."""
+        return frozenset(self.messages.column("output_topic").unique().to_pylist())
 
     @property
     def last_due_ms(self) -> int:

@@ -56,11 +56,24 @@ class RecordCheck:
     stamped_by_due: Collection[str] = ()
     closed: Mapping[str, Closed] = field(default_factory=dict)
 
-    def apart(self, batch: pa.RecordBatch, largest_bytes: int) -> list[int]:
+    def may_doubt(self, topics: Collection[str], largest_bytes: int) -> bool:
+        """Return whether `doubted` may find a message to one of `topics`, with a record of up to `largest_bytes`.
+
+        Mostly it cannot, and a look at each column would take as long as to make the records.
+        """
+        if self.refused or self.closed or self.stamped_by_due or self.expiry.exists:
+            return True
+        limits = (self.limits[topic] for topic in topics)
+        return any(largest_bytes > each.max_bytes or each.needs_key or _has_short_memory(each) for each in limits)
+
+    def apart(self, batch: pa.RecordBatch, topics: Collection[str], largest_bytes: int) -> list[int]:
         """Return the rows of the messages that must be written one by one: the doubted ones, and those to small topics.
 
-        Their largest record takes `largest_bytes` at most.
+        They go to `topics`, and their largest record takes `largest_bytes` at most.
         """
+        has_small = any(self.is_small(self.limits[topic]) for topic in topics)
+        if not has_small and not self.may_doubt(topics, largest_bytes):
+            return []
         limits, which = self._limits_of(batch)
         small = np.array([self.is_small(each) for each in limits], bool)[which]
         return np.flatnonzero(self.doubted(batch, largest_bytes) | small).tolist()

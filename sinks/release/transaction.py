@@ -210,7 +210,7 @@ class TransactionWriter:
     def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
         for part in planned.messages.to_batches():
             made, written = records(part), 0
-            for row in check.apart(part, planned.largest_bytes):
+            for row in check.apart(part, planned.topics, planned.largest_bytes):
                 self._produce(islice(made, row - written))
                 record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py())
                 self._make_room(record, check, topics)
