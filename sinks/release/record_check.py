@@ -89,6 +89,7 @@ class RecordCheck:
         if any(_has_short_memory(each) for each in limits):
             oldest_ms = now_ms() - np.array([each.max_age_ms // 2 for each in limits])[which]
             doubted |= batch.column("deliver_at_ms").to_numpy() < oldest_ms
+            doubted |= ~np.array([each.ends_transactions for each in limits])[which]
         if self.stamped_by_due:
             by_due = pc.is_in(batch.column("output_topic"), pa.array(self.stamped_by_due, pa.string()))
             doubted |= _bools(by_due) & (batch.column("deliver_at_ms").to_numpy() < now_ms() - OVERDUE_MS)
@@ -148,6 +149,12 @@ class RecordCheck:
             return known
         if record.key is None and limits.needs_key:
             return RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact")
+        # A dead letter is written in any case: as a stub it would be without its value.
+        if not limits.ends_transactions and topic != self.dead_letter:
+            return RecordRefused(
+                f"message.timestamp.before.max.ms of {topic} is {limits.max_age_ms}, and a broker may never end a "
+                "transaction that has records for it"
+            )
         size = record_bytes(record)
         if size <= limits.max_bytes or self.compresses:
             return None

@@ -23,6 +23,8 @@ NO_LIMIT = 2**31 - 1
 ANY_AGE = 2**63 - 1
 # The most bytes that a dead letter adds to the input record: its id, the error's code and sentence, a topic in each.
 _DEAD_LETTER_BYTES = 4_096
+# The most time that a marker of a broker is on its way to another one, or waits there.
+_MARKER_AGE_MS = 1_000
 _TIMEOUT_S = 10.0
 # Errors of a single topic. Any other error means that no broker answers.
 _OF_TOPIC = {
@@ -43,6 +45,15 @@ class TopicLimits:
     needs_key: bool = False
     max_age_ms: int = ANY_AGE
     shared_bytes: int = NO_LIMIT
+
+    @property
+    def ends_transactions(self) -> bool:
+        """Whether transactions with records for the topic are sure to end.
+
+        A broker writes a marker into each of its partitions for that, with a timestamp. If the topic finds it too old,
+        the broker gives up (Kafka 4.1), and nobody can end the transaction or begin another one under its id.
+        """
+        return self.max_age_ms >= _MARKER_AGE_MS
 
     @property
     def batch_bytes(self) -> int:

@@ -190,6 +190,21 @@ def test_all_that_a_transaction_has_for_a_topic_becomes_dead_letters_if_it_refus
     assert len(rings) == 6
 
 
+def test_nothing_is_written_to_a_topic_whose_transactions_might_never_end(
+    bench: ReleaseBench, topic: str, make_topic: MakeTopic, rings: list[int]
+) -> None:
+    # Kafka finds its own marker too old, and the transaction stays open for ever.
+    strict = make_topic(**{"message.timestamp.before.max.ms": "0"})
+    soon = now_ms() + 1_000
+    rows = [{"output_topic": (topic, strict)[n % 2], "deliver_at_ms": soon} for n in range(10)]
+    assert bench.release(_due(topic, rows)) == 10
+    assert values(bench.read(topic)) == [*range(0, 10, 2)]
+    letters = bench.read(bench.dead_letter)
+    assert sorted(values(letters)) == [*range(1, 10, 2)]
+    assert dict(received(letters[0], 0).headers)["delayline-error"] == b"record-refused"
+    assert len(rings) == 1
+
+
 @pytest.mark.usefixtures("hidden")
 def test_records_that_several_topics_refuse_in_turn_are_all_found(
     bench: ReleaseBench, compacted: str, make_topic: MakeTopic
