@@ -371,7 +371,8 @@ class ShardRelease:
             self._in_flight.append(planned)
             todo.append(planned)
         retry = self._retry()
-        while True:
+        # What is in flight when it stops, the next process plans again.
+        while not self._stopping.is_set():
             begun_ms = now_ms()
             self._step()
             try:

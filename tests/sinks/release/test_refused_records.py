@@ -17,6 +17,7 @@ from sources.dead_letters.letter import read_letter
 from sources.subscriber import received
 from state.order import in_order
 from tests.conftest import Configure, MakeTopic
+from tests.eventually import assert_eventually
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import HostClock, ReleaseBench, values
 
@@ -203,6 +204,22 @@ def test_nothing_is_written_to_a_topic_whose_transactions_might_never_end(
     assert sorted(values(letters)) == [*range(1, 10, 2)]
     assert dict(received(letters[0], 0).headers)["delayline-error"] == b"record-refused"
     assert len(rings) == 1
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_release_that_is_stopped_searches_no_further_and_the_next_one_releases_all(
+    bench: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+) -> None:
+    bench.hand_over(_due(compacted, [{"key": None} for _ in range(100)]))
+    release = bench.start()
+    assert_eventually(lambda: len(rings) > 2)
+    opened = len(rings)
+    bench.stop(release)
+    assert len(rings) <= opened + 2
+    assert bench.settled() == 0
+    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 1)
+    assert bench.release() == 100
+    assert sorted(values(bench.read(bench.dead_letter))) == [*range(100)]
 
 
 @pytest.mark.usefixtures("hidden")
