@@ -122,9 +122,11 @@ class Canceller:
         """
         if self._open:
             for received in self._answers.records(timeout_ms=timeout_ms):
-                asked = self._open.pop(received.id or "", None)
-                if asked is not None:
-                    yield _read(*asked, received)
+                asked = self._open.get(received.id or "")
+                # Whoever may write to the topic can write what has the id of an ask and is no answer.
+                if asked is not None and (answer := _read(*asked, received)) is not None:
+                    del self._open[received.id or ""]
+                    yield answer
                 if not self._open:
                     break
         if self._failure is not None:
@@ -209,7 +211,13 @@ def place_of(text: str, settings: Settings) -> tuple[str, int, int]:
     return topic, partition, offset
 
 
-def _read(asked: str, by_name: bool, received: Received) -> Answer:
-    fields = json.loads(received.value or b"{}")
+def _read(asked: str, by_name: bool, received: Received) -> Answer | None:
+    """Return the answer to an ask for `asked` that was `received`, or None if it is none."""
+    try:
+        fields = json.loads(received.value or b"")
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
     identity, name = (fields.get("id"), asked) if by_name else (asked, None)
     return Answer(identity, str(fields.get("result", "unknown")), fields.get("why"), fields.get("accepted"), name)

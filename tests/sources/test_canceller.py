@@ -72,6 +72,21 @@ def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, 
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
+@pytest.mark.parametrize("value", [None, b"", b"no", b"[1]", b"\xff"])
+def test_a_record_that_has_the_id_of_an_ask_and_no_answer_is_passed_over(
+    settings: Settings, broker: EmbeddedBroker, value: bytes | None
+) -> None:
+    (topic,) = settings.topics.input
+    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    with Canceller(settings) as canceller:
+        canceller.ask(asks_for(settings, [asked]))
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.flush()
+        write_answer(broker, settings, ask, asked, "cancelled")
+        assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
+
+
 def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_who_asked(
     settings: Settings, broker: EmbeddedBroker
 ) -> None:
