@@ -98,13 +98,18 @@ class Topics:
         """Remember `refusals` of single records for their size, and those that follow from them.
 
         `written` has the uncompressed bytes of all records of `topic` in the transaction, by message id. No larger one
-        is accepted, unless it is compressed better: then only if the topic refuses often. Raises TopicMismatch.
+        is accepted, unless it is compressed better. If the topic refuses often, whatever is above its limit counts as
+        refused, and everything if the limit is not known. Raises TopicMismatch.
         """
         for (_, identity), error in refusals.items():
             self.refuse(topic, identity, error)
-        if compresses(self._options) and not self.refuses_often(topic):
+        is_often = self.refuses_often(topic)
+        if compresses(self._options) and not is_often:
             return
         least, error = min((written[identity], error) for (_, identity), error in refusals.items())
+        if is_often:
+            most_bytes = self.limits[topic].max_bytes
+            least = 0 if most_bytes == NO_LIMIT else min(least, most_bytes + 1)
         for identity, nbytes in written.items():
             if nbytes >= least and (topic, identity) not in self.refused:
                 self.refuse(topic, identity, MessageTooLarge(f"{error}. This record has {nbytes} bytes"))

@@ -31,7 +31,15 @@ from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
 from sinks.release.recall import next_shards
 from sinks.release.record_check import RecordCheck, batch_bytes
-from sinks.release.records import ANY_PARTITION, NO_TIMESTAMP, Record, record_bytes, record_id, records
+from sinks.release.records import (
+    ANY_PARTITION,
+    NO_TIMESTAMP,
+    Record,
+    message_ids,
+    record_bytes,
+    record_id,
+    records,
+)
 from sinks.release.reports import DeliveryReports, Refused
 from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
@@ -49,6 +57,8 @@ _ABORT_S = 5.0
 _ASKS_BYTES = 512 * 1024
 # The most suspects between two flushes: about as many as have room in a batch, mostly.
 _FIRST_GROUP = 1_000
+# Longer than it takes to fill a group, also on a busy host.
+_LINGER_MS = 2_000
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
 
@@ -119,10 +129,12 @@ class TransactionWriter:
             {
                 # The topic limits a record's size; the client must not have a lower limit.
                 "message.max.bytes": "1000000000",
-                # Full batches cost the broker a fifth. A flush, which ends each filling, does not wait for them.
-                "linger.ms": "100",
                 "queue.buffering.max.messages": "500000",
                 **options,
+                # Full batches cost the broker a fifth, and a group of `FaultSearch` must be a single batch of each
+                # partition. A flush, which ends each filling, does not wait for this.
+                "linger.ms": str(_linger_ms(options, settings.release.transaction_timeout)),
+                "batch.num.messages": str(max(_FIRST_GROUP, int(options.get("batch.num.messages", 10_000)))),
                 "logger": log,
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
@@ -224,7 +236,8 @@ class TransactionWriter:
         group: list[Record] = []
         # What one batch has room for, with some to spare.
         most_bytes, nbytes = check.batch_bytes // 2, 0
-        left = len(search.suspects)
+        # Records, and not suspects: an ask has the id of the replacement that it comes with.
+        left = sum(identity in search.suspects for identity in message_ids(planned.messages).to_pylist())
         try:
             for record in self._checked(planned, check):
                 suspect = record_id(record) in search.suspects
@@ -320,3 +333,10 @@ class TransactionWriter:
                     raise unwritable
         self._reports.check()
         self._unflushed.clear()
+
+
+def _linger_ms(options: Mapping[str, Any], transaction_timeout_ms: int) -> int:
+    """Return for how long the client may wait for more records: it takes no more than a record's own timeout."""
+    timeouts_ms = [int(options.get(name, 0)) for name in ("message.timeout.ms", "delivery.timeout.ms")]
+    # 0 is no timeout.
+    return min(_LINGER_MS, *(each // 2 for each in (*timeouts_ms, transaction_timeout_ms) if each))

@@ -203,7 +203,7 @@ class BatchRunner:
                 bounds = (row[name] for name in ("min_deliver_at_ms", "max_deliver_at_ms", "count", "bytes"))
                 kept[row["shard"]] = MutableBounds(*bounds)
         self._counts.batch_done(planned, span.read_by_topic, sealed, cancelled, kept)
-        # There may be many segments, and nobody may ask.
+        # There may be many segments, and nobody can ask.
         if self._settings.monitor.job or self._settings.monitor.otlp:
             buckets = self._catalog.buckets
             self._counts.table_now(

@@ -25,8 +25,8 @@ from state.checkpoint.origin import Offsets
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-# Brokers are asked so often at most, and an answer holds for so long.
-_EVERY_S, _HOLDS_S = 10.0, 60.0
+# Brokers are asked so often at most, and an answer holds for so long: until the next scrape, and some that fail.
+_EVERY_S, _HOLDS_S = 10.0, 300.0
 
 # Topic and number.
 Partition = tuple[str, int]
@@ -105,7 +105,7 @@ class HeldInput(Collector):
         self._since_s: dict[Partition, float] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, if the brokers have answered within a minute."""
+        """Yield the metrics, if the brokers have answered within five minutes."""
         partitions = [(topic, int(number)) for topic, offsets in self._read().items() for number in offsets]
         with self._lock:
             now_s = self._now_s()
@@ -131,23 +131,26 @@ class HeldInput(Collector):
         yield from (records, seconds)
 
     def _look(self, partitions: list[Partition]) -> None:
+        ends: Mapping[Partition, PartitionEnd] | None = None
         try:
             ends = self._ask(partitions)
         except KafkaException as problem:
             log.debug("the ends of the input are not known: %s", problem)
-            ends = None
-        with self._lock:
-            self._asking = False
-            if ends is None:
-                return
-            now_s = self._now_s()
-            # The end for committed readers is where the first open transaction begins: while it stays, so does that.
-            self._since_s = {
-                partition: self._since_s.get(partition, now_s) if end.committed == self._committed(partition) else now_s
-                for partition, end in ends.items()
-                if end.held
-            }
-            self._ends, self._known_s = ends, now_s
+        finally:
+            with self._lock:
+                self._asking = False
+                if ends is not None:
+                    self._keep(ends)
+
+    def _keep(self, ends: Mapping[Partition, PartitionEnd]) -> None:
+        now_s = self._now_s()
+        # The end for committed readers is where the first open transaction begins: while it stays, so does that.
+        self._since_s = {
+            partition: self._since_s.get(partition, now_s) if end.committed == self._committed(partition) else now_s
+            for partition, end in ends.items()
+            if end.held
+        }
+        self._ends, self._known_s = ends, now_s
 
     def _committed(self, partition: Partition) -> int | None:
         before = self._ends.get(partition)

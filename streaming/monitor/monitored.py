@@ -35,7 +35,8 @@ def monitored(
     address, endpoint = getattr(settings.monitor, role), settings.monitor.otlp
     with ExitStack() as stack:
         if address:
-            server = partial(MonitorServer, f"monitor.{role}", address, registry_of(collector), health, status)
+            own = (registry_of(collector), health, status, settings.application_id)
+            server = partial(MonitorServer, f"monitor.{role}", address, *own)
             stack.enter_context(PatientServer(server) if waits_for_address else server())
         if endpoint:
             # Imported here: it is an extra, and takes a while.

@@ -58,8 +58,11 @@ class MonitorServer:
         registry: CollectorRegistry,
         health: Callable[[], Health],
         status: Callable[[], JobStatus | None] = lambda: None,
+        application_id: str = "",
     ) -> None:
         """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
+
+        Answers about health name `application_id`, since another job may have the address.
 
         Raises SettingError if nobody can listen there.
         """
@@ -67,7 +70,7 @@ class MonitorServer:
         host = host.strip("[]")
         self._problems = RecentProblems()
         try:
-            self._server = _Server(host, int(port), _handler(registry, health, status, self._problems))
+            self._server = _Server(host, int(port), _handler(registry, health, status, self._problems, application_id))
         except OSError as problem:
             raise SettingError(
                 f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
@@ -148,6 +151,7 @@ def _handler(
     health: Callable[[], Health],
     status: Callable[[], JobStatus | None],
     problems: RecentProblems,
+    application_id: str,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
@@ -162,7 +166,12 @@ def _handler(
             elif path in ("/healthz", "/readyz"):
                 state = health()
                 good = state.live if path == "/healthz" else state.live and state.ready
-                body = {"live": state.live, "ready": state.ready, "reasons": state.reasons}
+                body = {
+                    "application_id": application_id,
+                    "live": state.live,
+                    "ready": state.ready,
+                    "reasons": state.reasons,
+                }
                 code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
                 self._answer(code, "application/json", json.dumps(body).encode() + b"\n")
             elif path == "/status":

@@ -123,8 +123,11 @@ def _problems(settings: Settings) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, address in _addresses(settings):
         try:
+            # Another job may have the address.
+            if json.loads(ask(address, "/readyz").body).get("application_id") != settings.application_id:
+                continue
             found += [problem | {"process": name} for problem in json.loads(ask(address, "/problems").body)]
-        except (NoAnswer, ValueError, TypeError) as problem:
+        except (NoAnswer, ValueError, TypeError, AttributeError) as problem:
             log.debug("%s did not say its problems: %s", name, problem)
     return sorted(found, key=lambda problem: -int(problem["at_ms"]))
 

@@ -259,3 +259,11 @@ def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
     release = bench.start()
     assert_eventually(lambda: ids(bench.read(bench.dead_letter)) == [0], 60)
     assert release._closed.now.keys() == set(sides)
+
+
+@pytest.mark.parametrize("option", ["message.timeout.ms", "delivery.timeout.ms"])
+def test_a_short_timeout_of_records_is_longer_than_the_client_waits_for_more_of_them(
+    bench: ReleaseBench, option: str
+) -> None:
+    bench.change(f"kafka.{option}=1500")
+    assert bench.release(_due(bench, 0)) == 10

@@ -260,6 +260,19 @@ def test_many_messages_that_are_too_large_for_a_hidden_limit_cost_no_ring_each(
     assert len(rings) < 16
 
 
+@pytest.mark.usefixtures("hidden")
+def test_a_topic_of_a_hidden_limit_that_refuses_often_gets_nothing_more_of_that_transaction(
+    bench: ReleaseBench, small: str, rings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 4)
+    # Each is smaller than the one that was refused before.
+    large = [b"x" * (5_900 - n) for n in range(50)]
+    assert bench.release(_batch(small, b"a", *large, b"b")) == 52
+    assert sorted(_values(bench.read(small) + bench.read(bench.dead_letter))) == sorted([b"a", *large, b"b"])
+    # To halve the batches of both topics, and to find five.
+    assert len(rings) < 24
+
+
 def test_a_topic_that_refuses_many_compressed_messages_gets_no_other_one_over_its_limit_in_that_transaction(
     bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
 ) -> None:

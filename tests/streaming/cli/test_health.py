@@ -21,7 +21,9 @@ class Process:
     health = Health()
 
     def __init__(self, port: int = 0) -> None:
-        self.server = MonitorServer("monitor.job", f"127.0.0.1:{port}", CollectorRegistry(), lambda: self.health)
+        self.server = MonitorServer(
+            "monitor.job", f"127.0.0.1:{port}", CollectorRegistry(), lambda: self.health, application_id="delayline"
+        )
 
 
 @contextmanager
@@ -60,6 +62,12 @@ def test_it_says_whether_the_process_is_ready_and_why_not(process: Process) -> N
     assert health("--live", *at) == (0, "live: no batch is done for 61 s; it is cold")
     process.health = Health(False, False, ["it stands still"])
     assert health("--live", *at) == (1, "not live: it stands still")
+
+
+def test_another_job_that_has_the_address_says_nothing_of_this_one(process: Process) -> None:
+    at = ("--set", f"monitor.job={process.server.address}", "--set", "application_id=other")
+    assert health(*at) == (1, f"another application answers at {process.server.address}: delayline")
+    assert health(*at, "--live")[0] == 1
 
 
 def test_an_address_for_all_of_the_host_is_asked_on_this_host(process: Process) -> None:

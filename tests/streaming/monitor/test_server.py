@@ -64,7 +64,8 @@ def test_probes_tell_by_status_and_reason(process: Process, health: Health, live
     assert process.ask("/healthz")[0] == live
     status, kind, body = process.ask("/readyz")
     assert (status, kind) == (ready, "application/json")
-    assert json.loads(body) == {"live": health.live, "ready": health.ready, "reasons": health.reasons}
+    said = {"application_id": "", "live": health.live, "ready": health.ready, "reasons": health.reasons}
+    assert json.loads(body) == said
 
 
 def test_a_process_that_does_not_know_its_status_says_so(process: Process) -> None:

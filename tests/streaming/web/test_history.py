@@ -42,7 +42,9 @@ class Job:
             4,
             due,
         )
-        self.server = MonitorServer("monitor.job", "127.0.0.1:0", CollectorRegistry(), Health, lambda: self.status)
+        self.server = MonitorServer(
+            "monitor.job", "127.0.0.1:0", CollectorRegistry(), Health, lambda: self.status, application_id="mine"
+        )
 
     def settings(self) -> Settings:
         overrides = [f"monitor.job={self.server.address}", "application_id=mine", "kafka.bootstrap_servers=127.0.0.1:1"]
@@ -91,6 +93,13 @@ def test_an_unknown_error_is_logged_and_sampling_goes_on(
         assert_eventually(lambda: history.now(0)["samples"], 60)
     assert "no sample was taken" in caplog.text
     assert "a defect" in caplog.text
+
+
+def test_the_problems_of_another_job_at_the_address_are_not_shown(job: Job) -> None:
+    module.log.warning("all of the other")
+    own = job.settings().model_copy(update={"application_id": "another"})
+    assert module._problems(own) == []
+    assert [each["message"] for each in module._problems(job.settings())] == ["all of the other"]
 
 
 def test_the_problems_of_the_jobs_log_are_among_the_samples(job: Job) -> None:
