@@ -23,7 +23,7 @@ from state.names import NAME_HEADER
 MESSAGES, DUE_IN_S = 1_000_000, 48 * 3600
 # Half of them take over a name under which another message waits.
 NAMED_PER_S = 100
-RATE, WARM_UP_S, LOAD_S, LEAST_S = 1_000, 60.0, 60.0, 15.0
+RATE, WARM_UP_S, LOAD_S, LEAST_S = 1_000, 10.0, 60.0, 15.0
 CALM, NAMED = "calm", "named"
 # After the ingest, so that merges are not measured as well.
 _SETTLE_S = 60.0
@@ -33,8 +33,7 @@ _AT_ONCE = 200_000
 
 def measure(stand: Stand, scale: float) -> Outcome:
     """Seal messages that have names; send a load through the job, without and with named messages beside it."""
-    count = int(MESSAGES * scale)
-    warm_up_s, load_s = (max(LEAST_S, full_s * scale) for full_s in (WARM_UP_S, LOAD_S))
+    count, load_s = int(MESSAGES * scale), max(LEAST_S, LOAD_S * scale)
     named = "names-named-in"
     application = stand.application(
         "names", f"topics.input=names-in,{named}", f"policies.{named}.names=header", "limits.max_delay=366d"
@@ -49,7 +48,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     figures: dict[str, dict[str, Any]] = {}
     series = {}
     for number, case in enumerate((CALM, NAMED)):
-        traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, warm_up_s, load_s, first=number * MESSAGES)
+        traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, WARM_UP_S, load_s, first=number * MESSAGES)
         beside = threading.Thread(target=_rename, args=(publisher, count, traffic.seconds), daemon=True)
         if case == NAMED:
             beside.start()
