@@ -76,9 +76,8 @@ def registry() -> CollectorRegistry:
 
 
 def _monitored(registry: Collector, port: int) -> object:
-    settings = load_settings(
-        None, [f"monitor.otlp=http://127.0.0.1:{port}/v1/metrics", "application_id=mine"], environ={}
-    )
+    endpoint = f"monitor.otlp=http://127.0.0.1:{port}/v1/metrics"
+    settings = load_settings(None, [endpoint, "monitor.job=", "application_id=mine"], environ={})
     return monitored("job", settings, registry, Health)
 
 
