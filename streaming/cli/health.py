@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+if TYPE_CHECKING:
+    from conf.settings import Settings
 
 
 def health(
@@ -38,28 +41,28 @@ def health(
     addresses = [address] if of == "job" else release_addresses(settings) or [address]
     good = True
     for each in addresses:
-        is_good, sentence = _asked(each, live, settings.application_id)
+        is_good, sentence = _asked(each, live, settings)
         good &= is_good
         typer.echo(sentence if len(addresses) == 1 or each in sentence else f"{each}: {sentence}")
     if not good:
         raise typer.Exit(1)
 
 
-def _asked(address: str, live: bool, application_id: str) -> tuple[bool, str]:
-    """Ask the process at `address`, of the application `application_id`: whether it is well, and what it says."""
+def _asked(address: str, live: bool, settings: Settings) -> tuple[bool, str]:
+    """Ask the process at `address`, which should be one of `settings`: whether it is well, and what it says."""
     import json
 
-    from streaming.monitor.client import NoAnswer, ask
+    from streaming.monitor.client import NoAnswer, ask, other_application
 
     try:
         answer = ask(address, "/healthz" if live else "/readyz")
         body = json.loads(answer.body)
-        reasons, of = body["reasons"], body.get("application_id", application_id)
+        reasons, other = body["reasons"], other_application(body, settings)
     except NoAnswer as problem:
         return False, str(problem)
     except (ValueError, KeyError, TypeError):
         return False, f"no answer from {address}: another server than Delayline's answers there"
-    if of != application_id:
-        return False, f"another application answers at {address}: {of}"
+    if other is not None:
+        return False, f"another application answers at {address}: {other}"
     good, wanted = answer.code == 200, "live" if live else "ready"
     return good, ": ".join([wanted if good else f"not {wanted}", *(["; ".join(reasons)] if reasons else [])])

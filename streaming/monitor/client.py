@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conf.settings import Settings
 
@@ -30,6 +32,15 @@ def release_addresses(settings: Settings) -> list[str]:
     if port in ("", "0"):
         return []
     return [f"{host}:{int(port) + number}" for number in range(settings.release.processes)]
+
+
+def other_application(health: Mapping[str, Any], settings: Settings) -> str | None:
+    """Return the application id in an answer of `/healthz` or `/readyz`, if it is another one than that of `settings`.
+
+    Processes of earlier versions do not say theirs.
+    """
+    named: str = health.get("application_id", settings.application_id)
+    return None if named == settings.application_id else named
 
 
 def ask(address: str, path: str) -> Answer:

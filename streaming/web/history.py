@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from conf.settings import Settings
-from streaming.monitor.client import NoAnswer, ask, release_addresses
+from streaming.monitor.client import NoAnswer, ask, other_application, release_addresses
 from streaming.status.formats import as_json
 from streaming.status.running import status_of_job
 from streaming.status.status import Status
@@ -124,7 +124,7 @@ def _problems(settings: Settings) -> list[dict[str, Any]]:
     for name, address in _addresses(settings):
         try:
             # Another job may have the address.
-            if json.loads(ask(address, "/readyz").body).get("application_id") != settings.application_id:
+            if other_application(json.loads(ask(address, "/readyz").body), settings) is not None:
                 continue
             found += [problem | {"process": name} for problem in json.loads(ask(address, "/problems").body)]
         except (NoAnswer, ValueError, TypeError, AttributeError) as problem:
