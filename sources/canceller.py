@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -44,7 +44,8 @@ class Answer:
     """What became of an ask: the id it asked for, the result (`state.cancel.Result`), and why, if that is known.
 
     `accepted` says whether the message that replaces it is accepted; None for a cancel. `name` is what an ask by a name
-    asked for; then `id` is that of the message that has it, or None.
+    asked for; then `id` is that of the message that has it, or None. `output` is where a message went that is too late,
+    if that is known: a JSON object (`docs/publish.md`).
     """
 
     id: str | None
@@ -52,6 +53,7 @@ class Answer:
     why: str | None
     accepted: bool | None = None
     name: str | None = None
+    output: Any = None
 
 
 class Canceller:
@@ -220,4 +222,5 @@ def _read(asked: str, by_name: bool, received: Received) -> Answer | None:
     if not isinstance(fields, dict):
         return None
     identity, name = (fields.get("id"), asked) if by_name else (asked, None)
-    return Answer(identity, str(fields.get("result", "unknown")), fields.get("why"), fields.get("accepted"), name)
+    result = str(fields.get("result", "unknown"))
+    return Answer(identity, result, fields.get("why"), fields.get("accepted"), name, fields.get("output"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -239,12 +239,32 @@ def _first_asks(in_order: Iterable[Ask], cancelled: Collection[MessageId]) -> di
     return first
 
 
-def answer(ask: Ask, result: Result, why: str | None = None, accepted: bool | None = None) -> bytes:
-    """Return the value of an answer, a JSON object. `accepted` says what became of a replacement."""
-    fields: dict[str, str | bool | None] = {"id": _text(ask.asked), "result": result}
+class Output(NamedTuple):
+    """Where a message went: the topic; the partition, and the first and last offset of its transaction, if known.
+
+    The message has one of these offsets.
+    """
+
+    topic: str
+    partition: int | None = None
+    offsets: tuple[int, int] | None = None
+
+
+def answer(
+    ask: Ask, result: Result, why: str | None = None, accepted: bool | None = None, output: Output | None = None
+) -> bytes:
+    """Return the value of an answer, a JSON object.
+
+    `accepted` says what became of a replacement, and `output` where the message went that is asked for, if it is known.
+    """
+    fields: dict[str, Any] = {"id": _text(ask.asked), "result": result}
     if accepted is not None:
         fields |= {"replacement": _text(ask.id), "accepted": accepted}
-    return json.dumps(fields if why is None else fields | {"why": why}, ensure_ascii=False).encode()
+    if why is not None:
+        fields["why"] = why
+    if output is not None:
+        fields["output"] = {name: part for name, part in output._asdict().items() if part is not None}
+    return json.dumps(fields, ensure_ascii=False).encode()
 
 
 # In `Undecided`, the time of an ask for a message whose record is deleted.
@@ -301,6 +321,22 @@ def answers_to(asks: pa.Table, result: Result, why: str | None = None, replaces:
             ', "replacement": "', own, '", "accepted": true}', "",
         )  # fmt: skip
     return _answer_table(asks, texts.cast(pa.large_binary()))
+
+
+def answers_with_outputs(
+    asks: pa.Table, result: Result, why: str, replaces: Iterable[bool], outputs: Iterable[Output]
+) -> pa.Table:
+    """Return what `answers_to` does, but with where the message of each ask went (`outputs`).
+
+    `replaces` says of each ask whether it is that of a message which takes the place of another, and is accepted.
+    """
+    asked, own = (zip(*(asks.column(name).to_pylist() for name in names), strict=True) for names in (ID, _ASK_ID))
+    return answers_of(
+        {
+            ask.id: answer(ask, result, why, True if accepted else None, output)
+            for ask, accepted, output in zip(map(Ask, own, asked), replaces, outputs, strict=True)
+        }
+    )
 
 
 def answers_of(answers: Mapping[MessageId, bytes | None]) -> pa.Table:

@@ -6,8 +6,9 @@ while the job is down. Shards are divided between the processes by a consumer gr
 Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
 is released next), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
 gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `closed_topics` (which take nothing),
-`expiry` (what comes too late to be of use), `recall` and `waiting_ids` (asks for a cancel), `stubs` (what takes the
-place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
+`expiry` (what comes too late to be of use), `recall`, `waiting_ids` and `recently_released` (asks for a cancel),
+`stubs` (what takes the place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released),
+`wall_clock`.
 
 **Position.** A transaction has messages and the position after them, two bounds that grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what

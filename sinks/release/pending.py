@@ -39,7 +39,7 @@ from sortedcontainers import SortedKeyList, SortedList
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
-from sinks.release.recall import Removal, decide, left_of, may_be_recalled, removed_before, removed_ids
+from sinks.release.recall import Removal, WentTo, decide, left_of, may_be_recalled, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
 from sinks.release.waiting_ids import ChunkIds, WaitingIds
@@ -63,6 +63,10 @@ _MOST_RELOADED_BYTES = 4 * 1024 * 1024
 _INDEXED_AT_A_TIME = 16
 # How often other messages go first, if chunks must be read again to know their ids.
 _MOST_DEFERRALS = 20
+
+
+def _know_none(asked: pa.Table) -> list[None]:
+    return [None] * asked.num_rows
 
 
 class PayloadMissing(Exception):
@@ -133,12 +137,18 @@ class _Open:
 class Pending:
     """What is pending in one shard, from `position` on, in about `max_bytes` of memory."""
 
-    def __init__(self, position: Position, results: str = "", started_ms: int = 0) -> None:
-        """`results` is the results topic. The shard is released by this process since `started_ms` (epoch ms)."""
+    def __init__(
+        self, position: Position, results: str = "", started_ms: int = 0, went_to: WentTo = _know_none
+    ) -> None:
+        """`results` is the results topic. The shard is released by this process since `started_ms` (epoch ms).
+
+        `went_to` knows what it has released a short time ago.
+        """
         self.position = position
         self.max_bytes = sys.maxsize
         self._results = results
         self._started_ms = started_ms
+        self._went_to = went_to
         self._removals: list[Removal] = []
         # The ids of all removals.
         self._removed: Ids = NO_IDS
@@ -493,7 +503,7 @@ class Pending:
         asked = asked_by(asks)
         certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
         found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
-        decided = decide(offset, asks, found, certain, doubtful, self._results, now_ms, self._started_ms)
+        decided = decide(offset, asks, found, certain, doubtful, self._went_to, self._results, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []

@@ -1,8 +1,9 @@
 """Taking messages back that are handed over and not released: what an ask for a cancel does in a shard.
 
 The shard of a message does not follow from its id. So an ask that the job cannot decide goes from shard to shard, as a
-chunk in the ready log of each, until one has the message. That one takes it out and answers `cancelled`; the last one
-answers `too-late`. Each step is part of a transaction of the shard that takes it.
+chunk in the ready log of each, until one has the message. That one takes it out and answers `cancelled`. One that has
+released it a short time ago answers `too-late`, and so does the last one. Each step is part of a transaction of the
+shard that takes it.
 
 What is taken out is in the ready log still. It is left out when its chunk is decoded, and after a crash by the ask,
 which is read again: until everything is released that was due before what it may have taken out, `Position.lowest` is
@@ -14,7 +15,7 @@ the job knows it from the answer. A shard that may have forgotten answers `unkno
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.cancel import DELETED_MS, NOT_KEPT, Result, Undecided, answered, answers_to, asked_by, is_ask, is_undecided
+from state.cancel import (
+    DELETED_MS,
+    NOT_KEPT,
+    Output,
+    Result,
+    Undecided,
+    answered,
+    answers_to,
+    answers_with_outputs,
+    asked_by,
+    is_ask,
+    is_undecided,
+)
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 
@@ -35,6 +48,9 @@ RECALLED = "it was taken back after it was handed over"
 _TOO_LATE = "it is delivered, or about to be, or went to the dead-letter topic"
 _NOT_KNOWN = "it is handed over, and may be cancelled by another ask: ask again"
 Mask = npt.NDArray[np.bool_]
+# Returns for each message of a table with the columns `ID` where it went, or None if the shard has not released it, or
+# does not know it any more.
+WentTo = Callable[[pa.Table], Sequence[Output | None]]
 
 
 @dataclass(frozen=True)
@@ -91,22 +107,34 @@ def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
 
 
 def decide(
-    offset: int, asks: pa.Table, found: Ids, certain: Ids, doubtful: Ids, results: str, now_ms: int, started_ms: int
+    offset: int,
+    asks: pa.Table,
+    found: Ids,
+    certain: Ids,
+    doubtful: Ids,
+    went_to: WentTo,
+    results: str,
+    now_ms: int,
+    started_ms: int,
 ) -> Decided:
     """Decide the asks of the chunk at `offset`.
 
     `found` are the messages that the shard has taken out for them, `certain` those that it has before, and `doubtful`
-    those that it may have. The shard has been released by this process since `started_ms` (epoch ms).
+    those that it may have; `went_to` knows those that it has released. It has been released by this process since
+    `started_ms` (epoch ms).
     """
     asked, terms = asked_by(asks), _terms(asks)
     is_cancelled = among(asked, united([found, certain]))
+    outputs = [None if cancelled else output for cancelled, output in zip(is_cancelled, went_to(asked), strict=True)]
+    is_released = np.array([output is not None for output in outputs], dtype=bool)
+    is_open = ~is_cancelled & ~is_released
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
     is_kept = asked_ms != DELETED_MS
     # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
     is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
     is_fresh &= ~among(asked, doubtful)
-    goes_on = ~is_cancelled & (left > 0)
-    is_last = ~is_cancelled & ~goes_on
+    goes_on = is_open & (left > 0)
+    is_last = is_open & ~goes_on
     cases: tuple[tuple[Mask, Result, str], ...] = (
         (is_cancelled, "cancelled", RECALLED),
         (is_last & is_fresh, "too-late", _TOO_LATE),
@@ -114,11 +142,19 @@ def decide(
         (is_last & ~is_kept, "unknown", NOT_KEPT),
     )
     of_message = np.array([each.replaces for each in terms])
-    answers = pa.concat_tables(
+    several = [
         answers_to(asked.filter(pa.array(rows & (of_message == replaces))), result, why, replaces)
         for rows, result, why in cases
         for replaces in (False, True)
+    ]
+    released = answers_with_outputs(
+        asked.filter(pa.array(is_released)),
+        "too-late",
+        _TOO_LATE,
+        of_message[is_released].tolist(),
+        filter(None, outputs),
     )
+    answers = pa.concat_tables([*several, released])
     decided = answered(asks.filter(pa.array(~goes_on)), results, answers)
     values = [
         each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else min(each.asked_ms, 0)).to_bytes()

@@ -1,8 +1,8 @@
-"""Delivery reports of a transaction's records that the brokers refused."""
+"""Delivery reports of a transaction's records: which the brokers refused, and which offsets the others have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
 # Errors of the transaction or the producer, whichever record reports them.
 _OF_NO_RECORD = {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}
+# The first and the last offset of a transaction's records, by topic and partition.
+Offsets = Mapping[tuple[str, int], tuple[int, int]]
 
 
 class Refused(Exception):
@@ -60,15 +62,29 @@ class DeliveryReports:
         self._too_large: dict[tuple[str, int], list[Record]] = {}
         self._invalid: dict[tuple[str, int], list[Record]] = {}
         self._told_apart: set[tuple[str, int]] = set()
+        self._offsets: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """Begin a transaction: forget the offsets of the one before."""
+        self._offsets = {}
+
+    @property
+    def offsets(self) -> Offsets:
+        """The offsets of the transaction's records, as far as they are reported."""
+        return self._offsets
 
     def check(self) -> None:
         """Raise the error of the first record that failed, if one did: see `error`."""
         if self._failure is not None:
             raise self._failure()
 
-    def failed(self, error: KafkaError, message: Any) -> None:
-        """Store a record's failure; for the producer's `on_delivery`."""
-        if self._failure is None and error.code() not in _CONSEQUENCES:
+    def reported(self, error: KafkaError | None, message: Any) -> None:
+        """Store a record's offset, or its failure; for the producer's `on_delivery`."""
+        if error is None:
+            place, offset = (message.topic(), message.partition()), message.offset()
+            first, last = self._offsets.get(place, (offset, offset))
+            self._offsets[place] = (min(first, offset), max(last, offset))
+        elif self._failure is None and error.code() not in _CONSEQUENCES:
             self._failure = partial(self.error, error, message.topic(), message.partition())
 
     def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
@@ -83,7 +99,7 @@ class DeliveryReports:
                     self._invalid.setdefault(place, []).append(record)
                 elif error.code() == KafkaError._INVALID_DIFFERENT_RECORD:
                     self._told_apart.add(place)
-                self.failed(error, message)
+            self.reported(error, message)
 
         return report
 

@@ -27,7 +27,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
-from sinks.release.reports import Unwritable
+from sinks.release.reports import Offsets, Unwritable
 from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
 from sinks.release.wall_clock import now_ms
 
@@ -40,9 +40,9 @@ _POLL_S = 0.05
 _PIECE_S = 0.1
 
 
-# Takes the messages of a transaction, the reasons of those that became dead letters by message id, and when its commit
-# was acknowledged (epoch ms).
-OnReleased = Callable[[pa.Table, Mapping[bytes, str], int], None]
+# Takes the messages of a transaction, the reasons of those that became dead letters by message id, the offsets of its
+# records, and when its commit was acknowledged (epoch ms).
+OnReleased = Callable[[pa.Table, Mapping[bytes, str], Offsets, int], None]
 
 
 class ClockSetBack(Exception):
@@ -192,7 +192,7 @@ class Ring:
         finally:
             self.ended_s, self.ending_since_s = time.monotonic(), None
         if planned.messages.num_rows:
-            self._on_released(planned.messages, writer.replaced, now_ms())
+            self._on_released(planned.messages, writer.replaced, writer.offsets, now_ms())
         with self._changed:
             self._filled.popleft()
             self.committed = planned.position

@@ -31,7 +31,8 @@ from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import RateLimiter, shares
-from sinks.release.reports import Unwritable
+from sinks.release.recently_released import RecentlyReleased
+from sinks.release.reports import Offsets, Unwritable
 from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
 from sinks.release.room import Limits
 from sinks.release.transaction import FaultSearch, GroupRefused
@@ -122,6 +123,7 @@ class ShardRelease:
         self._rates_read_s = 0.0
         self._limiter = self._rate_limiter()
         self._lateness = LatenessWindow()
+        self._recently = RecentlyReleased(self._settings.results_topic, self._settings.topics.dead_letter)
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
         self._search: FaultSearch | None = None
@@ -252,7 +254,9 @@ class ShardRelease:
                     # Otherwise all that is due before would count as late, and go out together.
                     position = position.set_back()
                     log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
-                pending = self._pending = Pending(position, self._settings.results_topic, started_ms)
+                pending = self._pending = Pending(
+                    position, self._settings.results_topic, started_ms, self._recently.find
+                )
                 while not reader.at_end and not self._stopping.is_set():
                     self._step()
                     self._take(reader, pending, _POLL_S)
@@ -510,7 +514,8 @@ class ShardRelease:
             due_ms = self._in_flight[0].last_due_ms if self._in_flight else pending.next_due_ms or None
             self.backlog = Backlog(pending.messages + in_flight, due_ms)
 
-    def _released(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
+    def _released(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
+        self._recently.add(messages, replaced, offsets)
         self._lateness.add(messages.column("deliver_at_ms"), released_ms)
         self._context.counts.add(messages, replaced, released_ms)
 

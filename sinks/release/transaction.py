@@ -40,7 +40,7 @@ from sinks.release.records import (
     record_id,
     records,
 )
-from sinks.release.reports import DeliveryReports, Refused
+from sinks.release.reports import DeliveryReports, Offsets, Refused
 from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
 from state.order import in_order
@@ -139,12 +139,16 @@ class TransactionWriter:
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "batch.size": str(batch_bytes(options)),
-                "delivery.report.only.error": True,
-                "on_delivery": self._reports.failed,
+                "on_delivery": self._reports.reported,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": str(settings.release.transaction_timeout),
             }
         )
+
+    @property
+    def offsets(self) -> Offsets:
+        """The first and the last offset of the transaction's records, by topic and partition, once it is filled."""
+        return self._reports.offsets
 
     def open(self, timeout_s: float) -> None:
         """Fence earlier producers. Raises KafkaException, RightMissing."""
@@ -165,6 +169,7 @@ class TransactionWriter:
         self._producer.begin_transaction()
         self.is_open = True
         self.replaced = {}
+        self._reports.begin()
         try:
             if search is None:
                 self._fill_whole(planned, check, topics)

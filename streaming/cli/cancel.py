@@ -107,4 +107,6 @@ def _json(answer: Answer) -> str:
     fields = {"id": answer.id, "result": answer.result, "why": answer.why}
     if answer.name is not None:
         fields["name"] = answer.name
+    if answer.output is not None:
+        fields["output"] = answer.output
     return json_line(fields)

@@ -19,7 +19,7 @@ from conf.settings import Settings
 from sources import canceller as module
 from sources.canceller import Answer, Canceller, asks_for
 from sources.subscriber import Received
-from state.cancel import CANCEL_HEADER, NOTHING, Ask, Result, answer
+from state.cancel import CANCEL_HEADER, NOTHING, Ask, Output, Result, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
@@ -70,6 +70,20 @@ def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, 
         write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, ask.encode())])
         write_answer(broker, settings, ask, asked, "cancelled")
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
+
+
+def test_an_answer_says_where_the_message_went(settings: Settings, broker: EmbeddedBroker) -> None:
+    (topic,) = settings.topics.input
+    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    with Canceller(settings) as canceller:
+        canceller.ask(asks_for(settings, [asked]))
+        output = Output("orders", 3, (120, 163))
+        value = answer(Ask((topic, 0, 0), parse_id(asked)), "too-late", "so it is", output=output)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.flush()
+        (came,) = canceller.answers(PATIENCE_MS)
+    assert came.output == {"topic": "orders", "partition": 3, "offsets": [120, 163]}
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no", b"[1]", b"\xff"])

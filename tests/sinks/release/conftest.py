@@ -77,7 +77,7 @@ class ReleaseBench:
 
         producer = Producer({**self.options, "message.max.bytes": "100000000", "on_delivery": written})
         for chunk in chunks:
-            value, headers = chunk_record(chunk)
+            value, headers = chunk_record(chunk, results=self.settings.results_topic)
             producer.produce(self.settings.ready_topic, value, None, 0, headers=headers)
         assert producer.flush(_TIMEOUT_S) == 0
         self.end = max([self.end, *(offset + 1 for offset in offsets)])

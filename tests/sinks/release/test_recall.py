@@ -17,6 +17,7 @@ from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.recall import RECALLED, REMEMBERED_MS, uncounted
+from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
 from state.cancel import DELETED_MS, NOT_KEPT, Undecided
 from state.message import decode_chunk
@@ -61,6 +62,8 @@ class _Shard:
     committed: Position = field(default_factory=lambda: Position("id"))
     now_ms: int = _START_MS
     max_bytes: int = sys.maxsize
+    # How many released messages the process knows still.
+    remembered: int = 10
     # How many chunks were read again.
     restored: int = 0
     messages: int = 0
@@ -69,6 +72,7 @@ class _Shard:
     # The results for each message, and how often each ask was answered or passed on.
     results: dict[int, set[str]] = field(default_factory=dict)
     reasons: dict[int, str | None] = field(default_factory=dict)
+    outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
     settled: Counter[int] = field(default_factory=Counter)
     passed_on: list[pa.Table] = field(default_factory=list)
 
@@ -79,7 +83,8 @@ class _Shard:
         below = self.committed.below
         is_ahead = below is not None and below.deliver_at_ms > self.now_ms
         position = self.committed.set_back() if is_ahead else self.committed
-        self.pending = Pending(position, RESULTS, self.now_ms)
+        self.recently = RecentlyReleased(RESULTS, most=self.remembered)
+        self.pending = Pending(position, RESULTS, self.now_ms, self.recently.find)
         self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         for offset in range(self.committed.lowest, len(self.log)):
@@ -139,6 +144,8 @@ class _Shard:
             assert getattr(planned.position, name) >= getattr(self.committed, name)
         assert planned.position.place != self.committed.place
         self.committed = planned.position
+        if planned.messages.num_rows:
+            self.recently.add(planned.messages, {}, {})
         for row in planned.messages.to_pylist():
             if row["output_topic"] == RESULTS:
                 self.settled[row["offset"]] += 1
@@ -146,6 +153,10 @@ class _Shard:
                 asked = int(answer["id"].rsplit("/", 1)[1])
                 self.results.setdefault(asked, set()).add(answer["result"])
                 self.reasons[asked] = answer.get("why")
+                if "output" in answer:
+                    self.outputs[asked] = answer["output"]
+                    assert self.seen[asked] == 1
+                    assert answer["result"] == "too-late"
                 assert (answer["result"] != "cancelled") or RECALLED_ANSWER in row["value"]
                 of_message = {"replacement": f"delayline-in/0/{row['offset']}", "accepted": True}
                 assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
@@ -238,6 +249,24 @@ def test_the_last_shard_answers_what_no_shard_has() -> None:
     second.settle()
     assert second.results == {7: {"too-late"}}
     assert not second.passed_on
+
+
+def test_a_shard_that_has_released_the_message_answers_at_once_and_says_where_it_went() -> None:
+    first, second = _two_shards()
+    first.arrive("messages", [0, 0])
+    first.settle()
+    first.arrive("asks", [1])
+    first.settle()
+    assert first.results == {1: {"too-late"}}
+    assert first.outputs == {1: {"topic": "delayline-out", "partition": 0}}
+    assert not first.passed_on
+    assert first.committed.released == 3
+    # Another process does not know it.
+    first.open()
+    first.arrive("asks", [0])
+    first.settle()
+    assert len(first.passed_on) == 1
+    assert not second.results
 
 
 def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too_late_for_certain() -> None:

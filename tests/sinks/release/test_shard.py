@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +26,10 @@ from sinks.release.ring import Ring
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
+from state.cancel import Undecided
 from state.order import OrderKey, in_order
 from state.shards import shard_of
+from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.release.conftest import HostClock, ReleaseBench, Stop, StopAt, create_topics, ids
@@ -60,6 +63,26 @@ def _receiving(bench: ReleaseBench) -> Iterator[Callable[[], list[tuple[int, int
 
     yield receive
     consumer.close()
+
+
+def test_an_ask_that_comes_too_late_is_told_where_the_message_went(bench: ReleaseBench, broker: EmbeddedBroker) -> None:
+    settings = bench.settings
+    create_topics(broker, NewTopic(settings.results_topic, 1, 1))
+    release = bench.start()
+    for first in (0, 10):
+        bench.hand_over(_due(bench, [1] * 5, first))
+        assert_eventually(lambda: bench.is_done(release), 60)
+    undecided = Undecided(now_ms(), now_ms(), shards=1, left=0).to_bytes()
+    key = b"delayline-in/0/12"
+    bench.hand_over(messages([{"output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}]))
+    bench.wait(release)
+    (answer,) = bench.read(settings.results_topic)
+    content = json.loads(answer.value() or b"")
+    records = bench.read(settings.topics.output)
+    first, last = content["output"].pop("offsets")
+    assert content["result"] == "too-late"
+    assert content["output"] == {"topic": settings.topics.output, "partition": 0}
+    assert ids(each for each in records if first <= (each.offset() or 0) <= last) == [10, 11, 12, 13, 14]
 
 
 def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it(bench: ReleaseBench) -> None:
