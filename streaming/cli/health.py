@@ -56,8 +56,7 @@ def _asked(address: str, live: bool, settings: Settings) -> tuple[bool, str]:
 
     try:
         answer = ask(address, "/healthz" if live else "/readyz")
-        body = json.loads(answer.body)
-        reasons, other = body["reasons"], other_application(body, settings)
+        reasons, other = json.loads(answer.body)["reasons"], other_application(answer, settings)
     except NoAnswer as problem:
         return False, str(problem)
     except (ValueError, KeyError, TypeError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from conf.settings import Settings
 
+# In each answer: another job may have the address.
+APPLICATION_HEADER = "Delayline-Application"
 _TIMEOUT_S = 3.0
 # An address that stands for all of a host's is asked on this host.
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104, nothing listens here
@@ -20,10 +20,14 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """The status code of an answer, and its body."""
+    """The status code of an answer, its body, and the application whose process gave it.
+
+    Processes of earlier versions do not say theirs (None).
+    """
 
     code: int
     body: bytes
+    application_id: str | None = None
 
 
 def release_addresses(settings: Settings) -> list[str]:
@@ -34,13 +38,9 @@ def release_addresses(settings: Settings) -> list[str]:
     return [f"{host}:{int(port) + number}" for number in range(settings.release.processes)]
 
 
-def other_application(health: Mapping[str, Any], settings: Settings) -> str | None:
-    """Return the application id in an answer of `/healthz` or `/readyz`, if it is another one than that of `settings`.
-
-    Processes of earlier versions do not say theirs.
-    """
-    named: str = health.get("application_id", settings.application_id)
-    return None if named == settings.application_id else named
+def other_application(answer: Answer, settings: Settings) -> str | None:
+    """Return the application that an answer names, if it is another one than that of `settings`."""
+    return None if answer.application_id == settings.application_id else answer.application_id
 
 
 def ask(address: str, path: str) -> Answer:
@@ -50,7 +50,7 @@ def ask(address: str, path: str) -> Answer:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return Answer(answer.status, answer.read())
+        return Answer(answer.status, answer.read(), answer.headers.get(APPLICATION_HEADER))
     except (OSError, http.client.HTTPException) as problem:
         raise NoAnswer(f"no answer from {address}: {problem or type(problem).__name__}") from problem
     finally:

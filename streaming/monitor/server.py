@@ -4,6 +4,8 @@
 - `/healthz`, `/readyz`: whether it makes progress, and whether it is on time; 503 if not
 - `/status`: what the job knows of itself (`job_status`); 503 as long as it does not know enough
 - `/problems`: the newest warnings and errors of its log, oldest first
+
+Each answer names the application in a header, since another job may have the address.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from conf.errors import SettingError
+from streaming.monitor.client import APPLICATION_HEADER
 from streaming.monitor.job_status import JobStatus
 from streaming.monitor.recent_problems import RecentProblems
 
@@ -62,7 +65,7 @@ class MonitorServer:
     ) -> None:
         """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
 
-        Answers about health name `application_id`, since another job may have the address.
+        Each answer names `application_id`.
 
         Raises SettingError if nobody can listen there.
         """
@@ -166,12 +169,7 @@ def _handler(
             elif path in ("/healthz", "/readyz"):
                 state = health()
                 good = state.live if path == "/healthz" else state.live and state.ready
-                body = {
-                    "application_id": application_id,
-                    "live": state.live,
-                    "ready": state.ready,
-                    "reasons": state.reasons,
-                }
+                body = {"live": state.live, "ready": state.ready, "reasons": state.reasons}
                 code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
                 self._answer(code, "application/json", json.dumps(body).encode() + b"\n")
             elif path == "/status":
@@ -191,6 +189,7 @@ def _handler(
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
+            self.send_header(APPLICATION_HEADER, application_id)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

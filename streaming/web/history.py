@@ -123,10 +123,10 @@ def _problems(settings: Settings) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, address in _addresses(settings):
         try:
+            answer = ask(address, "/problems")
             # Another job may have the address.
-            if other_application(json.loads(ask(address, "/readyz").body), settings) is not None:
-                continue
-            found += [problem | {"process": name} for problem in json.loads(ask(address, "/problems").body)]
+            if other_application(answer, settings) is None:
+                found += [problem | {"process": name} for problem in json.loads(answer.body)]
         except (NoAnswer, ValueError, TypeError, AttributeError) as problem:
             log.debug("%s did not say its problems: %s", name, problem)
     return sorted(found, key=lambda problem: -int(problem["at_ms"]))

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from conf.errors import SettingError
 from conf.load import load_settings
 from streaming.monitor import server
+from streaming.monitor.client import ask
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health, MonitorServer
 from tests.eventually import assert_eventually
@@ -28,7 +29,7 @@ class Process:
         self.health = Health()
         registry = CollectorRegistry()
         Counter("delayline_things", "Things.", registry=registry).inc(3)
-        self.server = MonitorServer("monitor.job", "127.0.0.1:0", registry, lambda: self.health)
+        self.server = MonitorServer("monitor.job", "127.0.0.1:0", registry, lambda: self.health, application_id="mine")
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
         connection = http.client.HTTPConnection(self.server.address, timeout=10)
@@ -64,8 +65,12 @@ def test_probes_tell_by_status_and_reason(process: Process, health: Health, live
     assert process.ask("/healthz")[0] == live
     status, kind, body = process.ask("/readyz")
     assert (status, kind) == (ready, "application/json")
-    said = {"application_id": "", "live": health.live, "ready": health.ready, "reasons": health.reasons}
-    assert json.loads(body) == said
+    assert json.loads(body) == {"live": health.live, "ready": health.ready, "reasons": health.reasons}
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/status", "/problems", "/nothing"])
+def test_each_answer_names_the_application(process: Process, path: str) -> None:
+    assert ask(process.server.address, path).application_id == "mine"
 
 
 def test_a_process_that_does_not_know_its_status_says_so(process: Process) -> None:
