@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
 OPERATOR_HEADER = "delayline-operator"
 
 Result = Literal["cancelled", "too-late", "unknown"]
+RESULTS: tuple[Result, ...] = get_args(Result)
 MessageId = tuple[str, int, int]
 # The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
 NOTHING: MessageId = ("", -1, -1)
@@ -265,6 +266,13 @@ def answer(
     if output is not None:
         fields["output"] = {name: part for name, part in output._asdict().items() if part is not None}
     return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def count_results(answers: pa.Table) -> dict[str, int]:
+    """Return how many of `answers`, a table with their values, have each of `RESULTS`."""
+    values = answers.column("value")
+    # In an id, which is text of JSON, each quote has a backslash before it.
+    return {each: pc.sum(pc.match_substring(values, f'"result": "{each}"')).as_py() or 0 for each in RESULTS}
 
 
 # In `Undecided`, the time of an ask for a message whose record is deleted.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
-from state.cancel import is_ask
+from state.cancel import count_results, is_ask
 from state.message_ids import ID
 
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
@@ -52,15 +52,16 @@ class ReleaseCounts:
         self._lock = threading.Lock()
         self._topics: dict[str, TopicCounts] = {}
         self._dead_letters: Counter[str] = Counter()
-        self._answers = 0
+        self._answers: Counter[str] = Counter()
 
     def add(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
         """Add the messages of a transaction whose commit was acknowledged at `released_ms` (epoch ms).
 
         `replaced` has the reasons of those that became dead letters while they were written, by message id.
         """
-        messages = messages.select(_COUNTED_BY)
         answers = is_ask(messages, self._results)
+        results = count_results(messages.select(["value"]).filter(answers)) if pc.any(answers).as_py() else {}
+        messages = messages.select(_COUNTED_BY)
         due = messages.filter(pc.invert(pc.or_(answers, messages.column("error_code").is_valid())))
         if replaced:
             due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
@@ -69,7 +70,7 @@ class ReleaseCounts:
         topics = due.column("output_topic").combine_chunks().dictionary_encode()
         which = np.asarray(topics.indices)
         with self._lock:
-            self._answers += pc.sum(answers).as_py() or 0
+            self._answers.update(results)
             self._dead_letters.update(codes.to_pylist())
             self._dead_letters.update(replaced.values())
             for number, topic in enumerate(topics.dictionary.to_pylist()):
@@ -93,10 +94,10 @@ class ReleaseCounts:
         with self._lock:
             return dict(self._dead_letters)
 
-    @property
-    def answers(self) -> int:
-        """How many answers to cancels went to the results topic."""
-        return self._answers
+    def answers(self) -> dict[str, int]:
+        """Return how many answers to cancels went to the results topic up to now, by result."""
+        with self._lock:
+            return dict(self._answers)
 
     def _of(self, topic: str) -> TopicCounts:
         if topic not in self._topics and len(self._topics) >= MOST_TOPICS:

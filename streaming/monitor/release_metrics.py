@@ -16,6 +16,7 @@ from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
+from state.cancel import RESULTS
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
@@ -68,8 +69,11 @@ class ReleaseMetrics(Collector):
         # Each reason from zero on: of a series that begins with its first dead letters, Prometheus sees no increase.
         for reason, count in sorted((dict.fromkeys(_REASONS, 0) | counts.dead_letters()).items()):
             dead.add_metric([reason], count)
-        answers = CounterMetricFamily("delayline_cancel_answers", "Answers to cancels written to the results topic.")
-        answers.add_metric([], counts.answers)
+        answers = CounterMetricFamily(
+            "delayline_cancel_answers", "Answers to cancels written to the results topic.", labels=["result"]
+        )
+        for result, count in (dict.fromkeys(RESULTS, 0) | counts.answers()).items():
+            answers.add_metric([result], count)
         yield from (lateness, delivered, early, dead, answers)
 
     def _shards(self) -> Iterator[Metric]:

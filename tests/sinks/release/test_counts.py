@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sinks.release.counts import BOUNDS_MS, MOST_TOPICS, OTHER_TOPICS, ReleaseCounts
+from state.cancel import Ask, answer
 from tests.messages import messages
 
 
@@ -32,10 +33,21 @@ def test_dead_letters_count_by_reason_and_not_among_the_delivered_messages() -> 
     assert counts.dead_letters() == {"bad-delay": 1, "message-too-large": 1}
 
 
-def test_answers_to_cancels_are_no_messages() -> None:
+def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
     counts = ReleaseCounts("results")
-    counts.add(messages([{"offset": 0, "output_topic": "results"}, {"offset": 1, "output_topic": "out"}]), {}, 100)
-    assert counts.answers == 1
+    ask = Ask(("in", 0, 9), ("in", 0, 1))
+    # An id that a publisher asks for may have any text.
+    odd = ask._replace(asked=('", "result": "cancelled', 0, 1))
+    replacement = ask._replace(condition="waiting")
+    answers = [
+        answer(ask, "cancelled"),
+        answer(odd, "unknown", "the job reads no input topic of this name"),
+        answer(replacement, "cancelled", None, accepted=True),
+        answer(ask, "too-late", "it is delivered"),
+    ]
+    rows = [{"offset": n, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
+    counts.add(messages([*rows, {"offset": 9, "output_topic": "out", "value": answers[0]}]), {}, 100)
+    assert counts.answers() == {"cancelled": 2, "too-late": 1, "unknown": 1}
     assert [*counts.topics()] == ["out"]
 
 
