@@ -18,6 +18,7 @@ from state.message_ids import ID
 
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
 BOUNDS_MS = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
+_BOUNDS_MS = np.array(BOUNDS_MS)
 # An output topic beyond so many counts as `OTHER_TOPICS`: a pattern may allow any number.
 MOST_TOPICS = 200
 OTHER_TOPICS = "(other topics)"
@@ -59,27 +60,39 @@ class ReleaseCounts:
 
         `replaced` has the reasons of those that became dead letters while they were written, by message id.
         """
-        answers = is_ask(messages, self._results)
-        results = count_results(messages.select(["value"]).filter(answers)) if pc.any(answers).as_py() else {}
-        messages = messages.select(_COUNTED_BY)
-        due = messages.filter(pc.invert(pc.or_(answers, messages.column("error_code").is_valid())))
-        if replaced:
-            due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
-        codes = messages.column("error_code").drop_null()
+        due = self._due(messages, replaced)
         late_ms = released_ms - due.column("deliver_at_ms").to_numpy()
         topics = due.column("output_topic").combine_chunks().dictionary_encode()
         which = np.asarray(topics.indices)
         with self._lock:
-            self._answers.update(results)
-            self._dead_letters.update(codes.to_pylist())
-            self._dead_letters.update(replaced.values())
             for number, topic in enumerate(topics.dictionary.to_pylist()):
-                own = late_ms[which == number]
+                own = late_ms[which == number] if len(topics.dictionary) > 1 else late_ms
                 counts = self._of(topic)
                 # The least bound that is not exceeded.
-                counts.by_bound += np.bincount(np.searchsorted(BOUNDS_MS, own), minlength=len(BOUNDS_MS) + 1)
+                counts.by_bound += np.bincount(_BOUNDS_MS.searchsorted(own), minlength=len(BOUNDS_MS) + 1)
                 counts.late_ms += int(np.maximum(own, 0).sum())
                 counts.early += int((own < 0).sum())
+
+    def _due(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.Table:
+        """Return what is delivered of `messages`, and count the others: answers and dead letters."""
+        codes = messages.column("error_code")
+        # Nearly always, and then nothing needs a copy.
+        if not replaced and codes.null_count == len(codes) and not self._has_answers(messages):
+            return messages
+        answers = is_ask(messages, self._results)
+        results = count_results(messages.select(["value"]).filter(answers))
+        messages = messages.select(_COUNTED_BY)
+        due = messages.filter(pc.invert(pc.or_(answers, codes.is_valid())))
+        if replaced:
+            due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
+        with self._lock:
+            self._answers.update(results)
+            self._dead_letters.update(codes.drop_null().to_pylist())
+            self._dead_letters.update(replaced.values())
+        return due
+
+    def _has_answers(self, messages: pa.Table) -> bool:
+        return bool(pc.any(pc.equal(messages.column("output_topic"), self._results)).as_py())
 
     def topics(self) -> dict[str, TopicCounts]:
         """Return the counts up to now, by output topic."""

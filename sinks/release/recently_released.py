@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ class _Transaction:
 
 
 class RecentlyReleased:
-    """The messages of the last transactions that were committed. One thread adds, another one asks."""
+    """The messages of the last transactions that were committed. Thread-safe."""
 
     def __init__(self, results: str = "", dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
         """Know no message. `results` and `dead_letter` are these topics.
@@ -47,6 +47,8 @@ class RecentlyReleased:
         self._lock = threading.Lock()
         self._newest_first: deque[_Transaction] = deque()
         self._count = 0
+        # How many of the newest are not copied.
+        self._fresh = 0
 
     def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets) -> None:
         """Add the messages of a transaction that was committed.
@@ -54,13 +56,28 @@ class RecentlyReleased:
         `replaced` has those that became dead letters while they were written, by message id; `offsets` the first and
         the last offset of the records, by topic and partition.
         """
-        # A copy: a slice would keep all memory of its chunk.
-        kept = messages.select(_KEPT).take(pa.array(np.arange(messages.num_rows)))
+        kept = messages.select(_KEPT)
         with self._lock:
             self._newest_first.appendleft(_Transaction(kept, frozenset(replaced), offsets))
+            self._fresh += 1
             self._count += kept.num_rows
             while self._count - self._newest_first[-1].messages.num_rows >= self._most:
                 self._count -= self._newest_first.pop().messages.num_rows
+
+    def settle(self) -> None:
+        """Copy what was added since the last call: it keeps all memory of the chunks that it was in."""
+        with self._lock:
+            fresh = [self._newest_first.popleft() for _ in range(min(self._fresh, len(self._newest_first)))]
+            self._fresh = 0
+            if not fresh:
+                return
+            every = pa.concat_tables([each.messages for each in fresh])
+            copied = every.take(pa.array(np.arange(every.num_rows)))
+            end = copied.num_rows
+            for each in reversed(fresh):
+                start = end - each.messages.num_rows
+                self._newest_first.appendleft(replace(each, messages=copied.slice(start, end - start)))
+                end = start
 
     def find(self, asked: pa.Table) -> Sequence[Output | None]:
         """Return for each message of `asked`, which has the columns `ID`, where it went; None if it is not known."""

@@ -507,9 +507,10 @@ class ShardRelease:
         return None if refusal.is_certain else FaultSearch(refusal.suspects, is_first=self._search is None)
 
     def _count(self, pending: Pending) -> None:
-        """Count the backlog anew, once a second."""
+        """Count the backlog anew, and let go of the memory of what is released, once a second."""
         if time.monotonic() - self._counted_s >= _COUNT_EVERY_S:
             self._counted_s = time.monotonic()
+            self._recently.settle()
             in_flight = sum(planned.messages.num_rows for planned in self._in_flight)
             due_ms = self._in_flight[0].last_due_ms if self._in_flight else pending.next_due_ms or None
             self.backlog = Backlog(pending.messages + in_flight, due_ms)

@@ -62,5 +62,20 @@ def test_it_knows_as_many_as_it_was_told_to_and_the_transaction_of_the_last_one(
     released = RecentlyReleased(RESULTS, DEAD, most=5)
     for number in range(4):
         released.add(_sent(number * 3, 3), {}, {})
+        if number == 2:
+            released.settle()
     known = released.find(_asked(*range(12)))
     assert [each is not None for each in known] == [False] * 6 + [True] * 6
+
+
+def test_what_it_keeps_has_no_more_memory_than_its_own() -> None:
+    released = RecentlyReleased(RESULTS, DEAD)
+    sent = _sent(0, 10_000)
+    for number in range(3):
+        released.add(sent.slice(number * 4, 4), {}, {("out", 0): (number, number)})
+    released.settle()
+    released.settle()
+    offsets = [each.offsets for each in released.find(_asked(*range(12))) if each is not None]
+    assert offsets == [(number, number) for number in range(3) for _ in range(4)]
+    del sent
+    assert pa.total_allocated_bytes() < 100_000
