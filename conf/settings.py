@@ -110,6 +110,12 @@ class ClockSettings(Section):
     horizon: Annotated[int, duration(SECOND, HOUR)] = MINUTE
 
 
+class CancelSettings(Section):
+    """How long a cancelled message is known by its id, beyond what it is needed for itself."""
+
+    known_for: Annotated[int, duration(DAY, LONGEST)] = 30 * DAY
+
+
 class BucketSettings(Section):
     """When the far part of a shard's mutable bucket is sealed, and how many sealed buckets may wait unmerged.
 
@@ -374,6 +380,7 @@ class Settings(BaseSettings):
     storage: StorageSettings = StorageSettings()
     limits: LimitSettings = LimitSettings()
     clock: ClockSettings = ClockSettings()
+    cancels: CancelSettings = CancelSettings()
     bucket: BucketSettings = BucketSettings()
     segment: SegmentSettings = SegmentSettings()
     index: IndexSettings = IndexSettings()

@@ -275,10 +275,13 @@ def count_results(answers: pa.Table) -> dict[str, int]:
     return {each: pc.sum(pc.match_substring(values, f'"result": "{each}"')).as_py() or 0 for each in RESULTS}
 
 
-# In `Undecided`, the time of an ask for a message whose record is deleted.
-DELETED_MS = -1
+# In `Undecided`, the time of an ask for a message whose record is deleted, or older than `cancels.known_for`.
+OLD_MS = -1
 # Why such an ask has no other answer if no shard has the message.
-NOT_KEPT = "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
+NOT_KEPT = (
+    "it does not wait, and its record is deleted, or older than cancels.known_for: whether it was cancelled once is "
+    "not kept"
+)
 
 
 class Undecided(NamedTuple):
@@ -286,7 +289,7 @@ class Undecided(NamedTuple):
 
     - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
     - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if an answer may not be read yet that says so, and
-      `DELETED_MS` if that may be forgotten
+      `OLD_MS` if that may be forgotten
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
     - `replaces`: whether the ask is that of a message which is accepted in any case
     """

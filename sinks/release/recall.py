@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.cancel import (
-    DELETED_MS,
     NOT_KEPT,
+    OLD_MS,
     Output,
     Result,
     Undecided,
@@ -129,7 +129,7 @@ def decide(
     is_released = np.array([output is not None for output in outputs], dtype=bool)
     is_open = ~is_cancelled & ~is_released
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
-    is_kept = asked_ms != DELETED_MS
+    is_kept = asked_ms != OLD_MS
     # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
     is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
     is_fresh &= ~among(asked, doubtful)

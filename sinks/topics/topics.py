@@ -203,6 +203,26 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
     return {(each.topic, each.partition): (first[each].offset, last[each].offset) for each in partitions}
 
 
+def input_offsets_at(settings: Settings, instant_ms: int) -> dict[tuple[str, int], int]:
+    """Return, for each (input topic, partition), the offset below which all records are older than `instant_ms`.
+
+    It is that of the first record with this timestamp (epoch ms) or a later one, or that of the next record if there is
+    none; so it is never below the first record that the topic keeps. Asked for later, and for an instant that is not
+    earlier, it is never less, whatever timestamps publishers set, and whatever the topic deletes or compacts.
+    """
+    with connected(settings) as admin:
+        counts = _counts(_described(admin, settings.topics.input))
+        partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        # Before the records are looked up: what comes meanwhile may be younger.
+        ends = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+        # Below 0 are Kafka's own values for the first offset, and the next one.
+        found = admin.list_partition_offsets(dict.fromkeys(partitions, max(0, instant_ms)))
+    return {
+        (each.topic, each.partition): ends[each].offset if found[each].offset < 0 else found[each].offset
+        for each in partitions
+    }
+
+
 def input_retentions(settings: Settings) -> dict[str, int]:
     """Return retention.ms of each input topic that deletes records by the timestamps that publishers set.
 

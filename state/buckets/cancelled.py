@@ -29,7 +29,8 @@ from state.message_ids import ID, ID_SCHEMA, Ids, by_source, rows_among, table_o
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
 # Cancelled messages. Each is due in [from_ms, until_ms], epoch ms. If it is in no bucket, `from_ms` is `NEVER_MS`, and
-# `until_ms` is an instant up to which it may be asked for by a name: its row is of use for so long.
+# it is due at `until_ms` at the latest: up to then it may be asked for by a name, and a rebuild would accept its record
+# again if the row were gone.
 CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
 
 
@@ -75,7 +76,7 @@ NONE_CANCELLED = CancelledIds({}, {}, 0)
 def in_no_bucket(ids: Ids, until_ms: int) -> pa.Table:
     """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`.
 
-    Their rows are of use until `until_ms`, epoch ms.
+    They are due at `until_ms`, epoch ms, at the latest.
     """
     table = table_of(ids)
     from_ms, to_ms = (np.full(table.num_rows, instant_ms) for instant_ms in (NEVER_MS, until_ms))

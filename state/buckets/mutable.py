@@ -15,7 +15,7 @@ from conf.errors import InvariantViolated
 from state.cancel import goes_on_at_once
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import empty_messages
-from state.message_ids import NO_IDS, Ids, among, ids_in, united
+from state.message_ids import ID, NO_IDS, Ids, among
 from state.order import in_order
 
 
@@ -73,21 +73,22 @@ def pass_by(arrivals: list[pa.Table], cutoff_ms: int, results: str) -> BucketAdv
     return BucketAdvance(due, rest, rest.slice(0, 0))
 
 
-def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Table], Ids]:
-    """Return `tables` without the messages that have one of `ids`, and the ids that were found.
+def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Table], pa.Table]:
+    """Return `tables` without the messages that have one of `ids`, and what was found: the columns `ID`, deliver_at_ms.
 
     Dead letters stay, and so do asks for a cancel, whose publishers wait for an answer: these go to the topic
     `results`.
     """
-    left, found = [], []
+    columns = [*ID, "deliver_at_ms"]
+    left, found = [], [empty_bucket().select(columns)]
     for table in tables:
         named = among(table, ids)
         if named.any():
             named &= ~np.asarray(goes_on_at_once(table, results))
-            found.append(ids_in(table.filter(pa.array(named))))
+            found.append(table.filter(pa.array(named)).select(columns))
             table = table.filter(pa.array(~named))  # noqa: PLW2901
         left.append(table)
-    return left, united(found)
+    return left, pa.concat_tables(found)
 
 
 def _divided(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], list[pa.Table]]:

@@ -23,7 +23,7 @@ from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
-from state.message_ids import NO_IDS, Ids, among, ids_in
+from state.message_ids import NO_IDS, ids_in, places_in
 from state.order import key_of
 
 # One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
@@ -52,9 +52,9 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
 DUE, SEALED, KEPT, ASKED, FILLER = "due", "sealed", "kept", "asked", "filler"
-# The chunks of `ASKED` rows: an ask, and whether the shard had the message, which is taken out then. The first shard
-# passes on all asks, the others those whose message they had.
-ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found", pa.bool_()))
+# The chunks of `ASKED` rows: an ask, and if the shard had the message, which is taken out then, when that is due (epoch
+# ms; null if it had none). The first shard passes on all asks, the others those whose message they had.
+ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
 
 # Of how many bytes of messages Spark may collect the rows.
 FILLED_BYTES = 32 * 1024 * 1024
@@ -153,11 +153,12 @@ def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
     return json.dumps({topic: counts[topic] for topic in sorted(limited)})
 
 
-def _asked_rows(asks: pa.Table, found: Ids, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:
-    """Return `asks` as rows of `ASKED`, where the shard had the messages `found`."""
-    is_found = among(asks, found)
-    asked = asks.append_column(ASKED_SCHEMA.field("found"), pa.array(is_found))
-    passed_on = asked if shard == 0 else asked.filter(pa.array(is_found))
+def _asked_rows(asks: pa.Table, found: pa.Table, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:
+    """Return `asks` as rows of `ASKED`, where the shard had the messages `found` (`state.buckets.mutable.take_out`)."""
+    places = places_in(found, asks)
+    due_ms = found.column("deliver_at_ms").take(pa.array(places, mask=places < 0))
+    asked = asks.append_column(ASKED_SCHEMA.field("found_due_ms"), due_ms)
+    passed_on = asked if shard == 0 else asked.filter(pc.is_valid(due_ms))
     pieces = split_by_bytes(passed_on, _DUE_CHUNK_BYTES) if passed_on.num_rows else []
     base = {**_FILLER, "kind": ASKED, "shard": shard, "cutoff_ms": cutoff_ms}
     rows = [{**base, "count": piece.num_rows, "chunk": encode_chunk(piece)} for piece in pieces]

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
     ALWAYS,
-    DELETED_MS,
     NONE_REPLACED,
     NOT_KEPT,
+    OLD_MS,
     MessageId,
     Result,
     Undecided,
@@ -28,14 +28,14 @@ from state.cancel import (
     undecided_asks,
 )
 from state.message_ids import Ids, among, each_of, ids_in
-from streaming.job.outcomes import CANCELLED, DELETED, HANDED_OVER, NO_INPUT, UNREAD, UNSURE, Outcomes
+from streaming.job.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, UNSURE, Outcomes
 
 _TOO_LATE = "it is handed over, delivered, or a dead letter: too late to be replaced"
 _MEANINGS: dict[int, tuple[Result, str | None]] = {
     CANCELLED: ("cancelled", None),
     HANDED_OVER: ("unknown", _TOO_LATE),
     UNSURE: ("unknown", _TOO_LATE),
-    DELETED: ("unknown", NOT_KEPT),
+    OLD: ("unknown", NOT_KEPT),
     UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
     NO_INPUT: ("unknown", "the job reads no input topic of this name"),
 }
@@ -113,7 +113,7 @@ def _answers(
     is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
     # What is accepted in any case may still take the place of a message that is handed over.
     is_always = np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
-    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, UNSURE, DELETED))
+    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, UNSURE, OLD))
     # One by one: the other replacements, and ids that may need an escape.
     apart = (is_replacement & ~goes_on) | (outcomes == NO_INPUT)
     several: list[pa.Table] = []
@@ -137,8 +137,8 @@ def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table
         return undecided_asks(asks, undecided)
     if outcome == UNSURE:
         return undecided_asks(asks, undecided._replace(asked_ms=0))
-    if outcome == DELETED:
-        return undecided_asks(asks, undecided._replace(asked_ms=DELETED_MS))
+    if outcome == OLD:
+        return undecided_asks(asks, undecided._replace(asked_ms=OLD_MS))
     return answers_to(asks, *_MEANINGS[outcome])
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,8 +42,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.topics.topics import input_bounds
-from state.buckets.cancelled import CANCELLED_SCHEMA, NONE_CANCELLED, CancelledIds, in_no_bucket
+from sinks.topics.topics import input_offsets_at
+from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds, in_no_bucket
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from state.buckets.parts import part_of
 from state.cancel import (
@@ -58,7 +59,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, places_in, united
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
@@ -70,8 +71,8 @@ from streaming.job.stored_ids import StoredIds
 
 log = logging.getLogger(__name__)
 
-# How long the first offsets of the input topics are taken for the present ones.
-_FIRSTS_S = 60.0
+# How long the offsets below which messages are old are taken for the present ones.
+_OLD_BELOW_S = 60.0
 _FORGET_EVERY_S = 60.0
 # How long the markers are taken for the present ones. There is one to read for each shard.
 _MARKERS_S = 600.0
@@ -137,11 +138,16 @@ class CancelDesk:
         self._unnoted: Callable[[], None] | None = None
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = time.monotonic()
-        # The first offset of each input partition, and when it was read, by the monotonic clock.
-        self._firsts: dict[tuple[str, int], int] = {}
+        # Below which offset of each input partition messages are old, and when that was read, by the monotonic clock.
+        self._old_below: dict[tuple[str, int], int] = {}
         self._read_s = -math.inf
-        # Before which instant all is handed over by the markers, and when they were read, by the monotonic clock.
-        self._shown_ms, self._markers_s = 0, -math.inf
+        self._reading = threading.Lock()
+        # The cutoff before the newest batch that was asked for something, or whose ids are joined, epoch ms.
+        self._cutoff_ms = 0
+        # The newest batch by the markers, before whose previous cutoff all is handed over, and when they were read, by
+        # the monotonic clock.
+        self._shown: BatchSpan | None = None
+        self._markers_s = -math.inf
 
     def close(self) -> None:
         """Close the consumers of answers, and the files of ids, unless they are read for so long that the process had
@@ -160,31 +166,33 @@ class CancelDesk:
     def forgettable(self, cutoff_ms: int) -> str:
         """Return the SQL condition for rows of cancelled ids that are of no use any more. Any thread may call it.
 
-        Such a message is due before `cutoff_ms` (epoch ms), below which everything is handed over, and its input topic
-        has deleted the record. Whoever asks for it again gets `unknown`.
+        Such a message is due before `cutoff_ms` (epoch ms), below which everything is handed over, and old: its input
+        topic has deleted the record, or it is older than `cancels.known_for`. Whoever asks for it again gets `unknown`.
 
-        The markers must show it too: of a sealed message a rebuild would not know otherwise why it was not handed over.
-        While nothing is handed over, no marker is written.
+        The markers must show it too, and be newer than the batch that cancelled it: otherwise a rebuild would not know
+        why it was not handed over, and if its record is there would accept it again. While nothing is handed over, no
+        marker is written.
         """
-        self._read_firsts()
-        gone = [
-            f"(topic = '{topic}' AND partition = {partition} AND offset < {first})"
-            for (topic, partition), first in self._firsts.items()
-            if first
+        self._read_old_below(cutoff_ms)
+        old = [
+            f"(topic = '{topic}' AND partition = {partition} AND offset < {end})"
+            for (topic, partition), end in self._old_below.items()
+            if end
         ]
-        if not gone:
+        newest = self._newest_shown()
+        if not old or newest is None:
             return "false"
-        cutoff_ms = min(cutoff_ms, self._shown_before_ms())
-        return f"max_deliver_at_ms < {cutoff_ms} AND ({' OR '.join(gone)})"
+        cutoff_ms = min(cutoff_ms, newest.previous_ms)
+        return f"max_deliver_at_ms < {cutoff_ms} AND bucket < {newest.bucket} AND ({' OR '.join(old)})"
 
-    def _shown_before_ms(self) -> int:
-        """Return the instant, epoch ms, before which all is handed over by the markers, as they were not long ago."""
+    def _newest_shown(self) -> BatchSpan | None:
+        """Return the newest batch by the markers, as they were not long ago; None if they show none."""
         if time.monotonic() > self._markers_s + _MARKERS_S:
             with suppress(BrokerUnreachable):
-                newest = newest_checkpoint(read_markers(self._settings))
-                self._shown_ms = 0 if newest is None else newest.whole_before_ms
+                delivered = newest_checkpoint(read_markers(self._settings))
+                self._shown = None if delivered is None else delivered.newest
                 self._markers_s = time.monotonic()
-        return self._shown_ms
+        return self._shown
 
     def stored(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
         """Take note that the batch of `span` has stored `decision`. `clock_ms` is its clock, epoch ms."""
@@ -207,7 +215,7 @@ class CancelDesk:
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
-            self._stored_ids.forget(useful_from_ms(span, clock_ms), self._firsts)
+            self._stored_ids.forget(useful_from_ms(span, clock_ms), self._old_below)
         if self._answers_unread > _MOST_ANSWERS_UNREAD or time.monotonic() > self._recalled_s + _UNREAD_S:
             self._answers_unread, self._recalled_s = 0, time.monotonic()
             self._recalled.look_ahead()
@@ -238,7 +246,7 @@ class CancelDesk:
         self._open(span)
         asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
         outcomes = Outcomes(ids_in(asks), span.ends)
-        outcomes.cancel(_taken_out(found, named.names, span.cutoff_ms))
+        outcomes.cancel(found)
         outcomes.cancel(named.superseded)
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
@@ -248,7 +256,7 @@ class CancelDesk:
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
         outcomes.cancel(replacements.refused)
-        outcomes.close(self._is_deleted, self._unsure_below)
+        outcomes.close(partial(self._is_old, span=span), self._unsure_below)
         cancelled = pa.concat_tables([outcomes.cancelled, recalled])
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
@@ -340,16 +348,26 @@ class CancelDesk:
         # They were handed over, so they are due before. Until then they have their names.
         return in_no_bucket(recalled, span.cutoff_ms - 1)
 
-    def _is_deleted(self, asked: pa.Table) -> Mask:
-        """Return of which messages the input topic has deleted the record."""
-        if time.monotonic() > self._read_s + _FIRSTS_S:
-            self._read_firsts()
-        return is_below(asked, self._firsts)
+    def _is_old(self, asked: pa.Table, span: BatchSpan) -> Mask:
+        """Return of which messages the record is deleted, or older than `cancels.known_for` at the batch of `span`."""
+        if time.monotonic() > self._read_s + _OLD_BELOW_S:
+            self._read_old_below(max(span.previous_ms, span.origin.cutoff_ms))
+        if self._read_s == -math.inf:
+            # An earlier process may have forgotten any of them.
+            return np.ones(asked.num_rows, dtype=bool)
+        return is_below(asked, self._old_below)
 
-    def _read_firsts(self) -> None:
-        # In an outage what was read before holds: offsets only grow.
-        with suppress(BrokerUnreachable):
-            self._firsts = {source: first for source, (first, _) in input_bounds(self._settings).items()}
+    def _read_old_below(self, cutoff_ms: int) -> None:
+        """Read which messages are old by now, if the cutoff before this batch or an earlier one is `cutoff_ms`.
+
+        What is forgotten must be old for all that ask later, also after a restart: so the age counts by cutoffs, which
+        never go back, and not by the clock.
+        """
+        # One after the other: what is read first must not take the place of what is read next.
+        with self._reading, suppress(BrokerUnreachable):
+            self._cutoff_ms = max(self._cutoff_ms, cutoff_ms)
+            # In an outage what was read before holds: offsets only grow.
+            self._old_below = input_offsets_at(self._settings, self._cutoff_ms - self._settings.cancels.known_for)
             self._read_s = time.monotonic()
 
     def _waiting(self, ids: Ids, span: BatchSpan, cancelled: CancelledIds = NONE_CANCELLED) -> pa.Table:
@@ -385,27 +403,17 @@ class CancelDesk:
         return _dues(chunks, ids_in(doubtful), self._settings.results_topic).filter(pc.field("from_ms") >= previous_ms)
 
 
-def _asks(shard_output: DataFrame) -> tuple[pa.Table, Ids]:
-    """Return the asks of a batch, and the ids that the state stage has taken out."""
+def _asks(shard_output: DataFrame) -> tuple[pa.Table, pa.Table]:
+    """Return the asks of a batch, and the messages that the state stage has taken out (`CANCELLED_SCHEMA`)."""
     rows = shard_output.where(f"kind = '{ASKED}'").select("shard", "chunk").collect()
     tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows]
     asks = pa.concat_tables([table for shard, table in tables if shard == 0])
-    found = pa.concat_tables([table for _, table in tables]).filter(pc.field("found"))
-    return asks.select(ASK_SCHEMA.names), ids_in(found)
-
-
-def _taken_out(found: Ids, names: pa.Table, cutoff_ms: int) -> pa.Table:
-    """Return the messages `found` that the state stage has taken out, as a table of `CANCELLED_SCHEMA`.
-
-    One of them that has a name came in this batch (`names`), and may be asked for by it until it is due. Others are
-    asked for by their ids alone: such an ask is answered whatever is known of them, and for their rows any bound will
-    do.
-    """
-    taken = in_no_bucket(found, cutoff_ms - 1)
-    have_name = names.filter(pa.array(among(names, found)))
-    until_ms = taken.column("until_ms").to_numpy().copy()
-    until_ms[places_in(taken, have_name)] = have_name.column("deliver_at_ms").to_numpy()
-    return pa.table([*taken.columns[:-1], until_ms], schema=CANCELLED_SCHEMA)
+    found = pa.concat_tables([table for _, table in tables]).filter(pc.is_valid(pc.field("found_due_ms")))
+    # Several asks may name one message.
+    taken_out = found.group_by(list(ID)).aggregate([("found_due_ms", "max")])
+    never = pa.repeat(pa.scalar(NEVER_MS), taken_out.num_rows)
+    columns = [*(taken_out.column(name) for name in ID), never, taken_out.column("found_due_ms_max")]
+    return asks.select(ASK_SCHEMA.names), pa.table(columns, schema=CANCELLED_SCHEMA)
 
 
 def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:

@@ -13,8 +13,9 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets
 from state.message_ids import NO_IDS, Ids, among, by_source, ids_in, places_in, table_of
 
-# Open: not known yet. Unsure: handed over, and an answer is lost that may have said that it is cancelled.
-OPEN, CANCELLED, HANDED_OVER, UNSURE, DELETED, UNREAD, NO_INPUT = range(7)
+# Open: not known yet. Unsure: handed over, and an answer is lost that may have said that it is cancelled. Old: its
+# record is deleted, or so old that nobody may know whether it was cancelled.
+OPEN, CANCELLED, HANDED_OVER, UNSURE, OLD, UNREAD, NO_INPUT = range(7)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -52,16 +53,16 @@ class Outcomes:
         """Take note that `ids` are cancelled, by whatever batch or process."""
         self._outcomes[among(self._asked, ids)] = CANCELLED
 
-    def close(self, is_deleted: Callable[[pa.Table], Mask], unsure_below: Mapping[tuple[str, int], int]) -> None:
-        """Let what is open be `DELETED`, `UNSURE` or `HANDED_OVER`.
+    def close(self, is_old: Callable[[pa.Table], Mask], unsure_below: Mapping[tuple[str, int], int]) -> None:
+        """Let what is open be `OLD`, `UNSURE` or `HANDED_OVER`.
 
-        `is_deleted` says of which messages (`ID_SCHEMA`) the input topic has deleted the record. Answers are lost about
-        messages below the offsets `unsure_below`, by topic and partition.
+        `is_old` says which messages (`ID_SCHEMA`) are. Answers are lost about messages below the offsets
+        `unsure_below`, by topic and partition.
         """
         is_open = self._outcomes == OPEN
         if is_open.any():
             handed_over = np.where(is_below(self._asked, unsure_below), UNSURE, HANDED_OVER)
-            self._outcomes[is_open] = np.where(is_deleted(self._asked), DELETED, handed_over)[is_open]
+            self._outcomes[is_open] = np.where(is_old(self._asked), OLD, handed_over)[is_open]
 
     def of(self, asks: pa.Table) -> npt.NDArray[np.int8]:
         """Return the outcome of the message that each of `asks` asks for."""

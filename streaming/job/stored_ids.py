@@ -121,14 +121,14 @@ class StoredIds:
         rows = [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in found if row is not None]
         return pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
 
-    def forget(self, before_ms: int, firsts: Mapping[tuple[str, int], int]) -> None:
+    def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
         """Forget what is of no use any more since `before_ms`, epoch ms: names, and cancelled ids.
 
-        An id as well must have no record any more: `firsts` has the first offset of each input partition.
+        A message that was cancelled must also be below the offset that `old_below` has for its input partition.
         """
         if self._ids is not None:
             # Not in one condition for all: SQLite takes none of a thousand partitions.
-            self._ids.executemany(_FORGET_CANCELLED, ((*source, first, before_ms) for source, first in firsts.items()))
+            self._ids.executemany(_FORGET_CANCELLED, ((*source, end, before_ms) for source, end in old_below.items()))
             self._ids.execute("DELETE FROM named WHERE until_ms < ?", (before_ms,))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.recall import RECALLED, REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
-from state.cancel import DELETED_MS, NOT_KEPT, Undecided
+from state.cancel import NOT_KEPT, OLD_MS, Undecided
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
@@ -283,7 +283,7 @@ def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too
 def test_a_message_whose_record_is_deleted_is_taken_out_too_and_else_not_known() -> None:
     first, second = _two_shards()
     second.arrive("messages", [500, 600])
-    first.arrive("asks", [1, 7], asked_ms=DELETED_MS)
+    first.arrive("asks", [1, 7], asked_ms=OLD_MS)
     first.settle()
     second.receive(first.passed_on[0])
     second.settle()

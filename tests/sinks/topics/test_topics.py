@@ -8,9 +8,11 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.structs import TopicPartition
 
 from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMissing
 from conf.load import load_settings
+from conf.setting_types import HOUR
 from conf.settings import Settings
 from sinks.topics.limits import dead_letter_limits
 from sinks.topics.record_protection import INPUT_PROTECTION
@@ -19,6 +21,7 @@ from sinks.topics.topics import (
     ensure_shards,
     ensure_topics,
     input_bounds,
+    input_offsets_at,
     input_retentions,
     needed_topics,
     partition_counts,
@@ -188,6 +191,35 @@ def test_the_input_bounds_are_given_for_each_partition(settings: Settings) -> No
     with Publisher(settings, name, partition=1) as publisher:
         assert len(list(publisher.publish([b"x"] * 3))) == 3
     assert input_bounds(settings) == {(name, 0): (0, 0), (name, 1): (0, 3)}
+
+
+def test_below_the_offset_at_an_instant_all_records_are_older_whatever_their_timestamps_are(
+    settings: Settings, broker: EmbeddedBroker
+) -> None:
+    ensure_topics(settings, partitions=4)
+    (name,) = settings.topics.input
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    now_ms = time.time_ns() // 1_000_000
+    ages_h = {0: (50, 3, 40, 1, 2), 1: (50, 60), 3: (50, 40, 30)}
+    for partition, own in ages_h.items():
+        for age_h in own:
+            producer.produce(name, b"x", partition=partition, timestamp=now_ms - age_h * HOUR)
+            assert producer.flush(30) == 0
+
+    def offsets(instant_ms: int) -> list[int]:
+        at = input_offsets_at(settings, instant_ms)
+        return [at[name, number] for number in range(4)]
+
+    before = {hours: offsets(now_ms - hours * HOUR) for hours in (70, 45, 35, 2, 0)}
+    # Of a partition without a younger record, all are old; one that has none has nothing old.
+    assert before == {70: [0, 0, 0, 0], 45: [1, 2, 0, 1], 35: [1, 2, 0, 2], 2: [3, 2, 0, 3], 0: [5, 2, 0, 3]}
+    assert offsets(-1) == [0, 0, 0, 0], "Kafka takes it for the next offset"
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_records({TopicPartition(name, 0): 2, TopicPartition(name, 3): 3})
+    producer.produce(name, b"x", partition=3, timestamp=now_ms - 50 * HOUR)
+    assert producer.flush(30) == 0
+    # What was deleted is old, and what comes later does not make anything young again.
+    assert offsets(now_ms - 45 * HOUR) == [2, 2, 0, 4]
 
 
 def test_the_dead_letter_topic_is_created_with_the_size_limit_of_the_input_and_a_smaller_limit_is_logged(

@@ -173,7 +173,8 @@ def test_what_is_cancelled_leaves_the_shard_and_the_first_shard_passes_on_all_as
     assert set(asked["kind"]) == {ASKED}
     rows = decode_chunk(asked["chunk"][0]).to_pylist()
     assert sorted(row["offset"] for row in rows) == passed_on
-    assert {row["offset"] for row in rows if row["found"]} == {1, 2}
+    dues = {row["offset"]: row["found_due_ms"] for row in rows if row["found_due_ms"] is not None}
+    assert dues == {1: 6_000, 2: 50}
     due = decode_chunk(frame[frame["kind"] == DUE]["chunk"].iloc[0])
     assert due.column("offset").to_pylist() == [3]
     assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 4]
@@ -187,5 +188,5 @@ def test_dead_letters_and_asks_are_not_cancelled() -> None:
         ]
     )
     asked, frame = frames_of(group_state(cutoff_ms=100), arrivals, asks_for(1, 2), key=7)
-    assert [row["found"] for row in decode_chunk(asked["chunk"][0]).to_pylist()] == [False, False]
+    assert [row["found_due_ms"] for row in decode_chunk(asked["chunk"][0]).to_pylist()] == [None, None]
     assert frame[frame["kind"] == DUE]["count"].tolist() == [2]

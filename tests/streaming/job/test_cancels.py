@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
@@ -22,7 +23,7 @@ from state.cancel import MessageId, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import encode_chunk
-from state.message_ids import ids_of, parse_id
+from state.message_ids import ids_of, parse_id, table_of
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
@@ -33,21 +34,21 @@ from tests.streaming.sealed import seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
 TOPIC = "delayline-in"
-# Nothing of the inputs is deleted.
-BOUNDS = {(TOPIC, 0): (0, 100)}
 # Of the batch that decides: what it reads, its number, and the cutoff of the batch before.
 READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
 # What a shard's own group and an overflow group of it say that they keep.
 OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
 # The batch's clock, which is before its cutoff.
 CLOCK_MS = 400
+# When the messages are due that the state stage has taken out.
+FOUND_MS = 80_000
 
 
 @pytest.fixture(autouse=True)
-def bounds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], tuple[int, int]]:
-    """The bounds of the input topics: the desk alone is tested here, and needs no broker for anything else."""
-    own = dict(BOUNDS)
-    monkeypatch.setattr("streaming.job.cancels.input_bounds", lambda _: own)
+def old_below(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
+    """Below which offsets messages are old: the desk alone is tested here, and needs no broker for anything else."""
+    own = {(TOPIC, 0): 0}
+    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", lambda *_: dict(own))
     return own
 
 
@@ -129,13 +130,17 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
     return frame, frame.drop("chunk").collect()
 
 
+def _due_ms(is_found: bool) -> int | None:
+    return FOUND_MS if is_found else None
+
+
 def decide(
     store: BucketTable, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
 ) -> tuple[dict[int | str, str], list[CancelledId]]:
     """Return the result for each offset, or whole id, and what is cancelled."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
     asks = [
-        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, None, each[2] in found), strict=True))
+        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, None, _due_ms(each[2] in found)), strict=True))
         for at, each in enumerate(ids)
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
@@ -157,7 +162,9 @@ def replace(
     of: BatchSpan | None = None,
 ) -> tuple[list[tuple[str, bool]], Decision]:
     """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
-    terms = [(TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, None, old in found) for own, old, condition in asked]
+    terms = [
+        (TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, None, _due_ms(old in found)) for own, old, condition in asked
+    ]
     asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
@@ -172,10 +179,11 @@ def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
     assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS) == Decision()
 
 
-def test_what_the_state_stage_took_out_is_cancelled(store: BucketTable) -> None:
-    results, cancelled = decide(store, 5, found=[5])
+def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_due(store: BucketTable) -> None:
+    results, cancelled = decide(store, 5, 5, found=[5])
     assert results == {5: "cancelled"}
-    assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, span().cutoff_ms - 1)]
+    # A rebuild would accept it again otherwise, as long as its record is there.
+    assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, FOUND_MS)]
 
 
 def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: BucketTable) -> None:
@@ -268,29 +276,66 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
 
 
 def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
-    bounds: dict[tuple[str, int], tuple[int, int]], markers: list[Progress | None]
+    old_below: dict[tuple[str, int], int], markers: list[Progress | None]
 ) -> None:
     no_store: Any = None
     assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
-    bounds[TOPIC, 0] = (5, 100)
+    old_below[TOPIC, 0] = 5
     desk = CancelDesk(no_store, Settings())
-    of_input = f"(topic = '{TOPIC}' AND partition = 0 AND offset < 5)"
-    assert desk.forgettable(900) == f"max_deliver_at_ms < 700 AND ({of_input})"
-    assert desk.forgettable(650) == f"max_deliver_at_ms < 650 AND ({of_input})"
+    # The batch of the newest marker may not be over.
+    rest = f"bucket < {BATCH} AND ((topic = '{TOPIC}' AND partition = 0 AND offset < 5))"
+    assert desk.forgettable(900) == f"max_deliver_at_ms < 700 AND {rest}"
+    assert desk.forgettable(650) == f"max_deliver_at_ms < 650 AND {rest}"
     # A checkpoint that has not handed over anything.
     markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
-    assert CancelDesk(no_store, Settings()).forgettable(900) == f"max_deliver_at_ms < 0 AND ({of_input})"
+    assert CancelDesk(no_store, Settings()).forgettable(900).startswith("max_deliver_at_ms < 0 AND ")
+    markers[:] = [None, None]
+    assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
+
+
+def test_what_was_old_once_is_old_for_all_that_ask_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def offsets_at(_: Settings, instant_ms: int) -> dict[tuple[str, int], int]:
+        asked.append(instant_ms)
+        return {(TOPIC, 0): 5}
+
+    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", offsets_at)
+    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
+    no_store: Any = None
+    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5), ("other", 0, 4)]))
+    known_for = Settings().cancels.known_for
+    assert desk._is_old(ids, span(previous_ms=1_500)).tolist() == [True, False, False]
+    # Maintenance looks at cutoffs of hours ago, and a checkpoint that begins after another goes on from its cutoff.
+    desk.forgettable(700)
+    desk._is_old(ids, span(0, previous_ms=0, cutoff_ms=1_900))
+    assert [instant_ms + known_for for instant_ms in asked] == [1_500, 1_500, 1_900]
+
+
+def test_while_nobody_knows_what_an_earlier_process_has_forgotten_all_is_old(
+    old_below: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> dict[tuple[str, int], int]:
+        raise BrokerUnreachable("nobody answers")
+
+    no_store: Any = None
+    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5)]))
+    with monkeypatch.context() as patch:
+        patch.setattr("streaming.job.cancels.input_offsets_at", unreachable)
+        assert desk._is_old(ids, span()).tolist() == [True, True]
+    old_below[TOPIC, 0] = 5
+    assert desk._is_old(ids, span()).tolist() == [True, False]
 
 
 @pytest.mark.thorough
 def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
-    store: BucketTable, bounds: dict[tuple[str, int], tuple[int, int]]
+    store: BucketTable, old_below: dict[tuple[str, int], int]
 ) -> None:
     far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
-    bounds[TOPIC, 0] = (5, 100)
+    old_below[TOPIC, 0] = 5
     store.join_ids(IdRows.CANCELLED, [2, 3], CancelDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     left = store.cancelled_ids()
@@ -396,7 +441,7 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
 ) -> None:
     assert recalled == []
     monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
-    ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, False), strict=True))
+    ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, None), strict=True))
     chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
     decision = CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS)
@@ -414,7 +459,7 @@ def test_after_answers_were_lost_no_message_that_was_read_before_is_called_deliv
     desk = CancelDesk(store, Settings())
 
     def is_sure(number: int, end: int, *offsets: int) -> list[bool]:
-        asks = [(TOPIC, 0, offset, "asks", 1, offset, None, None, None, False) for offset in offsets]
+        asks = [(TOPIC, 0, offset, "asks", 1, offset, None, None, None, None) for offset in offsets]
         table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
         chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
         frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
@@ -454,7 +499,7 @@ def test_many_answers_are_read_back_beside_the_next_batch_and_not_before_it_begi
 ) -> None:
     monkeypatch.setattr("streaming.job.cancels._MOST_ANSWERS_UNREAD", 2)
     desk = CancelDesk(store, Settings())
-    asks = [(TOPIC, 0, 5, "asks", 1, 0, None, None, None, True), (TOPIC, 0, 6, "asks", 1, 1, None, None, None, True)]
+    asks = [(TOPIC, 0, at, "asks", 1, at, None, None, None, FOUND_MS) for at in (5, 6)]
     table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
     frame, rows = output_of(
         store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))}]

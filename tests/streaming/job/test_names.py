@@ -33,16 +33,16 @@ from tests.streaming.job.test_cancels import (
     PREVIOUS_MS,
     READ,
     TOPIC,
-    bounds,
     each_of,
     markers,
+    old_below,
     output_of,
     recalled,
     seal,
     span,
 )
 
-__all__ = ["bounds", "markers", "recalled"]
+__all__ = ["markers", "old_below", "recalled"]
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000
@@ -80,8 +80,9 @@ def decide(
     by_id = [(*place(offset), "asks", 1, offset, None, None, None) for offset in found]
     asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
     asked = pa.concat_tables([asks_for(*given), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
-    is_found = [at >= len(given) for at in range(asked.num_rows)]
-    chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found"), pa.array(is_found)))
+    dues = {offset: due for offset, _, due in given}
+    found_due_ms = [None] * len(given) + [dues.get(offset, FAR_MS) for offset in found]
+    chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64())))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
     desk = desk or CancelDesk(store, Settings())
     decision = desk.decide(frame, rows, of or span(), clock_ms, batch_settings)
@@ -342,13 +343,13 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
 @pytest.mark.parametrize("is_recalled", [True, False], ids=["recalled", "taken out by the state stage"])
 def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
     store: BucketTable,
-    bounds: dict[tuple[str, int], tuple[int, int]],
+    old_below: dict[tuple[str, int], int],
     recalled: list[MessageId],
     monkeypatch: pytest.MonkeyPatch,
     is_recalled: bool,
 ) -> None:
     monkeypatch.setattr("streaming.job.cancels._FORGET_EVERY_S", -1.0)
-    bounds[TOPIC, 0] = (READ, 100)
+    old_below[TOPIC, 0] = READ
     desk = CancelDesk(store, Settings())
     assert "offset < 60" in desk.forgettable(0), "it has read which records are deleted"
     if is_recalled:

@@ -8,9 +8,9 @@ from state.buckets.cancelled import in_no_bucket
 from state.message_ids import ID_SCHEMA, each_of, ids_of
 from streaming.job.outcomes import (
     CANCELLED,
-    DELETED,
     HANDED_OVER,
     NO_INPUT,
+    OLD,
     OPEN,
     UNREAD,
     UNSURE,
@@ -59,7 +59,7 @@ def test_what_is_open_at_the_end_is_deleted_or_handed_over() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER]), ENDS)
     outcomes.set_cancelled(ids_of([OTHER]))
     outcomes.close(lambda asked: is_below(asked, {("in", 0): 4, ("in", 1): 5}), {})
-    assert outcome(outcomes, EARLY, LATE, OTHER) == [DELETED, HANDED_OVER, CANCELLED]
+    assert outcome(outcomes, EARLY, LATE, OTHER) == [OLD, HANDED_OVER, CANCELLED]
 
 
 def test_what_an_answer_may_be_lost_about_is_unsure_unless_its_record_is_deleted() -> None:
@@ -67,7 +67,7 @@ def test_what_an_answer_may_be_lost_about_is_unsure_unless_its_record_is_deleted
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER, newer]), ENDS)
     outcomes.set_cancelled(ids_of([OTHER]))
     outcomes.close(lambda asked: is_below(asked, {("in", 0): 4}), by_partition({"in": {"0": 10, "1": 2}}))
-    assert outcome(outcomes, EARLY, LATE, OTHER, newer) == [DELETED, UNSURE, CANCELLED, HANDED_OVER]
+    assert outcome(outcomes, EARLY, LATE, OTHER, newer) == [OLD, UNSURE, CANCELLED, HANDED_OVER]
 
 
 def test_nobody_asks_which_records_are_deleted_while_nothing_is_open() -> None:
