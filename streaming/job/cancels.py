@@ -64,7 +64,7 @@ from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
-from streaming.job.outcomes import Mask, Outcomes, by_partition, is_below
+from streaming.job.outcomes import Mask, Outcomes, is_below
 from streaming.job.recalled import RecalledMessages
 from streaming.job.sealed_ids import SealedIds
 from streaming.job.stored_ids import StoredIds
@@ -118,20 +118,17 @@ class CancelDesk:
     What a batch has stored is noted beside the next one, whose state stage takes longer.
     """
 
-    def __init__(self, store: BucketTable, settings: Settings) -> None:
-        """Take the table of sealed buckets."""
+    def __init__(self, store: BucketTable, settings: Settings, has_run: bool = False) -> None:
+        """Take the table of sealed buckets. `has_run` says whether an earlier process has handed messages over."""
         self._store = store
         self._settings = settings
-        self._recalled = RecalledMessages(settings)
+        self._recalled = RecalledMessages(settings, has_run)
         self._stored_ids = StoredIds(store)
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
         # How many asks were answered since the results topic was read back, and when that was, by the monotonic clock.
         self._answers_unread, self._recalled_s = 0, time.monotonic()
-        # Up to which offsets of the input partitions messages may be cancelled of which nobody knows that: the answers
-        # about them were deleted unread. What is stored of a message lasts as long as its record, and so does this.
-        self._unsure_below: dict[tuple[str, int], int] = {}
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
         self._note = Future[None]()
         self._note.set_result(None)
@@ -256,7 +253,7 @@ class CancelDesk:
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
         outcomes.cancel(replacements.refused)
-        outcomes.close(partial(self._is_old, span=span), self._unsure_below)
+        outcomes.close(partial(self._is_old, span=span), self._recalled.unsure_below)
         cancelled = pa.concat_tables([outcomes.cancelled, recalled])
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
@@ -332,13 +329,6 @@ class CancelDesk:
         if not_waiting:
             self._answers_unread, self._recalled_s = 0, time.monotonic()
             recalled = self._recalled.read()
-            if self._recalled.has_lost:
-                self._unsure_below = by_partition(span.ends)
-                log.warning(
-                    "answers of release processes were deleted from %s before they were read: who asks for a message "
-                    "that is handed over or delivered, and was read until now, may get `unknown` from here on",
-                    self._settings.results_topic,
-                )
         else:
             recalled = self._recalled.read_ahead()
         outcomes.set_cancelled(recalled)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -12,11 +15,12 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
+from conf.setting_types import HOUR
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
-from sinks.topics.topics import partition_counts
+from sinks.topics.topics import input_bounds, input_offsets_at, newest_timestamps, partition_counts
 from state.cancel import MessageId
 from state.message import ID_HEADER
 from state.message_ids import Ids, ids_of, parse_id
@@ -30,6 +34,31 @@ _AT_ONCE = 10_000
 _OPEN_S, _PAUSE_S = 0.2, 0.01
 # How their answers differ from those of the job.
 _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
+# How far the timestamps of records may be ahead of the time: Kafka 4 refuses more by default.
+_AHEAD_MS = HOUR
+# How much older than a partition's newest answer are at the most those that an earlier process may not have read. It
+# read each hour, and when it was asked. After that come the answers to what it was asked last, within a minute.
+_UNREAD_MS = 3 * HOUR
+
+
+class _Note(NamedTuple):
+    """What is stored with the broker beside the offsets, for a later process.
+
+    - `unsure_before_ms`: messages that were published before it (epoch ms) may be cancelled though nobody knows that; 0
+      if there are none
+    - `known_for_ms`: `cancels.known_for`
+    """
+
+    unsure_before_ms: int
+    known_for_ms: int
+
+    @staticmethod
+    def of(metadata: str | None) -> _Note | None:
+        """Read it; None if there is none, as of earlier versions, and where a tool has set the offsets."""
+        try:
+            return _Note(*map(int, json.loads(metadata or "")))
+        except (ValueError, TypeError):
+            return None
 
 
 class RecalledMessages:
@@ -37,11 +66,18 @@ class RecalledMessages:
 
     What it returns, the caller stores in the table. How far the topic was read for that is stored with the broker
     afterwards, by the first call that comes when a batch has completed.
+
+    Answers may be deleted before they are read, as with the topic. That is noted beside the offsets, since nobody will
+    ever know what they said.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Know nothing yet: nothing is read before somebody asks for a message that is handed over."""
+    def __init__(self, settings: Settings, has_run: bool = False) -> None:
+        """Know nothing yet: nothing is read before somebody asks for a message that is handed over.
+
+        `has_run` says whether an earlier process has handed messages over.
+        """
         self._settings = settings
+        self._has_run = has_run
         self._group = f"{settings.application_id}-recalled"
         self._consumer: Consumer | None = None
         # How the last commit of that consumer ended, an error or none; an empty list if it has not.
@@ -50,10 +86,12 @@ class RecalledMessages:
         self._next: dict[int, int] = {}
         self._returned: dict[int, int] = {}
         self._stored: dict[int, int] = {}
-        # What was found and is not returned, and whether answers were deleted unread since something was.
+        # What was found and is not returned.
         self._found: list[MessageId] = []
-        self._are_lost = False
-        self._has_lost = False
+        # Below which offsets messages may be cancelled though nobody knows that, and before which instant, as it is
+        # noted.
+        self._unsure_below: Mapping[tuple[str, int], int] = {}
+        self._unsure_before_ms = 0
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
         self._knows_all = True
@@ -64,9 +102,13 @@ class RecalledMessages:
         return self._knows_all
 
     @property
-    def has_lost(self) -> bool:
-        """Whether the last `read` has found that answers were deleted unread: nobody knows what they said."""
-        return self._has_lost
+    def unsure_below(self) -> Mapping[tuple[str, int], int]:
+        """Up to which offsets of the input partitions messages may be cancelled of which nobody knows that.
+
+        The answers about them were deleted unread, by this process or an earlier one. Or an earlier one has forgotten
+        them, since its `cancels.known_for` was shorter.
+        """
+        return self._unsure_below
 
     def read(self) -> Ids:
         """Return the messages that were answered to be cancelled, up to now, and that no call has returned yet.
@@ -77,7 +119,6 @@ class RecalledMessages:
         while True:
             try:
                 self._read_on(_OPEN_S)
-                self._has_lost, self._are_lost = self._are_lost, False
                 return self.read_ahead()
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(self._cause_of(problem))
@@ -128,7 +169,10 @@ class RecalledMessages:
             if not partitions:
                 raise BrokerUnreachable(f"the broker does not know {topic}")
             stored = consumer.committed([self._place(number) for number in range(partitions)], _TIMEOUT_S)
+            self._look_up(filter(None, (_Note.of(place.metadata) for place in stored)))
             self._next = {place.partition: max(place.offset, 0) for place in stored}
+            if all(place.offset < 0 for place in stored):
+                self._next |= self._first_unread(consumer)
             self._returned = self._next
         elif self._returned != self._stored:
             # The batch before is complete.
@@ -139,7 +183,8 @@ class RecalledMessages:
             number: low if high < self._next[number] else max(self._next[number], low)
             for number, (low, high) in bounds.items()
         }
-        self._are_lost |= any(begin != self._next[number] for number, begin in begins.items())
+        if any(begin != self._next[number] for number, begin in begins.items()):
+            self._note_loss()
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
         found: list[Message] = []
         left = set(ends)
@@ -163,11 +208,51 @@ class RecalledMessages:
         self._next = begins | ends
         self._found += filter(None, map(self._asked_for, found))
 
+    def _look_up(self, notes: Iterable[_Note]) -> None:
+        """Find out what the `notes` of earlier processes mean for this one. Raises BrokerUnreachable."""
+        known_for_ms = self._settings.cancels.known_for
+        before_ms = 0
+        for note in notes:
+            # What was forgotten was older than that. Its age counted by cutoffs, which are ahead of the time.
+            forgotten_ms = _now_ms() + _AHEAD_MS - note.known_for_ms if note.known_for_ms < known_for_ms else 0
+            before_ms = max(before_ms, note.unsure_before_ms, forgotten_ms)
+        if before_ms > self._unsure_before_ms:
+            self._unsure_below = input_offsets_at(self._settings, before_ms)
+            self._unsure_before_ms = before_ms
+
+    def _first_unread(self, consumer: Consumer) -> dict[int, int]:
+        """Return the first offset of each partition of which no answer was deleted unread, if no offset is stored.
+
+        No process has ever read the topic, or brokers have forgotten how far, as they do after 7 days without the job.
+        Raises KafkaException, BrokerUnreachable.
+        """
+        firsts = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S)[0] for number in self._next}
+        if not self._has_run or not any(firsts.values()):
+            return firsts
+        # What is deleted is older than what is there.
+        newest_ms = newest_timestamps(self._settings, self._settings.results_topic)
+        asked = [self._place(number, max(0, at_ms - _UNREAD_MS)) for number, at_ms in newest_ms.items()]
+        may_be_unread = consumer.offsets_for_times(asked, _TIMEOUT_S) if asked else []
+        is_there = {place.partition for place in may_be_unread if place.offset > firsts.get(place.partition, 0)}
+        return {number: first for number, first in firsts.items() if number in is_there}
+
+    def _note_loss(self) -> None:
+        """Take note that answers were deleted unread. Raises BrokerUnreachable."""
+        self._unsure_below = {source: end for source, (_, end) in input_bounds(self._settings).items()}
+        self._unsure_before_ms = _now_ms() + _AHEAD_MS
+        log.warning(
+            "answers of release processes were deleted from %s before they were read: who asks for a message that is "
+            "handed over or delivered, and was published until now, may get `unknown` from here on",
+            self._settings.results_topic,
+        )
+
     def _store(self, consumer: Consumer, offsets: dict[int, int]) -> None:
         """Store how far the topic was read. Raises KafkaException, BrokerUnreachable."""
         # A commit that is waited for has no time limit: librdkafka repeats it for as long as it finds no coordinator.
         self._ended.clear()
-        consumer.commit(offsets=self._places(offsets), asynchronous=True)
+        note = json.dumps(_Note(self._unsure_before_ms, self._settings.cancels.known_for))
+        places = [TopicPartition(place.topic, place.partition, place.offset, note) for place in self._places(offsets)]
+        consumer.commit(offsets=places, asynchronous=True)
         until_s = time.monotonic() + _TIMEOUT_S
         while not self._ended and time.monotonic() < until_s:
             consumer.poll(_PAUSE_S)
@@ -244,3 +329,7 @@ class RecalledMessages:
 
     def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
         return TopicPartition(self._settings.results_topic, number, offset)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

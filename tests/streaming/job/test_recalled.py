@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable
-from conf.settings import Settings
+from conf.setting_types import DAY, HOUR, MINUTE
+from conf.settings import CancelSettings, Settings
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
 from state.message import ID_HEADER
 from state.message_ids import Ids
-from streaming.job.recalled import RecalledMessages
+from streaming.job.recalled import RecalledMessages, _Note
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.unreadable_headers import write_unreadable
+
+NOW_MS = time.time_ns() // 1_000_000
 
 
 @pytest.fixture
@@ -46,6 +50,7 @@ def write(
     key: bytes | None = b"in/0/%d",
     ask: bytes | None = None,
     why: str | None = RECALLED,
+    timestamp: int = 0,
 ) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     own_ask = f"{settings.topics.input[0]}/0/99".encode()
@@ -53,8 +58,24 @@ def write(
     for number in numbers:
         value = answer(Ask(("in", 0, 99), ("in", 0, number)), "cancelled", why)
         own_key = key % number if key is not None and b"%d" in key else key
-        producer.produce(settings.results_topic, value, own_key, headers=[] if ask == b"" else headers)
+        producer.produce(
+            settings.results_topic, value, own_key, headers=[] if ask == b"" else headers, timestamp=timestamp
+        )
     assert producer.flush(30) == 0
+
+
+def publish(broker: EmbeddedBroker, settings: Settings, *minutes_ago: int) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for each in minutes_ago:
+        timestamp = time.time_ns() // 1_000_000 - each * MINUTE
+        producer.produce(settings.topics.input[0], b"x", partition=0, timestamp=timestamp)
+    assert producer.flush(30) == 0
+
+
+def delete_answers(broker: EmbeddedBroker, settings: Settings, before: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    (deleted,) = admin.delete_records([TopicPartition(settings.results_topic, 0, before)]).values()
+    assert deleted.result().low_watermark == before
 
 
 def read(reader: RecalledMessages) -> list[int]:
@@ -198,19 +219,96 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_
     reader = RecalledMessages(settings)
     write(broker, settings, 1, 2, 3)
     assert read(reader) == [1, 2, 3]
-    assert not reader.has_lost
+    assert reader.unsure_below == {}
+    publish(broker, settings, *[0] * 5)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([settings.results_topic])[settings.results_topic].result()
     assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
     ensure_topics(settings, 1)
     write(broker, settings, 4)
     reader.look_ahead()
+    publish(broker, settings, 0)
     assert read(reader) == [4]
-    assert reader.has_lost
+    unsure = {(settings.topics.input[0], 0): 5}
+    assert reader.unsure_below == unsure, "what was published until it was found"
     write(broker, settings, 5)
     assert read(reader) == [5]
-    assert not reader.has_lost
+    assert reader.unsure_below == unsure
     reader.close()
+
+
+def test_that_answers_are_lost_is_known_after_a_restart(
+    broker: EmbeddedBroker, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.job.recalled._AHEAD_MS", 10 * MINUTE)
+    settings = make_settings()
+    ensure_topics(settings, 1)
+    source = (settings.topics.input[0], 0)
+    publish(broker, settings, 3, -5, 2)
+    with closing(RecalledMessages(settings)) as reader:
+        write(broker, settings, 1, 2)
+        assert read(reader) == [1, 2]
+        # The batch before is complete, and so that is stored.
+        assert read(reader) == []
+        write(broker, settings, 3, 4)
+        delete_answers(broker, settings, before=4)
+        write(broker, settings, 5)
+        assert read(reader) == [5]
+        assert reader.unsure_below == {source: 3}
+    with closing(RecalledMessages(settings)) as reader:
+        # It was cut off before that was stored, and finds the loss again.
+        assert read(reader) == [5]
+        assert reader.unsure_below == {source: 3}
+        assert read(reader) == []
+    # One is stamped ahead of the time as those before may have been, and one by more.
+    publish(broker, settings, -5, -15, 0)
+    for _ in range(2):
+        with closing(RecalledMessages(settings)) as reader:
+            assert read(reader) == []
+            assert reader.unsure_below == {source: 4}
+            assert read(reader) == []
+
+
+def test_what_an_earlier_process_has_forgotten_is_unsure_if_messages_are_to_be_known_for_longer(
+    broker: EmbeddedBroker, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    ensure_topics(settings, 1)
+    publish(broker, settings, 60 * 60, 50 * 60, 40 * 60, 0)
+    source = (settings.topics.input[0], 0)
+    for days, end in ((2, None), (3, 2), (3, 2), (1, 2), (2, 3)):
+        own = settings.model_copy(update={"cancels": CancelSettings(known_for=days * DAY)})
+        with closing(RecalledMessages(own)) as reader:
+            assert read(reader) == []
+            assert reader.unsure_below == ({} if end is None else {source: end})
+            # With this, it is stored.
+            assert read(reader) == []
+
+
+@pytest.mark.parametrize(
+    ("deleted", "has_run", "is_lost"),
+    [(0, True, False), (2, True, False), (3, True, True), (4, True, True), (4, False, False)],
+    ids=["none", "read before", "some perhaps", "all", "of another job"],
+)
+def test_offsets_that_the_broker_has_forgotten_are_no_loss_unless_answers_may_be_deleted_unread(
+    broker: EmbeddedBroker, make_settings: MakeSettings, deleted: int, has_run: bool, is_lost: bool
+) -> None:
+    settings = make_settings()
+    ensure_topics(settings, 1)
+    publish(broker, settings, 0)
+    # The last one may have come since the topic was read.
+    for number, hours in enumerate((60, 50, 40, 30)):
+        write(broker, settings, number, timestamp=NOW_MS - hours * HOUR)
+    if deleted:
+        delete_answers(broker, settings, before=deleted)
+    with closing(RecalledMessages(settings, has_run)) as reader:
+        assert read(reader) == [0, 1, 2, 3][deleted:]
+        assert reader.unsure_below == ({(settings.topics.input[0], 0): 1} if is_lost else {})
+
+
+@pytest.mark.parametrize("metadata", [None, "", "of a tool", "{}", "[1]", "[null, 2]"])
+def test_what_others_write_beside_the_offsets_is_no_note(metadata: str | None) -> None:
+    assert _Note.of(metadata) is None
 
 
 @pytest.mark.thorough
