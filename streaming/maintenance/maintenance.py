@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 _DELETE_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.2
 _CLEAN_LOG_EVERY_S = 600.0
+# How often each Delta partition of cancelled ids is written anew, without those that are of no use any more. Until
+# there are enough of its size to be joined with, a year may pass if ids are known for a month.
+_FORGET_EVERY_S = 86_400.0
+# A process may not live for a day.
+_FIRST_FORGET_S = 3_600.0
 # The table's retention time, which counts by the wall clock, and a minute for the difference between clocks.
 _KEPT_S = 3660.0
 # An earlier run may have left files. Not at once, since a start has other things to do.
@@ -98,6 +103,8 @@ class Maintenance:
         self._now = now
         self._next_delete = now()
         self._next_log = now() + _CLEAN_LOG_EVERY_S
+        # And the bucket of the Delta partition whose cancelled ids were forgotten last.
+        self._next_forget, self._forgot = now() + _FIRST_FORGET_S, -1
         self._leftovers = _Leftovers(now())
 
     def sealed(self, segments: Iterable[Segment]) -> None:
@@ -212,11 +219,17 @@ class Maintenance:
         if now >= self._next_log:
             self._next_log = now + _CLEAN_LOG_EVERY_S
             return self._clean_log
+        forget_before_ms = delivered_before_ms - _IDS_KEPT_MS
+        cancelled = sorted(number for number in self._id_rows[IdRows.CANCELLED] if number <= last_bucket)
+        if now >= self._next_forget and cancelled:
+            self._next_forget = now + _FORGET_EVERY_S / len(cancelled)
+            self._forgot = next((number for number in cancelled if number > self._forgot), cancelled[0])
+            return partial(self._join, IdRows.CANCELLED, [self._forgot], forget_before_ms)
         # The kind with the most partitions first: joins of the other may not keep it waiting.
         for kind, sizes in sorted(self._id_rows.items(), key=lambda each: -len(each[1])):
             committed = {number: size for number, size in sizes.items() if number <= last_bucket}
             if joined := choose(committed, self._fan_in):
-                return partial(self._join, kind, joined, delivered_before_ms - _IDS_KEPT_MS)
+                return partial(self._join, kind, joined, forget_before_ms)
         return None
 
     def _vacuum(self) -> _Outcome:
@@ -252,7 +265,7 @@ class Maintenance:
         return lambda: self._leftovers.left(self._now())
 
     def _join(self, kind: IdRows, buckets: list[int], forget_before_ms: int) -> _Outcome:
-        log.info("joining the %s ids of %d batches", kind.name.lower(), len(buckets))
+        log.info("joining %d partitions of %s ids", len(buckets), kind.name.lower())
         of_no_use = f"max_deliver_at_ms < {forget_before_ms}"
         forget = self._forgettable(forget_before_ms) if kind is IdRows.CANCELLED else of_no_use
         self._store.join_ids(kind, buckets, forget)

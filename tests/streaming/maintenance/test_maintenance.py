@@ -428,6 +428,24 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
     assert (bytes(left["name"]), left["offset"]) == (b"shared", 10 * (FAN_IN - 1))
 
 
+def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_join_them_with(table: Table) -> None:
+    long_ago, waits = table.now_ms - 3 * _HOUR_MS, table.now_ms + 1_000 * _HOUR_MS
+    maintenance = maintenance_of(table, SegmentCatalog(), forgettable=lambda at_ms: f"max_deliver_at_ms < {at_ms}")
+    for number, dues in enumerate(([long_ago, waits], [long_ago], [waits])):
+        rows = cancelled_rows(cancelled(("in", 0, 10 * number + at, due, due) for at, due in enumerate(dues)), number)
+        table.store.append(table.store.spark.createDataFrame(rows), "checkpoint", number)
+        maintenance.stored(IdRows.CANCELLED, number, len(dues))
+    left = []
+    for hours in (0, 1, 8, 8, 8):
+        table.advance(hours * _HOUR_MS)
+        # The last one is not committed.
+        run_until_idle(maintenance, 1, table.now_ms)
+        left.append(table.store.cancelled_ids()["in", 0].tolist())
+    maintenance.close()
+    assert left == [[0, 1, 10, 20], [1, 10, 20], [1, 10, 20], [1, 20], [1, 20]]
+    assert table.store.id_partitions(IdRows.CANCELLED).keys() == {0, 2}
+
+
 class Recorded:
     """A store that records its calls and their minute."""
 
