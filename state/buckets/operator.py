@@ -8,6 +8,7 @@ after `FILLED_BYTES`. The groups themselves are bounded by `sources.intake.group
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
 from state.buckets.segments import cut
-from state.cancel import ASK_SCHEMA, replacement_ids
+from state.cancel import ASK_SCHEMA, goes_on_at_once, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
@@ -42,6 +43,8 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),
         # Sealed segments and what is kept, as JSON: how many messages are of each input topic whose number is limited.
         pa.field("by_topic", pa.string()),
+        # What is kept: how many messages of each input topic the group has accepted, as JSON.
+        pa.field("accepted", pa.string()),
         # Chunks of due messages only: the id of the first message; with `min_deliver_at_ms` it is its order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
@@ -75,11 +78,12 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         batch_settings = batch.settings
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)
         chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"] if chunk is not None]
+        accepted = _accepted(chunks, batch_settings.results)
         overflow = overflow_of(key[0], batch_settings.shards)
         if overflow is not None:
             shard, number = overflow
             passed = pass_by(chunks, cutoff_ms, batch_settings.results)
-            yield _rows(passed, batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP)
+            yield _rows(passed, batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP, accepted)
             filling = fillers(sum(chunk.nbytes for chunk in chunks), batch.transfer_rows)
             yield pd.DataFrame(_FILLER, index=range(filling))
             return
@@ -100,7 +104,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             state.setTimeoutTimestamp(max(1, result.next_due_ms or 0))
         elif state.exists:
             state.remove()
-        yield _rows(result, batch, shard, cutoff_ms, first_segment=0)
+        yield _rows(result, batch, shard, cutoff_ms, 0, accepted)
 
     return update
 
@@ -119,13 +123,16 @@ _FILLER = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {
     "kind": FILLER,
     "part": "",
     "by_topic": "{}",
+    "accepted": "{}",
     "topic": "",
     "chunk": b"",
 }
 
 
-def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int, first_segment: int) -> pd.DataFrame:
-    """Return the rows of `SHARD_OUTPUT_SCHEMA` for one group."""
+def _rows(
+    result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int, first_segment: int, accepted: str
+) -> pd.DataFrame:
+    """Return the rows of `SHARD_OUTPUT_SCHEMA` for one group, with the column `accepted`."""
     bucket = batch.settings.first_bucket + batch.batch_id
     base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
     rows = []
@@ -138,9 +145,8 @@ def _rows(result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int
             raise InvariantViolated(f"a group of shard {shard} has more than {_NUMBERS_A_GROUP} segments")
         by_topic = _limited_topics(messages, batch.settings)
         rows.append({**base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)})
-    rows.append(
-        {**base, "kind": KEPT, **_bounds(result.kept), "by_topic": _limited_topics(result.kept, batch.settings)}
-    )
+    by_topic = _limited_topics(result.kept, batch.settings)
+    rows.append({**base, "kind": KEPT, **_bounds(result.kept), "by_topic": by_topic, "accepted": accepted})
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
 
@@ -148,9 +154,22 @@ def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
     """Return how many of `messages` are of each input topic whose number is limited, as JSON."""
     if not batch_settings.limits_waiting:
         return "{}"
-    counts = {each["values"]: each["counts"] for each in pc.value_counts(messages.column("topic")).to_pylist()}
+    counts = _by_topic(messages.column("topic"))
     limited = {topic for topic in counts if batch_settings.policy_of(topic).most_waiting is not None}
     return json.dumps({topic: counts[topic] for topic in sorted(limited)})
+
+
+def _accepted(chunks: Iterable[pa.Table], results: str) -> str:
+    """Return how many of the messages that have come are of each input topic, as JSON: no dead letters, no asks."""
+    counts: Counter[str] = Counter()
+    for chunk in chunks:
+        if not chunk.schema.equals(ASK_SCHEMA):
+            counts.update(_by_topic(chunk.column("topic").filter(pc.invert(goes_on_at_once(chunk, results)))))
+    return json.dumps(counts)
+
+
+def _by_topic(topics: pa.ChunkedArray) -> dict[str, int]:
+    return {each["values"]: each["counts"] for each in pc.value_counts(topics).to_pylist()}
 
 
 def _asked_rows(asks: pa.Table, found: pa.Table, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:

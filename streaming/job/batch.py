@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
@@ -197,12 +199,15 @@ class BatchRunner:
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
         kept: dict[int, MutableBounds] = {}
+        accepted: Counter[str] = Counter()
         for row in rows:
+            if row["kind"] == KEPT:
+                accepted.update(json.loads(row["accepted"]))
             # Beside the group of a shard, its overflow groups keep nothing.
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 bounds = (row[name] for name in ("min_deliver_at_ms", "max_deliver_at_ms", "count", "bytes"))
                 kept[row["shard"]] = MutableBounds(*bounds)
-        self._counts.batch_done(planned, span.read_by_topic, sealed, cancelled, kept)
+        self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, cancelled, kept)
         # There may be many segments, and nobody can ask.
         if self._settings.monitor.job or self._settings.monitor.otlp:
             buckets = self._catalog.buckets

@@ -70,6 +70,7 @@ class JobCounts(Collector):
         self._now_s = now_s
         self._lock = threading.Lock()
         self._read: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
         self._sealed = self._cancelled = 0
         self._step_counts: Counter[str] = Counter()
         self._step_seconds: defaultdict[str, float] = defaultdict(float)
@@ -150,16 +151,18 @@ class JobCounts(Collector):
         self,
         batch: PlannedBatch,
         read: Mapping[str, int],
+        accepted: Mapping[str, int],
         sealed: int,
         cancelled: int,
         mutable: Mapping[int, MutableBounds],
     ) -> None:
-        """Add a batch: the records that it read by topic, and the messages that it sealed and cancelled.
+        """Add a batch: records read and messages accepted by topic, and how many messages it sealed and cancelled.
 
         `mutable` has what is left in the mutable buckets of the shards that it changed.
         """
         with self._lock:
             self._read.update(read)
+            self._accepted.update(accepted)
             self._sealed += sealed
             self._cancelled += cancelled
             self._mutable |= mutable
@@ -249,6 +252,11 @@ class JobCounts(Collector):
         read = CounterMetricFamily("delayline_read_records", "Records read from an input topic.", labels=["topic"])
         for topic, count in sorted(self._read.items()):
             read.add_metric([topic], count)
+        accepted = CounterMetricFamily(
+            "delayline_accepted_messages", "Messages accepted from an input topic.", labels=["topic"]
+        )
+        for topic, count in sorted(self._accepted.items()):
+            accepted.add_metric([topic], count)
         sealed = CounterMetricFamily("delayline_sealed_messages", "Messages written to sealed buckets.")
         sealed.add_metric([], self._sealed)
         cancelled = CounterMetricFamily("delayline_cancelled_messages", "Messages that batches have cancelled.")
@@ -261,7 +269,7 @@ class JobCounts(Collector):
         )
         for topic, offsets in sorted(self._lag.items()):
             lag.add_metric([topic], offsets)
-        yield from (read, lag, sealed, cancelled, seconds)
+        yield from (read, accepted, lag, sealed, cancelled, seconds)
         if self._lease_s is not None:
             yield _gauge(
                 "delayline_lease_confirmed_timestamp_seconds",

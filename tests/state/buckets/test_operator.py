@@ -90,6 +90,25 @@ def test_what_is_kept_and_sealed_is_counted_for_the_topics_with_a_limit() -> Non
     assert set(frame["by_topic"]) == {"{}"}
 
 
+def test_messages_are_accepted_by_topic_without_dead_letters_and_asks() -> None:
+    settings = replace(BATCH_SETTINGS, results="results")
+    rows = [
+        {"deliver_at_ms": 50, "topic": "a"},
+        {"deliver_at_ms": 500, "topic": "a"},
+        {"deliver_at_ms": 600, "topic": "b"},
+        {"deliver_at_ms": 0, "topic": "a", "error_code": "bad-delay", "error_text": ""},
+        {"deliver_at_ms": 0, "topic": "b", "output_topic": "results", "key": b"a/0/1"},
+    ]
+    arrivals = messages({"offset": number} | row for number, row in enumerate(rows))
+    kept = encode_chunk(due_at(700))
+    asks = ASK_SCHEMA.empty_table()
+    for key, before, chunks in ((1, kept, [arrivals, asks]), (overflow_key(1, 0, 2), None, [arrivals])):
+        frame = pd.concat(frames_of(group_state(100, before), *chunks, key=key, settings=settings))
+        (accepted,) = frame[frame["kind"] == KEPT]["accepted"]
+        assert json.loads(accepted) == {"a": 2, "b": 1}
+        assert set(frame[frame["kind"] != KEPT]["accepted"]) == {"{}"}
+
+
 def test_the_state_is_removed_when_no_message_is_kept() -> None:
     state = group_state(cutoff_ms=1000, kept=encode_chunk(due_at(500)))
     frame = updated(state)

@@ -112,7 +112,7 @@ def test_chunks_have_no_index_entries(stored: pa.Table) -> None:
 def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> None:
     def chunk_counts(count: int, value: bytes) -> list[int]:
         many = messages({"deliver_at_ms": 1, "offset": offset, "value": value} for offset in range(count))
-        texts = {"kind": "sealed", "part": "", "by_topic": "{}", "topic": ""}
+        texts = {"kind": "sealed", "part": "", "by_topic": "{}", "accepted": "{}", "topic": ""}
         row: dict[str, Any] = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts
         row["chunk"] = encode_chunk(many)
         sealed_batch = pa.RecordBatch.from_pylist([row], schema=SHARD_OUTPUT_SCHEMA)

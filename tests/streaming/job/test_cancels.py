@@ -124,7 +124,8 @@ def span(
 
 
 def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
-    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {"part": "", "by_topic": "{}", "topic": "", "chunk": b""}
+    texts = {"part": "", "by_topic": "{}", "accepted": "{}", "topic": ""}
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
     frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
     return frame, frame.drop("chunk").collect()

@@ -69,7 +69,7 @@ def test_nothing_is_read_if_batches_have_told_all() -> None:
 
     unchanged = UnchangedBuckets(read_state, counts, clock)
     batch = PlannedBatch(0, clock_ms=1_000, cutoff_ms=2_000, offsets={})
-    counts.batch_done(batch, {}, 0, 0, _BOUNDS)
+    counts.batch_done(batch, {}, {}, 0, 0, _BOUNDS)
     counts.reported(0, mutable_buckets=1, lag={})
     clock.now_s += unchanged_buckets._AFTER_S
     unchanged.check()

@@ -46,14 +46,15 @@ def batch(number: int, cutoff_ms: int = 0) -> PlannedBatch:
 def test_batches_add_up() -> None:
     clock = Clock()
     counts = JobCounts(clock)
-    counts.batch_done(batch(0, 1_000_060_000), {"in": 5}, sealed=2, cancelled=1, mutable={})
+    counts.batch_done(batch(0, 1_000_060_000), {"in": 5}, {"in": 4}, sealed=2, cancelled=1, mutable={})
     clock.now_s += 10
-    counts.batch_done(batch(1, 1_000_070_000), {"in": 1, "other": 1}, sealed=0, cancelled=0, mutable={})
+    counts.batch_done(batch(1, 1_000_070_000), {"in": 1, "other": 1}, {"other": 1}, sealed=0, cancelled=0, mutable={})
     counts.took("state", 0.5)
     counts.took("state", 1.5)
     samples = scraped(counts)
     assert samples["read_records_total.in"] == 6
     assert samples["read_records_total.other"] == 1
+    assert (samples["accepted_messages_total.in"], samples["accepted_messages_total.other"]) == (4, 1)
     assert (samples["sealed_messages_total"], samples["cancelled_messages_total"]) == (2, 1)
     assert samples["handed_over_until_timestamp_seconds"] == 1_000_070
     assert samples["batch_done_timestamp_seconds"] == clock.now_s
@@ -65,7 +66,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     counts = JobCounts(clock)
     now_ms = int(clock.now_s * 1000)
     bounds = MutableBounds(now_ms + 30_000, now_ms + 30_000, count=5, bytes=50)
-    counts.batch_done(batch(0, cutoff_ms=now_ms), {}, 0, 0, mutable={0: bounds})
+    counts.batch_done(batch(0, cutoff_ms=now_ms), {}, {}, 0, 0, mutable={0: bounds})
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
 
     def segment(bucket: int, first_ms: int, last_ms: int, count: int) -> Segment:
@@ -89,7 +90,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
     assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (3, 3, 1)
     assert (samples["merging_seconds_total"], samples["table_bytes"], samples["table_files"]) == (1.5, 700, 2)
-    counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (0, 0)
     assert "next_due_timestamp_seconds" not in samples
@@ -99,15 +100,15 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     counts = JobCounts(Clock())
     one = {1: MutableBounds(5, 9, count=4, bytes=40)}
     counts.table_now(TableState())
-    counts.batch_done(batch(7), {}, 0, 0, one)
+    counts.batch_done(batch(7), {}, {}, 0, 0, one)
     assert counts.status("app", 2) is None
     # The state has two: one of them was filled before this start.
     counts.reported(7, mutable_buckets=2, lag={"in": 7})
     assert counts.status("app", 2) is None
     assert "waiting_messages.mutable" not in scraped(counts)
     # Spark reports batch 8 when batch 9 is done already, and has changed both.
-    counts.batch_done(batch(8), {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
-    counts.batch_done(batch(9), {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    counts.batch_done(batch(8), {}, {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
+    counts.batch_done(batch(9), {}, {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
     counts.reported(8, mutable_buckets=2, lag={"in": 7})
     assert scraped(counts)["waiting_messages.mutable"] == 4
 
@@ -115,12 +116,12 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
 def test_what_is_read_of_the_state_holds_for_mutable_buckets_of_which_no_batch_has_told() -> None:
     counts = JobCounts(Clock())
     counts.table_now(TableState())
-    counts.batch_done(batch(7), {}, 0, 0, {1: MutableBounds(5, 9, count=4, bytes=40)})
+    counts.batch_done(batch(7), {}, {}, 0, 0, {1: MutableBounds(5, 9, count=4, bytes=40)})
     # Not before the batch is committed, whose state is read.
     assert counts.batch_of_unknown_state is None
     counts.reported(7, mutable_buckets=2, lag={})
     assert counts.batch_of_unknown_state == 7
-    counts.batch_done(batch(8), {}, 0, 0, {1: MutableBounds(5, 9, count=3, bytes=30)})
+    counts.batch_done(batch(8), {}, {}, 0, 0, {1: MutableBounds(5, 9, count=3, bytes=30)})
     counts.state_read({0: MutableBounds(6, 6, count=1, bytes=10), 1: MutableBounds(5, 9, count=4, bytes=40)})
     assert counts.batch_of_unknown_state is None
     assert scraped(counts)["waiting_messages.mutable"] == 4
@@ -134,7 +135,7 @@ def test_the_status_has_what_waits_and_survives_json() -> None:
     counts, now_ms = JobCounts(clock), int(clock.now_s * 1000)
     counts.recovered("/c")
     counts.batch_begun(batch(0, now_ms))
-    counts.batch_done(batch(0, now_ms), {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
+    counts.batch_done(batch(0, now_ms), {}, {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
     merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
     counts.table_now(TableState([merged], buckets=1))
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
@@ -163,7 +164,7 @@ def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through
     counts = JobCounts(clock)
     clock.now_s += 20
     assert _health(counts, clock) == (True, False, ["no batch is done since the start, 20 s ago"])
-    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, 0, 0, {})
+    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, {}, 0, 0, {})
     assert _health(counts, clock) == (True, True, [])
     clock.now_s += 63
     assert _health(counts, clock) == (
@@ -178,7 +179,7 @@ def test_a_long_batch_is_live_while_tasks_end_and_no_longer() -> None:
     clock, done_tasks = Clock(), 0
     counts = JobCounts(clock)
     counts.watch_tasks(lambda: done_tasks)
-    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, 0, 0, {})
+    counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, {}, 0, 0, {})
     # A batch after a long outage: a task takes ten minutes, and a probe asks every minute.
     for minute in range(120):
         done_tasks = minute // 10
@@ -214,10 +215,10 @@ def test_a_job_that_replays_is_ready_once_it_hands_over_what_is_due_by_now() -> 
     counts = JobCounts(clock)
     # The first batch was planned before the job went down for two minutes, and so was the cutoff of the second one.
     for number, cutoff_ms in enumerate((_ms(clock) - 2 * MINUTE_MS, _ms(clock) - MINUTE_MS)):
-        counts.batch_done(batch(number, cutoff_ms), {}, 0, 0, {})
+        counts.batch_done(batch(number, cutoff_ms), {}, {}, 0, 0, {})
         assert _health(counts, clock)[:2] == (True, False)
         clock.now_s += 5
-    counts.batch_done(batch(2, _ms(clock) + MINUTE_MS - 5_000), {}, 0, 0, {})
+    counts.batch_done(batch(2, _ms(clock) + MINUTE_MS - 5_000), {}, {}, 0, 0, {})
     assert _health(counts, clock) == (True, True, [])
 
 
@@ -238,7 +239,7 @@ def test_an_idle_job_is_ready_all_the_time(horizon: str, trigger: str, idle_s: f
             live, ready, _ = _health(counts, clock, f"clock.horizon={horizon}", f"clock.trigger={trigger}")
             assert live
             assert number == 0 or ready
-        counts.batch_done(batch(number, before_ms + horizon_ms), {}, 0, 0, {})
+        counts.batch_done(batch(number, before_ms + horizon_ms), {}, {}, 0, 0, {})
         before_ms = int(begun_s * 1000)
         clock.now_s = max(begun_s + idle_s, begun_s + 1)
 

@@ -65,7 +65,7 @@ def labels() -> dict[str, set[str]]:
     """The labels of each sample that a job and a release process answer, once they have done something."""
     counts = JobCounts()
     bounds = {0: MutableBounds(1, 1, count=1, bytes=1)}
-    counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
+    counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     counts.lease_confirmed(1.0)
     counts.took("whole", 0.1)

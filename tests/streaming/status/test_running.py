@@ -52,7 +52,9 @@ def options_of(settings: Settings) -> list[str]:
 def status_of(application_id: str, checkpoint: str = CHECKPOINT) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
     counts.recovered(checkpoint)
-    counts.batch_done(PlannedBatch(3, 900_000, 960_000, {}), {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)})
+    counts.batch_done(
+        PlannedBatch(3, 900_000, 960_000, {}), {}, {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)}
+    )
     counts.reported(3, mutable_buckets=1, lag={"in": 7})
     counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1))
     status = counts.status(application_id, 2)
