@@ -30,9 +30,10 @@ def status(
 
     JSON keys: read_from (job or storage), checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms,
     age_ms, cutoff_ms; or null), waiting (total, ready, mutable, sealed, merged, mutable_bytes, sealed_bytes),
-    next_due_ms, shards (shard, ready, mutable, sealed, next_due_ms), sealed (buckets, segments), due (messages by time
-    to the due time: overdue, 10s, 1m, 10m, 1h, 6h, 1d, 7d, 30d, 90d, 366d, later), due_is_estimated, input_lag (total,
-    held, partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null),
+    next_due_ms, shards (shard, ready, mutable, sealed, next_due_ms), sealed (buckets, segments), merges (running,
+    finished, seconds, last: at_ms, took_ms, buckets; or null if the job did not answer), due (messages by time to the
+    due time: overdue, 10s, 1m, 10m, 1h, 6h, 1d, 7d, 30d, 90d, 366d, later), due_is_estimated, input_lag (total, held,
+    partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null),
     release (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null).
     """
     from streaming.status.formats import as_json, as_lines

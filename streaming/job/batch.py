@@ -215,9 +215,7 @@ class BatchRunner:
                 TableState(
                     segments=[segment for own in buckets.values() for segment in own],
                     buckets=len(buckets),
-                    merging=self._maintenance.merging,
-                    merges=self._maintenance.merged,
-                    merging_s=self._maintenance.merging_s,
+                    merges=self._maintenance.merges,
                     size=self._store.size(),
                 )
             )

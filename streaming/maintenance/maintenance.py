@@ -20,6 +20,7 @@ from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merge
 from streaming.maintenance.merging import Merging
+from streaming.monitor.job_status import LastMerge, Merges
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Maintenance:
         self._merges: list[Merge] = []
         self._merging = Merging(store, batch_settings, threads, self._set_pool)
         self._finished = 0
+        self._last: LastMerge | None = None
         # Whether the catalog has buckets that no plan of merges has considered.
         self._unplanned = True
         self._step: Future[_Outcome] | None = None
@@ -174,19 +176,9 @@ class Maintenance:
         return self._step is not None or self._merging.busy
 
     @property
-    def merging(self) -> int:
-        """The number of merges that are under way."""
-        return len(self._merges)
-
-    @property
-    def merged(self) -> int:
-        """The number of merges that were finished, or are about to be."""
-        return self._finished
-
-    @property
-    def merging_s(self) -> float:
-        """The time that merges have taken, of all threads, in s."""
-        return self._merging.worked_s
+    def merges(self) -> Merges:
+        """The merges since the start."""
+        return Merges(len(self._merges), self._finished, self._merging.worked_s, self._last)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until what is running has ended, at the longest for `timeout_s` seconds."""
@@ -303,6 +295,8 @@ class Maintenance:
     def _adopt(self, merge: Merge) -> None:
         """Take over a finished merge."""
         self._merges.remove(merge)
+        took_ms = int((time.monotonic() - merge.begun_s) * 1000)
+        self._last = LastMerge(time.time_ns() // 1_000_000, took_ms, len(merge.buckets))
         for segment in merge.replaced:
             self._parts.pop(segment.part, None)
         if not merge.merged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class Merge:
     - `merged`: the segments of the slices that are done
     - `next_ms`: where the next slice begins, epoch ms
     - `cancelled`: how many messages were left out at the most, since they are cancelled
+    - `begun_s`: when it began, by the monotonic clock
     """
 
     name: MergeName
@@ -37,6 +39,7 @@ class Merge:
     merged: list[Segment] = field(default_factory=list)
     next_ms: int = 0
     cancelled: int = 0
+    begun_s: float = field(default_factory=time.monotonic)
     _slices: int = 0
 
     @property

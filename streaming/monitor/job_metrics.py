@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -21,7 +21,7 @@ from state.checkpoint.origin import Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableBounds, WaitingEstimate
 from streaming.monitor.held_input import HeldInput, PartitionEnds
-from streaming.monitor.job_status import JobStatus
+from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
@@ -44,19 +44,15 @@ _BATCH_S = 2.0
 
 @dataclass(frozen=True)
 class TableState:
-    """What the table of sealed buckets has, and what was merged since the start of the job.
+    """What the table of sealed buckets has, and what was merged of them.
 
     - `segments`: of all `buckets`
-    - `merging`: merges that are under way
-    - `merges`: merges that were finished, and `merging_s` the time of all, in s
     - `size`: bytes and files of the table, if they are known
     """
 
     segments: Sequence[Segment] = ()
     buckets: int = 0
-    merging: int = 0
-    merges: int = 0
-    merging_s: float = 0.0
+    merges: Merges = field(default_factory=Merges)
     size: tuple[int, int] | None = None
 
 
@@ -238,6 +234,7 @@ class JobCounts(Collector):
             buckets=table.buckets,
             segments=len(table.segments),
             due=waiting.due(now_ms),
+            merges=table.merges,
         )
 
     def _waiting(self, done: PlannedBatch, table: TableState) -> WaitingEstimate:
@@ -298,9 +295,11 @@ class JobCounts(Collector):
             size, files = table.size
             yield _gauge("delayline_table_bytes", "Bytes of the files of the table of sealed buckets.", size)
             yield _gauge("delayline_table_files", "Files of the table of sealed buckets.", files)
-        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table.merging)
-        yield CounterMetricFamily("delayline_merges", "Merges of sealed buckets that were finished.", table.merges)
-        yield CounterMetricFamily("delayline_merging_seconds", "Time that these merges took.", table.merging_s)
+        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table.merges.running)
+        yield CounterMetricFamily(
+            "delayline_merges", "Merges of sealed buckets that were finished.", table.merges.finished
+        )
+        yield CounterMetricFamily("delayline_merging_seconds", "Time that these merges took.", table.merges.seconds)
         waiting = GaugeMetricFamily(
             "delayline_waiting_messages", "Messages that wait and are not handed over, about.", labels=["place"]
         )

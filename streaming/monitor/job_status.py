@@ -10,6 +10,30 @@ from streaming.monitor.estimate import WaitingInShard
 
 
 @dataclass(frozen=True)
+class LastMerge:
+    """A finished merge of sealed buckets: when it ended (epoch ms), how long after its begin, of how many buckets."""
+
+    at_ms: int
+    took_ms: int
+    buckets: int
+
+
+@dataclass(frozen=True)
+class Merges:
+    """Merges of sealed buckets since the start of the job.
+
+    - `running`: how many are under way
+    - `finished`: how many were finished, or are about to be, and `seconds` how long the threads worked on all
+    - `last`: the last that was finished
+    """
+
+    running: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+    last: LastMerge | None = None
+
+
+@dataclass(frozen=True)
 class JobStatus:
     """What waits after the last batch and is not handed over, as the job knows it. Instants are epoch ms.
 
@@ -17,6 +41,7 @@ class JobStatus:
     - `running`: the batch after it, once that is planned
     - `merged`: the messages in merged buckets, which belong to no shard
     - `due`: the number of messages in each span of `streaming.monitor.estimate`, estimated
+    - `merges`: None of a job of an earlier version
     """
 
     application_id: str
@@ -32,6 +57,7 @@ class JobStatus:
     buckets: int
     segments: int
     due: dict[str, int]
+    merges: Merges | None = None
 
     def to_json(self) -> bytes:
         """Return this as one JSON object."""

@@ -11,6 +11,7 @@ from conf.durations import format_duration
 from sinks.internal_topics.lease_record import Lease
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import LATER, SPANS_MS
+from streaming.monitor.job_status import Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.status import Status
 
@@ -38,6 +39,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "next_due_ms": status.next_due_ms,
         "shards": [asdict(shard) for shard in status.shards],
         "sealed": {"buckets": status.buckets, "segments": status.segments},
+        "merges": None if status.merges is None else asdict(status.merges),
         "due": status.due,
         "due_is_estimated": status.due_is_estimated,
         "input_lag": None
@@ -96,8 +98,19 @@ def _summary(status: Status) -> Iterator[str]:
             f"{mutable:,} in mutable buckets, {sealed:,} in {status.buckets:,} sealed buckets ({status.segments:,} "
             "segments)"
         )
+        if status.merges is not None:
+            yield f"merges       {merge_text(status.merges, status.now_ms)}"
         yield f"next due     {_due(status, status.next_due_ms)}"
     yield from _broker_lines(status.broker)
+
+
+def merge_text(merges: Merges, now_ms: int) -> str:
+    """Return in words how many merges run and were finished since the job's start, and the last one."""
+    text = f"{merges.running:,} running, {merges.finished:,} finished since the start of the job"
+    if merges.last is None:
+        return text
+    ago, took = format_duration(max(0, now_ms - merges.last.at_ms)), format_duration(merges.last.took_ms)
+    return f"{text}; the last {ago} ago, of {merges.last.buckets} buckets in {took}"
 
 
 def _broker_lines(answer: BrokerAnswer) -> Iterator[str]:

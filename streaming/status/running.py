@@ -59,4 +59,5 @@ def status_from(job: JobStatus, settings: Settings) -> Status:
         due=dict(zip([*SPANS_MS, LATER], map(add, due, of_ready), strict=True)),
         due_is_estimated=True,
         broker=broker,
+        merges=job.merges,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import SPANS_MS, WaitingInShard
+from streaming.monitor.job_status import Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.due_histogram import DueHistogram
 from streaming.status.ready import ReadyShard
@@ -33,6 +34,7 @@ class Status:
     - `planned`: the batch that is running, or that the next start will replay.
     - `merged`: the messages in merged buckets.
     - `due`: the number of waiting messages in each span (`SPANS_MS`, `LATER`).
+    - `merges`: of the running job; None if it did not say.
     """
 
     read_from: Literal["job", "storage"]
@@ -50,6 +52,7 @@ class Status:
     due: dict[str, int]
     due_is_estimated: bool
     broker: BrokerAnswer
+    merges: Merges | None = None
 
 
 def shard_statuses(waiting: Iterable[WaitingInShard], ready: Iterable[ReadyShard]) -> list[ShardStatus]:

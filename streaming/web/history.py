@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +15,7 @@ from conf.settings import Settings
 from streaming.monitor.client import NoAnswer, ask, other_application, release_addresses
 from streaming.status.formats import as_json
 from streaming.status.running import status_of_job
+from streaming.status.sample import Sample, sample_of
 from streaming.status.status import Status
 
 log = logging.getLogger(__name__)
@@ -23,31 +24,6 @@ _EVERY_S = 5.0
 # Of one core. What is handed over and not released is read each time, which may be much.
 _MOST_CPU = 0.01
 _KEPT = 720
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One look at the job.
-
-    - `at_ms`: when, epoch ms
-    - `waiting`, `ready`, `lag`: numbers of messages: all that wait, handed over of these, and not read yet
-    - `read`, `released`: how many were ever read from the input, and released; differences of two samples are rates
-    - `p99_ms`, `max_ms`: the lateness of the shard that was latest in the minute before its last release
-    - `buckets`, `segments`: of the sealed messages
-
-    None is unknown: the broker did not answer.
-    """
-
-    at_ms: int
-    waiting: int
-    ready: int
-    lag: int | None
-    read: int | None
-    released: int | None
-    p99_ms: int | None
-    max_ms: int | None
-    buckets: int
-    segments: int
 
 
 class History:
@@ -97,25 +73,8 @@ class History:
         with self._lock:
             self._problems = problems
             self._status = None if status is None else as_json(status)
-            if status is not None and self._status is not None:
-                self._samples.append(_sample(status, self._status["waiting"]["total"]))
-
-
-def _sample(status: Status, waiting: int) -> Sample:
-    lag, ready = status.broker.lag, status.broker.ready
-    late = [shard.lateness for shard in ready or () if shard.at_ms is not None]
-    return Sample(
-        at_ms=status.now_ms,
-        waiting=waiting,
-        ready=sum(shard.ready for shard in status.shards),
-        lag=None if lag is None else sum(part.lag for part in lag),
-        read=None if lag is None else sum(part.read_offset for part in lag),
-        released=None if ready is None else sum(shard.released for shard in ready),
-        p99_ms=max((lateness.p99_ms for lateness in late), default=None),
-        max_ms=max((lateness.max_ms for lateness in late), default=None),
-        buckets=status.buckets,
-        segments=status.segments,
-    )
+            if status is not None:
+                self._samples.append(sample_of(status))
 
 
 def _problems(settings: Settings) -> list[dict[str, Any]]:

@@ -83,6 +83,8 @@ function figures(status) {
     [status.input_lag ? count(status.input_lag.total) : "unknown", "not read yet"],
     [status.committed_batch ? duration(status.committed_batch.age_ms) : "none", "since the last batch began"],
     [`${count(status.sealed.buckets)} / ${count(status.sealed.segments)}`, "buckets / segments"],
+    [status.merges ? `${count(status.merges.running)} / ${count(status.merges.finished)}` : "unknown",
+     "merges: running / finished"],
     [release ? count(release.processes.length) : "unknown", "release processes"],
     [status.holder ? `${status.holder.host} ${status.holder.pid}` : "nobody", "holds the lease"],
   ];
@@ -91,6 +93,15 @@ function figures(status) {
     box.append(element("b", value), element("span", what));
     return box;
   }));
+}
+
+// Since the start of the job.
+function merges(status) {
+  const { merges: found, now_ms: now } = status;
+  if (!found) return "";
+  const { last } = found;
+  const newest = last ? `last ${away(last.at_ms, now)}, ${count(last.buckets)} buckets in ${duration(last.took_ms)}; ` : "";
+  return `${newest}${duration(found.seconds * 1000)} of work in all`;
 }
 
 function row(cells) {
@@ -121,8 +132,15 @@ function problems(found) {
 
 function lines(id, drawn) {
   const x = drawn.at_ms || samples.map((sample) => new Date(sample.at_ms));
-  const traces = Object.entries(drawn.lines).map(([name, y]) => ({ x, y, name, mode: "lines", connectgaps: false }));
-  Plotly.react(id, traces, { ...layout, yaxis: { ...layout.yaxis, ...drawn.yaxis } }, charts);
+  const trace = (name, y) => ({ x, y, name, mode: "lines", connectgaps: false });
+  const traces = Object.entries(drawn.lines).map(([name, y]) => trace(name, y));
+  const axes = { yaxis: { ...layout.yaxis, ...drawn.yaxis } };
+  for (const [name, y] of Object.entries(drawn.right || {})) {
+    traces.push({ ...trace(name, y), yaxis: "y2", line: { shape: "hv", dash: "dot" } });
+    axes.yaxis2 = { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, title: { text: name } };
+    axes.margin = { ...layout.margin, r: 45 };
+  }
+  Plotly.react(id, traces, { ...layout, ...axes }, charts);
 }
 
 // Events a second between each two samples; none across a restart of what is counted.
@@ -147,7 +165,8 @@ function draw(status) {
     lines: { read: rate("read"), released: rate("released") },
   });
   lines("waiting", { lines: { waiting: of("waiting"), "handed over": of("ready"), "not read": of("lag") } });
-  lines("buckets", { lines: { buckets: of("buckets"), segments: of("segments") } });
+  lines("buckets", { lines: { buckets: of("buckets"), segments: of("segments") }, right: { merging: of("merging") } });
+  $("merges").textContent = merges(status);
 }
 
 async function refresh() {

@@ -21,6 +21,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.job_status import Merges
 from tests.conftest import MakeSettings
 
 CUTOFF_MS = 50_000
@@ -77,7 +78,7 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
 def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(override: str, counted: bool) -> None:
     runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
     runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
-    table: Any = SimpleNamespace(buckets={}, merging=0, merged=0, merging_s=0.0, size=lambda: None)
+    table: Any = SimpleNamespace(buckets={}, merges=Merges(), size=lambda: None)
     runner._catalog = runner._maintenance = runner._store = table
     span: Any = SimpleNamespace(read_by_topic={})
     runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)

@@ -360,10 +360,15 @@ def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch:
     # The batch goes on after its time, whatever merges do.
     assert maintenance.catch_up(many - 1, 0, 0.5) >= 0.5
     assert len(catalog.buckets) == many
+    before = maintenance.merges
+    assert (before.running > 0, before.finished, before.last) == (True, 0, None)
     may_go_on.set()
     assert 0 < maintenance.catch_up(many - 1, 0, 60) < 60
     assert len(catalog.buckets) <= most_behind(many, FAN_IN)
     assert catalog.messages == many
+    after = maintenance.merges
+    assert after.last is not None
+    assert (after.finished >= before.running, after.last.buckets >= FAN_IN, after.last.took_ms >= 500) == (True,) * 3
     # A job that stops does not wait.
     may_go_on.clear()
     sealed(range(many, 3 * many))

@@ -15,7 +15,7 @@ from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import SPANS_MS, MutableBounds
 from streaming.monitor.job_metrics import WITHIN_S, JobCounts, TableState, job_health
-from streaming.monitor.job_status import JobStatus
+from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.server import registry_of
 
 MINUTE_MS = 60_000
@@ -76,7 +76,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     segments = [
         segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(3, -MINUTE_MS, -1, 3),
     ]  # fmt: skip
-    counts.table_now(TableState(segments, buckets=3, merging=1, merges=3, merging_s=1.5, size=(700, 2)))
+    counts.table_now(TableState(segments, buckets=3, merges=Merges(1, 3, 1.5), size=(700, 2)))
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (107, 5)
     assert samples["sealed_bytes"] == 1070

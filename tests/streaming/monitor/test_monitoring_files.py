@@ -69,7 +69,7 @@ def labels() -> dict[str, set[str]]:
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     counts.lease_confirmed(1.0)
     counts.took("whole", 0.1)
-    counts.table_now(TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, merges=1, size=(1, 1)))
+    counts.table_now(TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, size=(1, 1)))
     released = ReleaseCounts("results")
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]

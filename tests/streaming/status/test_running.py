@@ -20,12 +20,13 @@ from streaming.cli.app import app
 from streaming.local.free_port import free_port
 from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds
 from streaming.monitor.job_metrics import JobCounts, TableState
-from streaming.monitor.job_status import JobStatus
+from streaming.monitor.job_status import JobStatus, LastMerge, Merges
 from streaming.monitor.server import Health, MonitorServer
 from streaming.status import storage_reader
 from streaming.status.running import status_of_job
 from streaming.storage.paths import checkpoint_path
 
+MERGES = Merges(1, 3, 4.5, LastMerge(940_000, 1_500, 16))
 CHECKPOINT = checkpoint_path(Settings(), "checkpoint")
 
 
@@ -56,7 +57,7 @@ def status_of(application_id: str, checkpoint: str = CHECKPOINT) -> JobStatus:
         PlannedBatch(3, 900_000, 960_000, {}), {}, {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)}
     )
     counts.reported(3, mutable_buckets=1, lag={"in": 7})
-    counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1))
+    counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1, merges=MERGES))
     status = counts.status(application_id, 2)
     assert status is not None
     return status
@@ -78,6 +79,10 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert (status["waiting"]["total"], status["waiting"]["mutable"], status["waiting"]["merged"]) == (13, 4, 9)
     assert (status["due"]["1m"], status["due"]["6h"], status["next_due_ms"]) == (4, 9, 1_030_000)
     assert status["input_lag"]["total"] == 0
+    last = {"at_ms": 940_000, "took_ms": 1_500, "buckets": 16}
+    assert status["merges"] == {"running": 1, "finished": 3, "seconds": 4.5, "last": last}
+    merges = "1 running, 3 finished since the start of the job; the last 1m ago, of 16 buckets in 1.5s"
+    assert f"merges       {merges}" in table
     assert table[0] == f"checkpoint   {CHECKPOINT} (as the running job says)"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
 
@@ -86,9 +91,12 @@ def test_a_job_of_an_earlier_version_counts_as_later_what_it_has_no_span_for(set
     status = status_of(settings.application_id)
     due = {span: count for span, count in status.due.items() if span not in ("90d", "366d")} | {"later": 7}
     ensure_topics(settings, 1)
-    with job_that_says(replace(status, due=due)) as address:
+    said = json.loads(replace(status, due=due).to_json())
+    del said["merges"]
+    with job_that_says(JobStatus.from_json(json.dumps(said).encode())) as address:
         shown = status_of_job(with_monitor(settings, address))
     assert shown is not None
+    assert shown.merges is None
     assert [*shown.due] == [*SPANS_MS, LATER]
     assert {span: count for span, count in shown.due.items() if count} == {"1m": 4, "6h": 9, "later": 7}
 

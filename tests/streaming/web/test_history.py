@@ -12,7 +12,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import LATER, SPANS_MS, WaitingInShard
-from streaming.monitor.job_status import JobStatus
+from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.server import Health, MonitorServer
 from streaming.storage.paths import checkpoint_path
 from streaming.web import history as module
@@ -41,9 +41,15 @@ class Job:
             1,
             4,
             due,
+            Merges(2, 5, 1.5, None),
         )
         self.server = MonitorServer(
-            "monitor.job", "127.0.0.1:0", CollectorRegistry(), Health, lambda: self.status, application_id="mine"
+            "monitor.job",
+            "127.0.0.1:0",
+            CollectorRegistry(),
+            Health,
+            lambda: self.status,
+            application_id="mine",
         )
 
     def settings(self) -> Settings:
@@ -68,7 +74,7 @@ def test_samples_are_taken_while_the_job_answers_and_their_status_is_the_newest(
         known = history.now(0)
         assert known["status"]["waiting"]["total"] == 5
         sample = known["samples"][0]
-        assert (sample["waiting"], sample["buckets"], sample["segments"]) == (5, 1, 4)
+        assert (sample["waiting"], sample["buckets"], sample["segments"], sample["merging"]) == (5, 1, 4, 2)
         # The broker does not answer.
         assert (sample["lag"], sample["read"], sample["released"], sample["p99_ms"]) == (None, None, None, None)
         assert history.now(known["samples"][-1]["at_ms"] + 3_600_000)["samples"] == []
