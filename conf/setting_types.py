@@ -105,6 +105,12 @@ def _servers(text: str) -> str:
     return ",".join(servers)
 
 
+def _server(text: str) -> str:
+    if not _port(text):
+        raise ValueError("host:port with a port from 1 to 65535")
+    return text
+
+
 def _listening(text: str) -> str:
     if text and _port(text) is None:
         raise ValueError('host:port with a port from 0 (any free one) to 65535, or ""')
@@ -135,6 +141,8 @@ TopicPattern = Annotated[
 HeaderName = Annotated[str, _matching(r"(?s)(?!delayline-).+", "1 character or more, not beginning with 'delayline-'")]
 # Where a process listens; "" is nowhere.
 ListenAddress = Annotated[str, AfterValidator(_listening)]
+# Where another process listens.
+ServerAddress = Annotated[str, AfterValidator(_server)]
 ServerList = Annotated[str, AfterValidator(_servers)]
 FilePath = Annotated[str, _matching(r"|.*\S.*", "the path of a file, or empty")]
 FolderPath = Annotated[str, _matching(r"|.*\S.*", "the path of a folder, or empty")]

@@ -28,6 +28,7 @@ from conf.setting_types import (
     ListenAddress,
     OptionTable,
     Section,
+    ServerAddress,
     ServerList,
     StoragePath,
     TopicName,
@@ -166,6 +167,7 @@ class MonitorSettings(Section):
 
     job: ListenAddress = "127.0.0.1:9464"
     release: ListenAddress = ""
+    release_addresses: Annotated[tuple[ServerAddress, ...], BeforeValidator(read_list)] = ()
     otlp: WebAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
 

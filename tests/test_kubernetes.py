@@ -174,11 +174,18 @@ def test_probes_ask_where_the_processes_answer(settings: Settings) -> None:
             assert container(component)[probe]["httpGet"]["path"] in ("/healthz", "/readyz")
 
 
-def test_the_page_asks_the_job_through_its_service() -> None:
+def test_the_page_asks_the_job_and_the_release_processes_through_their_services() -> None:
     environ = {each["name"]: each["value"] for each in container("web")["env"]}
     settings = load_settings(BASE / "delayline.toml", environ=environ)
     name, _, port = settings.monitor.job.rpartition(":")
     assert port in {str(each["port"]) for each in manifest("Service", name)["spec"]["ports"]}
+    (release,) = settings.monitor.release_addresses
+    name, _, port = release.rpartition(":")
+    service = manifest("Service", name)["spec"]
+    # Its name stands for the pods themselves.
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    assert port in {str(each["port"]) for each in service["ports"]}
+    assert port == settings.monitor.release.rpartition(":")[2]
     # What a proxy of kubectl brings comes from the pod's own host; nothing else reaches the page without a token.
     assert settings.web.address.startswith("127.0.0.1:")
 

@@ -56,7 +56,8 @@ def group_id(settings: Settings) -> str:
 class ReleaseProcess:
     """Releases the shards that the group gives to this process.
 
-    `assigned` are the numbers of these shards, `shards` those that are open, `counts` what was released.
+    `assigned` are the numbers of these shards, `shards` those that are open, `counts` what was released, `member` is
+    the name of the process.
     """
 
     def __init__(self, settings: Settings, member: str) -> None:
@@ -79,7 +80,7 @@ class ReleaseProcess:
         self.polled_s = self._deleted_s = time.monotonic()
         # Until when, by the monotonic clock, being fenced means that another process has this one's name.
         self._replaced_until_s = -math.inf
-        self._member = member
+        self.member = member
         self._group_id = group_id(settings)
         self._group = self._group_consumer()
 
@@ -89,8 +90,8 @@ class ReleaseProcess:
                 **self._options,
                 "logger": log,
                 "group.id": self._group_id,
-                "group.instance.id": self._member,
-                "client.id": self._member,
+                "group.instance.id": self.member,
+                "client.id": self.member,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": _SESSION_MS,
                 "heartbeat.interval.ms": _HEARTBEAT_MS,
@@ -148,7 +149,7 @@ class ReleaseProcess:
         if error.fatal() or error.code() in _TAKEN:
             if time.monotonic() < self._replaced_until_s:
                 raise ReleaseTaken(
-                    f"another release process with the name {self._member} has taken its place ({error.str()}). If "
+                    f"another release process with the name {self.member} has taken its place ({error.str()}). If "
                     "both are meant to run, give each its own name (delayline release --name)"
                 )
             self._join_again()
@@ -158,7 +159,7 @@ class ReleaseProcess:
         log.debug("the group of the release processes: %s", error)
 
     def _join_again(self) -> None:
-        log.warning("group %s takes %s for replaced; joining it again", self._group_id, self._member)
+        log.warning("group %s takes %s for replaced; joining it again", self._group_id, self.member)
         self._leave()
         self.assigned.clear()
         self._group = self._group_consumer()
@@ -170,7 +171,7 @@ class ReleaseProcess:
         group.pause(partitions)
         self._is_lost = False
         self.assigned |= {partition.partition for partition in partitions}
-        log.info("shards %s are given to %s", sorted(self.assigned), self._member)
+        log.info("shards %s are given to %s", sorted(self.assigned), self.member)
         failpoint("shards-assigned")
 
     def _on_lost(self, group: Consumer, partitions: list[TopicPartition]) -> None:
@@ -181,7 +182,7 @@ class ReleaseProcess:
         gone = {partition.partition for partition in partitions}
         self.assigned -= gone
         self._close([number for number in self.shards if number in gone])
-        log.info("shards %s are taken from %s", sorted(gone), self._member)
+        log.info("shards %s are taken from %s", sorted(gone), self.member)
         failpoint("shards-revoked")
         group.incremental_unassign(partitions)
 

@@ -25,17 +25,19 @@ def monitored(
     health: Callable[[], Health],
     status: Callable[[], JobStatus | None] = lambda: None,
     waits_for_address: bool = False,
+    process: str = "",
 ) -> Iterator[None]:
     """In this context the process answers at its address in `[monitor]`, and sends its metrics to `monitor.otlp`.
 
-    If `waits_for_address`, it goes on without an answer while another process listens there.
+    If `waits_for_address`, it goes on without an answer while another process listens there. `process` is its name, by
+    default its role.
 
     Raises SettingError if it cannot listen at the address; MissingExtra.
     """
     address, endpoint = getattr(settings.monitor, role), settings.monitor.otlp
     with ExitStack() as stack:
         if address:
-            own = (registry_of(collector), health, status, settings.application_id)
+            own = (registry_of(collector), health, status, settings.application_id, process or role)
             server = partial(MonitorServer, f"monitor.{role}", address, *own)
             stack.enter_context(PatientServer(server) if waits_for_address else server())
         if endpoint:

@@ -10,10 +10,11 @@ _MOST_CHARACTERS = 1_000
 
 
 class RecentProblems(logging.Handler):
-    """Keeps the newest lines from warnings up, each cut to `_MOST_CHARACTERS`."""
+    """Keeps the newest lines from warnings up, each cut to `_MOST_CHARACTERS`. `process` is the name of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: str) -> None:
         super().__init__(logging.WARNING)
+        self._process = process
         self._lines: deque[dict[str, object]] = deque(maxlen=_KEPT)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -24,10 +25,11 @@ class RecentProblems(logging.Handler):
             self.handleError(record)
             return
         at_ms = int(record.created * 1000)
-        self._lines.append({"at_ms": at_ms, "level": record.levelname, "logger": record.name, "message": text})
+        line = {"at_ms": at_ms, "process": self._process, "level": record.levelname, "logger": record.name}
+        self._lines.append(line | {"message": text})
 
     def newest(self) -> list[dict[str, object]]:
-        """Return the lines, oldest first: time (epoch ms), level, logger and message of each."""
+        """Return the lines, oldest first: time (epoch ms), process, level, logger and message of each."""
         self.acquire()
         try:
             return list(self._lines)

@@ -118,7 +118,7 @@ def monitored_release(
     """
     health = partial(release_health, process, settings.release.transaction_timeout)
     metrics = ReleaseMetrics(process)
-    return monitored("release", settings, metrics, health, waits_for_address=waits_for_address)
+    return monitored("release", settings, metrics, health, waits_for_address=waits_for_address, process=process.member)
 
 
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:

@@ -62,16 +62,17 @@ class MonitorServer:
         health: Callable[[], Health],
         status: Callable[[], JobStatus | None] = lambda: None,
         application_id: str = "",
+        process: str = "",
     ) -> None:
         """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
 
-        Each answer names `application_id`.
+        Each answer names `application_id`, and each problem `process`: the name of this one.
 
         Raises SettingError if nobody can listen there.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        self._problems = RecentProblems()
+        self._problems = RecentProblems(process)
         try:
             self._server = _Server(host, int(port), _handler(registry, health, status, self._problems, application_id))
         except OSError as problem:

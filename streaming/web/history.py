@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -12,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from conf.settings import Settings
-from streaming.monitor.client import NoAnswer, ask, other_application, release_addresses
 from streaming.status.formats import as_json
+from streaming.status.problems import ProcessProblems
 from streaming.status.running import status_of_job
 from streaming.status.sample import Sample, sample_of
 from streaming.status.status import Status
@@ -34,6 +33,7 @@ class History:
         self._samples: deque[Sample] = deque(maxlen=_KEPT)
         self._status: dict[str, Any] | None = None
         self._problems: list[dict[str, Any]] = []
+        self._asked = ProcessProblems(settings)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
@@ -67,7 +67,7 @@ class History:
             self._closed.wait(max(0.0, pause_s - (time.monotonic() - begun_s)))
 
     def _take(self) -> None:
-        self._keep(status_of_job(self._settings), _problems(self._settings))
+        self._keep(status_of_job(self._settings), self._asked.newest())
 
     def _keep(self, status: Status | None, problems: list[dict[str, Any]]) -> None:
         with self._lock:
@@ -75,22 +75,3 @@ class History:
             self._status = None if status is None else as_json(status)
             if status is not None:
                 self._samples.append(sample_of(status))
-
-
-def _problems(settings: Settings) -> list[dict[str, Any]]:
-    """Return the newest warnings and errors of the job and of the release processes that it starts, newest first."""
-    found: list[dict[str, Any]] = []
-    for name, address in _addresses(settings):
-        try:
-            answer = ask(address, "/problems")
-            # Another job may have the address.
-            if other_application(answer, settings) is None:
-                found += [problem | {"process": name} for problem in json.loads(answer.body)]
-        except (NoAnswer, ValueError, TypeError, AttributeError) as problem:
-            log.debug("%s did not say its problems: %s", name, problem)
-    return sorted(found, key=lambda problem: -int(problem["at_ms"]))
-
-
-def _addresses(settings: Settings) -> list[tuple[str, str]]:
-    addresses = [("job", settings.monitor.job)] if settings.monitor.job else []
-    return addresses + [(f"release {number}", address) for number, address in enumerate(release_addresses(settings))]

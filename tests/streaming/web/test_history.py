@@ -50,6 +50,7 @@ class Job:
             Health,
             lambda: self.status,
             application_id="mine",
+            process="job",
         )
 
     def settings(self) -> Settings:
@@ -99,13 +100,6 @@ def test_an_unknown_error_is_logged_and_sampling_goes_on(
         assert_eventually(lambda: history.now(0)["samples"], 60)
     assert "no sample was taken" in caplog.text
     assert "a defect" in caplog.text
-
-
-def test_the_problems_of_another_job_at_the_address_are_not_shown(job: Job) -> None:
-    module.log.warning("all of the other")
-    own = job.settings().model_copy(update={"application_id": "another"})
-    assert module._problems(own) == []
-    assert [each["message"] for each in module._problems(job.settings())] == ["all of the other"]
 
 
 def test_the_problems_of_the_jobs_log_are_among_the_samples(job: Job) -> None:

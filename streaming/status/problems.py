@@ -1,0 +1,128 @@
+"""The newest warnings and errors of the job and of all release processes that it is known where to ask."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from conf.settings import Settings
+from streaming.monitor.client import NoAnswer, ask, other_application, release_addresses
+
+log = logging.getLogger(__name__)
+
+# For how long all processes together are waited for.
+_WAIT_S = 1.0
+_MOST_SHOWN = 100
+
+Known = TypeVar("Known")
+
+
+class ProcessProblems:
+    """Asks the job, the release processes that it starts, and those at `monitor.release_addresses`.
+
+    Each is asked in a thread of its own: one that does not answer, or a name that is not resolved, holds up no other,
+    and what comes late is there the next time.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # By address, what a process is called that does not say its name, as of an earlier version.
+        self._local = {each: f"release at {each}" for each in release_addresses(settings)}
+        if settings.monitor.job:
+            self._local[settings.monitor.job] = "job"
+        self._names = [_Asking(partial(_resolved, address)) for address in settings.monitor.release_addresses]
+        self._processes: dict[str, _Asking[dict[str, Any]]] = {}
+
+    def newest(self) -> list[dict[str, Any]]:
+        """Return the newest warnings and errors, newest first: `at_ms` (epoch ms), `process`, `level`, `message`.
+
+        Takes a second at the longest.
+        """
+        begun_s = time.monotonic()
+        here = {address: self._asking(address, name) for address, name in self._local.items()}
+        _start(here.values())
+        _start(self._names)
+        # The other half is for the processes that the names stand for.
+        resolved = _answers(self._names, begun_s + _WAIT_S / 2)
+        there = {each: self._asking(each, f"release at {each}") for each in resolved if each not in here}
+        _start(there.values())
+        self._processes = here | there
+        answers = _answers(self._processes.values(), begun_s + _WAIT_S)
+        # A process may have several addresses.
+        found = {tuple(problem.items()): problem for problem in answers}
+        return sorted(found.values(), key=lambda problem: -int(problem["at_ms"]))[:_MOST_SHOWN]
+
+    def _asking(self, address: str, name: str) -> _Asking[dict[str, Any]]:
+        question = partial(_problems_at, address, name, self._settings)
+        return self._processes.setdefault(address, _Asking(question))
+
+
+class _Asking(Generic[Known]):
+    """Asks the same again and again, in a thread. `known` is what the last answer had; of none, nothing."""
+
+    def __init__(self, question: Callable[[], list[Known]]) -> None:
+        self._question = question
+        self._thread: threading.Thread | None = None
+        self._is_late = False
+        self.known: list[Known] = []
+
+    def start(self) -> None:
+        """Ask, unless the last answer is still to come."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="problems", daemon=True)
+            self._thread.start()
+            self._is_late = False
+
+    def wait(self, until_s: float) -> None:
+        """Wait for the answer until `until_s`, by the monotonic clock; for the same one only once."""
+        if self._thread is not None and not self._is_late:
+            self._thread.join(max(0.0, until_s - time.monotonic()))
+            self._is_late = self._thread.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            self.known = self._question()
+        except (NoAnswer, OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+            log.debug("no problems are known: %s", problem)
+            self.known = []
+
+
+def _start(asked: Iterable[_Asking[Known]]) -> None:
+    for each in asked:
+        each.start()
+
+
+def _answers(asked: Collection[_Asking[Known]], until_s: float) -> list[Known]:
+    for each in asked:
+        each.wait(until_s)
+    return [known for each in asked for known in each.known]
+
+
+def _resolved(address: str) -> list[str]:
+    """Return the numeric addresses that host:port stands for. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    numeric = dict.fromkeys(str(place[0]) for *_, place in found)
+    return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in numeric]
+
+
+def _problems_at(address: str, name: str, settings: Settings) -> list[dict[str, Any]]:
+    answer = ask(address, "/problems")
+    # Another job may have the address.
+    if other_application(answer, settings) is not None:
+        return []
+    return [
+        {
+            "at_ms": int(each["at_ms"]),
+            "process": str(each.get("process", name)),
+            "level": str(each["level"]),
+            "message": str(each["message"]),
+        }
+        for each in json.loads(answer.body)
+    ]
