@@ -1,19 +1,28 @@
-"""`delayline top`: what `delayline status` shows, again and again."""
+"""`delayline top`: what the page shows, in a terminal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from streaming.cli.options import ConfigFile, Overrides, duration_ms, settings_of
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleDimensions
+
     from conf.settings import Settings
+    from streaming.status.sample import Sample
+
+# For how long looks are kept.
+_KEPT_MS = 3_600_000
+_WIDTH = 100
+_HEAD_LINES = 2
 
 
 def top(
@@ -22,16 +31,18 @@ def top(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what waits, when it is due, the last batch, input lag and lateness, and keep it up to date.
+    """Show what the page shows, but for messages: what is due when, lateness, rates, merges, shards, problems.
 
-    Asks the running job at monitor.job, and the broker. On a terminal it takes the screen; otherwise it prints each
-    time.
+    Asks the running job at monitor.job, the broker, and for problems the release processes at monitor.release and
+    monitor.release_addresses. On a terminal it takes the screen, best of 100 columns and 40 lines; otherwise it prints
+    each time.
     """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     from conf.errors import UsageError
+    from streaming.status.problems import ProcessProblems
 
     pause_ms = duration_ms("--every", every)
     if pause_ms < 500:
@@ -42,25 +53,37 @@ def top(
             "monitor.job is not set: `delayline top` asks the job there. `delayline status` needs no address"
         )
     console = Console(highlight=False)
+    samples: deque[Sample] = deque(maxlen=max(2, _KEPT_MS // pause_ms))
+    problems = ProcessProblems(settings)
     with ExitStack() as stack:
         show: Callable[[str], object] = typer.echo
         if console.is_terminal:
             live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
-            show = lambda seen: live.update(Text(seen), refresh=True)  # noqa: E731
+            show = lambda seen: live.update(Text(seen, no_wrap=True, overflow="crop"), refresh=True)  # noqa: E731
         for number in range(times) if times else count():
             if number:
                 time.sleep(pause_ms / 1000)
-            show(_seen(settings))
+            size = console.size if console.is_terminal else None
+            show(_seen(settings, samples, problems.newest(), size))
 
 
-def _seen(settings: Settings) -> str:
+def _seen(
+    settings: Settings,
+    samples: deque[Sample],
+    problems: Sequence[Mapping[str, Any]],
+    size: ConsoleDimensions | None,
+) -> str:
     from conf.instants import instant
-    from streaming.status.formats import as_lines
     from streaming.status.running import status_of_job
+    from streaming.status.sample import sample_of
+    from streaming.status.screen import problem_lines, screen_lines
 
+    width, height = (_WIDTH, None) if size is None else (size.width, size.height - _HEAD_LINES)
     status = status_of_job(settings)
     if status is None:
         at = instant(time.time_ns() // 1_000_000)
         no_answer = "does not answer, does not know yet what waits, or is another one (application_id, storage.path)"
-        return f"{at}  the job at {settings.monitor.job} {no_answer}"
-    return "\n".join([f"{instant(status.now_ms)}  {settings.application_id}", "", *as_lines(status)])
+        return "\n".join([f"{at}  the job at {settings.monitor.job} {no_answer}", *problem_lines(problems, height)])
+    samples.append(sample_of(status))
+    lines = screen_lines(status, list(samples), problems, width, height)
+    return "\n".join([f"{instant(status.now_ms)}  {settings.application_id}", "", *lines])

@@ -63,7 +63,7 @@ def as_lines(status: Status) -> Iterator[str]:
     yield f"{'shard':>8}{'ready':>12}{'mutable':>14}{'sealed':>14}  next due"
     for shard in status.shards:
         counts = f"{shard.ready:>12,}{shard.mutable:>14,}{shard.sealed:>14,}"
-        yield f"{shard.shard:>8}{counts}  {_due(status, shard.next_due_ms)}"
+        yield f"{shard.shard:>8}{counts}  {due_text(status, shard.next_due_ms)}"
     if status.merged:
         yield f"{'merged':>8}{'':>26}{status.merged:>14,}"
     yield from _release_lines(status)
@@ -72,7 +72,7 @@ def as_lines(status: Status) -> Iterator[str]:
     largest = max(1, *status.due.values())
     for name, count in status.due.items():
         bar = "#" * -(-count * _BAR_WIDTH // largest)
-        yield f"{_span(name):>8}{count:>14,}  {bar}".rstrip()
+        yield f"{span_text(name):>8}{count:>14,}  {bar}".rstrip()
     if status.broker.lag and any(part.lag or part.held for part in status.broker.lag):
         yield ""
         yield f"{'lag':>8}{'held':>10}  input partition"
@@ -88,10 +88,10 @@ def _summary(status: Status) -> Iterator[str]:
         yield f"nothing yet: no batch is committed in {status.checkpoint}"
     else:
         yield f"checkpoint   {status.checkpoint}{' (as the running job says)' if status.read_from == 'job' else ''}"
-        yield f"committed    batch {committed.batch_id}, started {_ago(status, committed.clock_ms)}"
-        yield f"cutoff       {_due(status, committed.cutoff_ms or None)}: everything due before it is handed over"
+        yield f"committed    batch {committed.batch_id}, started {ago(status, committed.clock_ms)}"
+        yield f"cutoff       {due_text(status, committed.cutoff_ms or None)}: everything due before it is handed over"
     if planned is not None:
-        yield f"planned      batch {planned.batch_id}, started {_ago(status, planned.clock_ms)}, not committed"
+        yield f"planned      batch {planned.batch_id}, started {ago(status, planned.clock_ms)}, not committed"
     if committed is not None:
         yield (
             f"waiting      {ready + mutable + sealed:,} messages: {ready:,} ready (handed over, not released), "
@@ -100,20 +100,21 @@ def _summary(status: Status) -> Iterator[str]:
         )
         if status.merges is not None:
             yield f"merges       {merge_text(status.merges, status.now_ms)}"
-        yield f"next due     {_due(status, status.next_due_ms)}"
-    yield from _broker_lines(status.broker)
+        yield f"next due     {due_text(status, status.next_due_ms)}"
+    yield from broker_lines(status.broker)
 
 
 def merge_text(merges: Merges, now_ms: int) -> str:
     """Return in words how many merges run and were finished since the job's start, and the last one."""
-    text = f"{merges.running:,} running, {merges.finished:,} finished since the start of the job"
+    text = f"{merges.running:,} running, {merges.finished:,} finished since the job's start"
     if merges.last is None:
         return text
-    ago, took = format_duration(max(0, now_ms - merges.last.at_ms)), format_duration(merges.last.took_ms)
-    return f"{text}; the last {ago} ago, of {merges.last.buckets} buckets in {took}"
+    since, took = format_duration(max(0, now_ms - merges.last.at_ms)), format_duration(merges.last.took_ms)
+    return f"{text}; the last {since} ago: {merges.last.buckets} buckets in {took}"
 
 
-def _broker_lines(answer: BrokerAnswer) -> Iterator[str]:
+def broker_lines(answer: BrokerAnswer) -> Iterator[str]:
+    """Yield what the broker says: input lag, the lease, and the release processes."""
     if answer.lag is None:
         yield f"input lag    unknown: {answer.problem}"
     else:
@@ -143,7 +144,7 @@ def _release_lines(status: Status) -> Iterator[str]:
     for shard in shards:
         late = shard.lateness
         times = "".join(f"{format_duration(ms):>9}" for ms in (late.p50_ms, late.p99_ms, late.max_ms))
-        yield f"{shard.shard:>8}{late.messages:>14,}{times}  by {shard.member}, {_ago(status, shard.at_ms or 0)}"
+        yield f"{shard.shard:>8}{late.messages:>14,}{times}  by {shard.member}, {ago(status, shard.at_ms or 0)}"
 
 
 def _totals(status: Status) -> tuple[int, int, int]:
@@ -190,15 +191,18 @@ def _holder(lease: Lease | None) -> dict[str, Any] | None:
     return {"host": lease.host, "pid": lease.pid, "command": lease.command, "since_ms": lease.since_ms}
 
 
-def _span(name: str) -> str:
+def span_text(name: str) -> str:
+    """Return a span of `SPANS_MS` as the tables name it."""
     return name if name == LATER or not SPANS_MS[name] else f"< {name}"
 
 
-def _ago(status: Status, instant_ms: int) -> str:
+def ago(status: Status, instant_ms: int) -> str:
+    """Return in words how long ago an instant was."""
     return f"{format_duration(max(0, status.now_ms - instant_ms))} ago"
 
 
-def _due(status: Status, instant_ms: int | None) -> str:
+def due_text(status: Status, instant_ms: int | None) -> str:
+    """Return a due time, in words how far away it is; "-" for none."""
     if instant_ms is None:
         return "-"
     away_ms = instant_ms - status.now_ms

@@ -1,0 +1,130 @@
+"""What `delayline top` shows, and how it fits into a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sinks.internal_topics.lease_record import Lease
+from sinks.internal_topics.position import Lateness
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.monitor.estimate import LATER, SPANS_MS
+from streaming.monitor.job_status import LastMerge, Merges
+from streaming.status.broker import BrokerAnswer
+from streaming.status.input_lag import PartitionLag
+from streaming.status.ready import ReadyShard, ReleaseMember
+from streaming.status.sample import Sample, sample_of
+from streaming.status.screen import bar, screen_lines, sparkline
+from streaming.status.status import ShardStatus, Status
+
+NOW_MS = 1_800_000_000_000
+PROBLEMS = [
+    {"at_ms": NOW_MS - number, "process": "pod-7", "level": "WARNING", "message": f"problem {number}\n\x1b[2J"}
+    for number in range(30)
+]
+
+
+def status_of(shards: int = 2) -> Status:
+    ready = [
+        ReadyShard(number, np.array([NOW_MS]), 90, "pod-7", NOW_MS - 2_000, Lateness(1_234, 5, 10 * number, 900))
+        for number in range(shards)
+    ]
+    return Status(
+        read_from="job",
+        checkpoint="/data/checkpoint",
+        now_ms=NOW_MS,
+        committed=PlannedBatch(7, NOW_MS - 2_100, NOW_MS, {}),
+        planned=None,
+        shards=[ShardStatus(number, 1, 10, 100, NOW_MS + 5_000) for number in range(shards)],
+        merged=1_000,
+        mutable_bytes=1,
+        sealed_bytes=1,
+        next_due_ms=NOW_MS + 5_000,
+        buckets=17,
+        segments=20,
+        due=dict.fromkeys([*SPANS_MS, LATER], 0) | {"1h": 40, "30d": 20, "366d": 1},
+        due_is_estimated=True,
+        broker=BrokerAnswer(
+            [PartitionLag("in", 0, 100, 103, 0)],
+            Lease(1, "node-1", 2155, "run", NOW_MS, 10_000),
+            ready=ready,
+            members=[ReleaseMember("pod-7", "node-2", [0, 1])],
+        ),
+        merges=Merges(1, 3, 4.5, LastMerge(NOW_MS - 60_000, 1_500, 16)),
+    )
+
+
+def samples_of(status: Status) -> list[Sample]:
+    newest = sample_of(status)
+    before = [
+        replace(newest, at_ms=NOW_MS - 2_000 * ago, read=100 - 4 * ago, waiting=newest.waiting - ago) for ago in (2, 1)
+    ]
+    return [*before, newest]
+
+
+def test_it_has_what_the_page_has_within_the_terminal() -> None:
+    status = status_of()
+    lines = screen_lines(status, samples_of(status), PROBLEMS, 100, 38)
+    assert len(lines) == 38
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    for part in (
+        "1,222 messages: 2 ready, 20 mutable, 1,200 sealed in 17 buckets, 20 segments",
+        "last batch   7, started 2.1s ago",
+        "merges       1 running, 3 finished since the job's start; the last 1m ago: 16 buckets in 1.5s",
+        "input lag    3 messages",
+        "lease        process 2155 on host node-1",
+        "release      1 processes: pod-7 on node-2",
+        "the last 4s",
+        "  < 1h          40  ██████████████████",
+        " < 30d          20  █████████ ",
+        "< 366d           1  ▌",
+        "late, p99         10ms ███",
+        "read/s               2 ██",
+        "merging              1 ███",
+        "     1        1        10         100      in 5s      2s   1,234    5ms   10ms   900ms  pod-7",
+        "WARNING  pod-7  problem 0  [2J",
+    ):
+        assert part in text, text
+    assert "\x1b" not in text
+
+
+def test_the_latest_shards_come_first_where_there_is_no_room_for_all() -> None:
+    lines = screen_lines(status_of(64), [], PROBLEMS, 100, 38)
+    assert len(lines) == 38
+    head = next(number for number, line in enumerate(lines) if line.lstrip().startswith("shard"))
+    assert [line.split()[0] for line in lines[head + 1 : head + 4]] == ["63", "62", "61"]
+    assert "problems" in lines
+    assert sum("less late" in line for line in lines) == 1
+
+
+def test_all_shards_are_shown_where_the_output_is_no_terminal_and_nothing_is_known_of_the_broker() -> None:
+    status = replace(status_of(64), broker=BrokerAnswer(None, problem="away"), merges=None)
+    lines = screen_lines(status, [sample_of(status)], [], 100, None)
+    assert sum(line.endswith("      in 5s       -") for line in lines) == 64
+    assert "input lag    unknown: away" in lines
+    assert lines[-2:] == ["problems", "none"]
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0, ""), (0.001, "▏"), (0.5, "██"), (0.53, "██▏"), (1, "████"), (2, "████")]
+)
+def test_a_bar_has_eighths_and_shows_the_least(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([0, 0], "▁▁"),
+        ([0, None, 7], "▁ █"),
+        # Of more values than characters, the newest group is whole.
+        ([7, 1, 2, 3, 4, 14], "▅▃█"),
+        ([7, 1, 2, 3, 4], "█▃▅"),
+    ],
+)
+def test_a_line_stands_for_the_largest_values(values: list[float | None], drawn: str) -> None:
+    assert sparkline(values, 3) == drawn
