@@ -20,6 +20,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from typer.main import get_command
 
+# The code of this checkout, whichever one is installed in the Python environment.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from conf.errors import DelaylineError, Rejected
 from conf.settings import PRESETS, Settings
 from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS

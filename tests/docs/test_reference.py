@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,16 @@ def test_a_page_that_is_stale_missing_or_left_over_is_named(generator: Any, tmp_
     errors.unlink()
     (tmp_path / "rules.md").write_text("# Rules\n")
     assert generator.wrong(tmp_path) == ["errors.md", "rules.md", "settings.md"]
+
+
+def test_the_pages_of_a_checkout_come_from_its_own_code(tmp_path: Path) -> None:
+    # As a second worktree of git: the Python environment has another one installed.
+    for folder in ("conf", "sources", "state", "sinks", "streaming", "docs"):
+        shutil.copytree(GENERATOR.parent.parent / folder, tmp_path / folder)
+    command = tmp_path / "streaming/cli/broker.py"
+    command.write_text(command.read_text().replace("Downloads about 60 MB", "Downloads about 61 MB"))
+    subprocess.run([sys.executable, tmp_path / "docs/generate.py"], cwd="/", env={}, check=True)
+    assert "Downloads about 61 MB" in (tmp_path / "docs/reference/commands.md").read_text()
 
 
 def test_an_error_without_a_remedy_and_a_remedy_without_an_error_are_refused(generator: Any) -> None:
