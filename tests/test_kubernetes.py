@@ -1,7 +1,7 @@
 """The Kubernetes manifests, against the published schemas and the image, settings and files that they refer to.
 
-What kustomize makes of them is tested if it is there, alone or in kubectl. Not here: the schema of the Spark operator's
-applications, which no package has.
+What kustomize makes of them is tested if it is there, alone or in kubectl. The schema of the Spark operator's
+applications is made from the operator's own models of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
+from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1beta2SparkApplication
 from ruamel.yaml import YAML
 from typer.main import get_command
 
@@ -32,6 +34,14 @@ FOLDERS = ["base", "client", "client-command", "spark-operator", "spark-operator
 VERSIONS = ["1.30", kubernetes_validate.latest_version()]
 # Read by kustomize, by Spark, and by the Spark operator.
 NO_MANIFESTS = ("kustomization.yaml", "references.yaml", "executor.yaml", "application.yaml")
+APPLICATION = FOLDER / "spark-operator/application.yaml"
+# What the operator's resource definition allows for a field, by model. The models only say that these are strings.
+ALLOWED = {
+    ("SparkV1beta2SparkApplicationSpec", "type"): ["Java", "Python", "Scala", "R"],
+    ("SparkV1beta2SparkApplicationSpec", "mode"): ["cluster", "client"],
+    ("SparkV1beta2SparkApplicationSpec", "pythonVersion"): ["2", "3"],
+    ("SparkV1beta2RestartPolicy", "type"): ["Never", "Always", "OnFailure"],
+}
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
@@ -65,6 +75,22 @@ def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
     build = [programs[0], {"kustomize": "build", "kubectl": "kustomize"}[programs[0]], str(FOLDER / folder)]
     text = subprocess.run(build, check=True, capture_output=True, text=True).stdout
     return {(each["kind"], each["metadata"]["name"]): each for each in YAML(typ="safe").load_all(text)}
+
+
+@cache
+def application_schema() -> dict[str, Any]:
+    """Return the schema of a SparkApplication, which allows no field that the operator does not know."""
+    schema: dict[str, Any] = SparkV1beta2SparkApplication.model_json_schema()
+    for model in (schema, *schema["$defs"].values()):
+        if "one_of_schemas" in model["properties"]:
+            # A class for "an integer or a string", as which such a value is written.
+            model.clear()
+        else:
+            model["additionalProperties"] = False
+    for (model, field), values in ALLOWED.items():
+        assert field in schema["$defs"][model]["properties"]
+        schema["$defs"][model]["properties"][field] = {"enum": values}
+    return schema
 
 
 def assert_is_a_command(arguments: list[str]) -> None:
@@ -101,6 +127,39 @@ def test_a_wrong_manifest_is_not_valid() -> None:
         kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
 
+def test_the_application_is_valid() -> None:
+    (application,) = documents(APPLICATION)
+    assert application["apiVersion"] == "sparkoperator.k8s.io/v1beta2"
+    jsonschema.validate(application, application_schema())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        ("spec/driver/core", 1, "$.spec.driver"),
+        ("spec/driver/cores", "1", "$.spec.driver.cores"),
+        ("spec/volumes/0/configMap/nam", "delayline", "$.spec.volumes"),
+        ("spec/driver/volumeMounts/0/path", "/etc", "$.spec.driver.volumeMounts"),
+        ("spec/type", "Pyhton", "$.spec.type"),
+        ("spec/restartPolicy/type", "always", "$.spec.restartPolicy"),
+        ("spec/mainApplicationFile", None, "$.spec"),
+    ],
+)
+def test_a_wrong_application_is_not_valid(path: str, value: Any, where: str) -> None:
+    (application,) = documents(APPLICATION)
+    *folders, field = path.split("/")
+    at: Any = application
+    for name in folders:
+        at = at[int(name) if isinstance(at, list) else name]
+    if value is None:
+        del at[field]
+    else:
+        at[field] = value
+    with pytest.raises(jsonschema.ValidationError) as found:
+        jsonschema.validate(application, application_schema())
+    assert found.value.json_path.startswith(where)
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_each_kustomization_names_the_files_beside_it(folder: str) -> None:
     (kustomization,) = documents(FOLDER / folder / "kustomization.yaml")
@@ -115,7 +174,9 @@ def test_each_kustomization_names_the_files_beside_it(folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_what_kustomize_builds_is_valid(folder: str, version: str) -> None:
     for (kind, _), document in built(folder).items():
-        if kind != "SparkApplication":
+        if kind == "SparkApplication":
+            jsonschema.validate(document, application_schema())
+        else:
             kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -223,7 +284,7 @@ def test_no_executor_works_in_the_storage_that_it_shares_with_others() -> None:
 
 
 def test_the_spark_operator_submits_what_the_image_has() -> None:
-    (application,) = documents(FOLDER / "spark-operator/application.yaml")
+    (application,) = documents(APPLICATION)
     spec = application["spec"]
     assert f"\npyspark=={spec['sparkVersion']}\n" in (ROOT / "constraints.txt").read_text()
     dockerfile = (ROOT / "conf/docker/Dockerfile").read_text()
