@@ -34,6 +34,13 @@ def locked(group: str) -> dict[str, str]:
     return {name.removeprefix(f"{group}/"): digest for digest, name in entries}
 
 
+def wrong_jars(group: str, folder: Path) -> list[str]:
+    """Return the names of the jars of `group` that `folder` has with another SHA-256 than that of the lock."""
+    return [
+        name for name, digest in locked(group).items() if (jar := folder / name).exists() and _digest(jar) != digest
+    ]
+
+
 def check_locked(group: str, folder: Path) -> None:
     """Raise JarsMissing unless `folder` has the jars of `group`, and no others."""
     wanted = locked(group)

@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing, JavaMissing
-from conf.java.jar_lock import check_locked, list_of, lock_of, locked
+from conf.java.jar_lock import check_locked, list_of, lock_of, locked, wrong_jars
+from conf.java.mirror import ivy_settings
 
 JAVA_FILES = Path(__file__).parent
 GROUPS = ("spark", "broker")
@@ -32,13 +32,6 @@ OLDEST_JAVA = 17
 # Far more than a slow line needs for 60 MB.
 FETCH_TIMEOUT_S = 1_800
 _MARKER = "complete"
-# A cache of its own: what came from elsewhere is not the mirror's.
-_IVY_SETTINGS = """<ivysettings>
-  <settings defaultResolver="mirror"/>
-  <caches defaultCacheDir="${{ivy.default.ivy.user.dir}}/delayline-mirror"/>
-  <resolvers><ibiblio name="mirror" m2compatible="true" root={root}/></resolvers>
-</ivysettings>
-"""
 
 
 def jars_folder(group: str) -> Path:
@@ -77,7 +70,8 @@ def fetch_jars(
 
     Args:
         progress: takes the lines.
-        mirror: the URL of a Maven repository to ask in place of Maven Central.
+        mirror: the URL of a Maven repository to ask in place of Maven Central; a login in it is written
+            `https://user:password@host/`.
         offline: a folder that has all jars, to copy them from there and ask nobody.
         groups: the groups to fetch.
 
@@ -95,6 +89,7 @@ def fetch_jars(
         with _replaced(group, folder) as partial:
             if offline is None:
                 run_ivy(group, partial, progress, mirror)
+                _forget(wrong_jars(group, partial), _ivy_cache(mirror))
             else:
                 _copy(group, offline, partial)
             check_locked(group, partial)
@@ -182,6 +177,18 @@ def _copy(group: str, offline: Path, folder: Path) -> None:
         shutil.copyfile(jar, folder / name)
 
 
+def _ivy_cache(mirror: str) -> Path:
+    """Return the folder in which Ivy keeps what it has fetched."""
+    # What came from elsewhere is not the mirror's.
+    return Path(os.path.expanduser("~/.ivy2")) / ("delayline-mirror" if mirror else "cache")
+
+
+def _forget(jars: Sequence[str], cache: Path) -> None:
+    # Ivy would take them from its cache for ever, whatever the repository has by then.
+    for kept in [path for name in jars for path in cache.rglob(name)]:
+        kept.unlink()
+
+
 def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: str = "") -> None:
     """Fetch the jars of `group` into `folder`, from Maven Central or a `mirror`.
 
@@ -192,10 +199,13 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
         *("-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"),
         # Some (snappy-java, scala-logging) are OSGi bundles, a type of its own for Ivy.
         *("-types", "jar", "bundle"),
+        *("-cache", str(_ivy_cache(mirror))),
     ]
     if mirror:
         settings = folder / "ivysettings.xml"
-        settings.write_text(_IVY_SETTINGS.format(root=quoteattr(mirror)))
+        # It may have a password.
+        settings.touch(mode=0o600)
+        settings.write_text(ivy_settings(mirror, group))
         command += ["-settings", str(settings)]
     last: deque[str] = deque(maxlen=20)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:

@@ -1,0 +1,73 @@
+"""Ivy's settings for a mirror of Maven Central, with a login if the mirror wants one."""
+
+from __future__ import annotations
+
+import base64
+import re
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
+
+from conf.errors import JarsMissing
+from conf.java.jar_lock import list_of
+
+_ANSWER_TIMEOUT_S = 60
+_REFUSED = (401, 403)
+_SETTINGS = """<ivysettings>
+  <settings defaultResolver="mirror"/>
+  <credentials realm={realm} host={host} username={user} passwd={password}/>
+  <resolvers><ibiblio name="mirror" m2compatible="true" root={root}/></resolvers>
+</ivysettings>
+"""
+
+
+def ivy_settings(mirror: str, group: str) -> str:
+    """Return Ivy's settings for a mirror that is to have the jars of `group`.
+
+    Raises SparkUnsupported, and JarsMissing if the mirror refuses the login, or wants one.
+    """
+    url = urlsplit(mirror)
+    # Ivy's messages have the URL of each file, so the login is no part of it.
+    root = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    user, password = unquote(url.username or ""), unquote(url.password or "")
+    values = {
+        "root": root,
+        "realm": _realm(root, user, password, group) if url.scheme.startswith("http") else "",
+        "host": url.hostname or "",
+        "user": user,
+        "password": password,
+    }
+    return _SETTINGS.format(**{name: quoteattr(value) for name, value in values.items()})
+
+
+def _realm(root: str, user: str, password: str, group: str) -> str:
+    """Return what the mirror calls the realm of its logins; "" if it wants none.
+
+    Ivy sends a login only to a realm that it has by name, and what it may not read it reports as not found. So the
+    first file that it will want is asked for here.
+    """
+    entry = next(ElementTree.parse(list_of(group)).iter("dependency")).attrib  # noqa: S314 -- a file of the package.
+    name, revision = entry["name"], entry["rev"]
+    file = f"{root.rstrip('/')}/{entry['org'].replace('.', '/')}/{name}/{revision}/{name}-{revision}.pom"
+    challenge = _refusal(file, {})
+    if challenge is None:
+        return ""
+    basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+    if _refusal(file, {"Authorization": f"Basic {basic}"}) is not None:
+        what = "this login" if user else "those who do not log in: write https://user:password@host/"
+        raise JarsMissing(f"the mirror {root} refuses {what}")
+    realm = re.search(r'realm="([^"]*)"', challenge)
+    return realm[1] if realm else ""
+
+
+def _refusal(url: str, headers: dict[str, str]) -> str | None:
+    """Return the challenge of a server that refuses the request. Whatever else fails is for Ivy to tell."""
+    try:
+        with urlopen(Request(url, headers=headers), timeout=_ANSWER_TIMEOUT_S):  # noqa: S310 -- http or https.
+            return None
+    except HTTPError as answer:
+        return answer.headers.get("WWW-Authenticate", "") if answer.code in _REFUSED else None
+    except OSError:
+        return None
