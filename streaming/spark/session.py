@@ -140,6 +140,15 @@ def spark_options(settings: Settings) -> dict[str, str]:
     } | settings.spark.options
 
 
+def executors_python(options: Mapping[str, str]) -> str:
+    """Return the path of the Python of the executors, which pyspark takes from a variable, whatever the options say."""
+    named = [options.get("spark.pyspark.python"), os.environ.get("PYSPARK_PYTHON")]
+    if _is_submitted():
+        # `spark-submit` has set the variable by its own options, which go over others.
+        named.reverse()
+    return named[0] or named[1] or sys.executable
+
+
 def _file_systems(settings: Settings) -> dict[str, str]:
     """Return the options by which the JVM handles local files itself, and also a local checkpoint.
 
@@ -178,9 +187,9 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
     _silence_py4j()
     # Marks this process as the root of all processes that Spark starts.
     os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     all_options = {**spark_options(settings), **(options or {})}
+    os.environ["PYSPARK_PYTHON"] = executors_python(all_options)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     try:
         # Spark 4.0 creates a folder `artifacts` in the JVM's working directory, regardless of java.io.tmpdir.
         with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as stderr_lines:
@@ -252,10 +261,14 @@ def _submitted() -> set[str]:
 
     Without those that no deployment may change: the defaults of a cluster often have one, such as adaptive execution.
     """
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if not _is_submitted():
         return set()
     # spark-submit sets the application name to the launcher's file name; Delayline's name applies instead.
     return {name for name, _ in SparkConf().getAll()} - {"spark.app.name", *FIXED_OPTIONS}
+
+
+def _is_submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _launch_java(options: Mapping[str, str]) -> None:

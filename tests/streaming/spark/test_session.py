@@ -17,7 +17,7 @@ from conf.instants import instant
 from conf.load import load_settings
 from conf.spark_options import FIXED_OPTIONS
 from streaming.spark import session
-from streaming.spark.session import spark_options
+from streaming.spark.session import executors_python, spark_options
 
 pytestmark = pytest.mark.usefixtures("java")
 
@@ -46,6 +46,29 @@ def test_the_code_cache_is_large_enough_on_the_driver_and_on_executors() -> None
     options = spark_options(load_settings(None, [], environ={}))
     for role in ("driver", "executor"):
         assert "-XX:ReservedCodeCacheSize=480m" in options[f"spark.{role}.defaultJavaOptions"]
+
+
+@pytest.mark.parametrize(
+    ("submitted", "variable", "option", "python"),
+    [
+        (False, None, None, sys.executable),
+        (False, "/variable/python", None, "/variable/python"),
+        (False, "/variable/python", "/option/python", "/option/python"),
+        # The variable is what spark-submit made of its own option.
+        (True, "/variable/python", "/option/python", "/variable/python"),
+        (True, None, "/option/python", "/option/python"),
+    ],
+)
+def test_the_python_of_executors(
+    monkeypatch: pytest.MonkeyPatch, submitted: bool, variable: str | None, option: str | None, python: str
+) -> None:
+    for name, value in (("PYSPARK_GATEWAY_PORT", "1" if submitted else None), ("PYSPARK_PYTHON", variable)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    overrides = [] if option is None else [f"spark.spark.pyspark.python={option}"]
+    options = spark_options(load_settings(None, overrides, environ={}))
+    assert executors_python(options) == python
 
 
 def test_options_of_a_deployment_override_those_of_delayline() -> None:
