@@ -20,12 +20,12 @@ _START_TIMEOUT_S = 90.0
 
 
 class Cluster:
-    """One master and two workers with two cores each, all in separate processes and each worker on its own host."""
+    """One master and workers with two cores each, all in separate processes and each worker on its own host."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder = folder
         # The whole network 127.0.0.0/8 is this machine. Spark takes each address for a host.
-        self._hosts = {"master": "127.0.0.1", "worker-1": "127.0.0.2", "worker-2": "127.0.0.3"}
+        self._hosts = {"master": "127.0.0.1", **{f"worker-{n}": f"127.0.0.{n + 1}" for n in range(1, workers + 1)}}
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._ports = ["--port", str(port), "--webui-port", str(free_port())]

@@ -65,6 +65,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
     That section cannot have those of `FIXED_OPTIONS`.
     """
     log_configs = ",".join(map(str, _LOG_CONFIGS[settings.monitor.log_format]))
+    log_option = f'"-Dlog4j2.configurationFile={log_configs}"'
     return {
         "spark.app.name": settings.application_id,
         "spark.master": "local[2,4]",
@@ -122,10 +123,10 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions: these are left to the deployment.
-        "spark.driver.defaultJavaOptions": " ".join(
-            [f'"-Dlog4j2.configurationFile={log_configs}"', _COMPILERS, cds_options()]
+        "spark.driver.defaultJavaOptions": " ".join([log_option, _COMPILERS, cds_options()]),
+        "spark.executor.defaultJavaOptions": (
+            f"{log_option} {_COMPILERS}" if _executors_have_this_environment(settings) else _COMPILERS
         ),
-        "spark.executor.defaultJavaOptions": _COMPILERS,
         **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
         # For all places where Spark shows options: web pages, event logs, plans. Its default pattern has fewer names.
@@ -138,6 +139,15 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.ui.retainedTasks": "1000",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
+
+
+def _executors_have_this_environment(settings: Settings) -> bool:
+    """Return whether executors find this Python environment, and so Delayline's files, under the driver's paths.
+
+    They do if their Python has the path of this one. An archive is unpacked elsewhere, and on a standalone cluster only
+    when Java and its log have started. Without its file, the log would pass over the cluster's own configuration.
+    """
+    return executors_python(settings.spark.options) == sys.executable
 
 
 def executors_python(options: Mapping[str, str]) -> str:

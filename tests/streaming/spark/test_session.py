@@ -69,6 +69,8 @@ def test_the_python_of_executors(
     overrides = [] if option is None else [f"spark.spark.pyspark.python={option}"]
     options = spark_options(load_settings(None, overrides, environ={}))
     assert executors_python(options) == python
+    # Delayline's files are known to be where they are here only if Python is.
+    assert ("log4j2.properties" in options["spark.executor.defaultJavaOptions"]) == (python == sys.executable)
 
 
 def test_options_of_a_deployment_override_those_of_delayline() -> None:
