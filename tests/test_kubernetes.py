@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ from typer.main import get_command
 from conf.load import load_settings
 from conf.settings import Settings
 from streaming.cli.app import app
+from streaming.spark.session import executors_python, spark_options
 from streaming.spark.submit_files import LAUNCHER
 
 ROOT = Path(__file__).parent.parent
@@ -270,6 +272,17 @@ def test_driver_and_executors_see_the_same_storage_as_the_same_user(settings: Se
     assert made is not None
     users = {pod["securityContext"]["runAsUser"] for pod in (executor["spec"], *pods().values())}
     assert users == {int(made[1])}
+
+
+@pytest.mark.usefixtures("java")
+def test_executors_find_python_and_delaylines_files_where_the_driver_has_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All pods are of one image.
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    options = spark_options(settings)
+    assert executors_python(options) == sys.executable
+    assert "log4j2.properties" in options["spark.executor.defaultJavaOptions"]
 
 
 def test_no_executor_works_in_the_storage_that_it_shares_with_others() -> None:
