@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import Self
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.load import RandomLoad
 from benchmarks.chaos.names import NamedRecords
-from benchmarks.chaos.published import published_in
+from benchmarks.chaos.published import Records, published_in
 from benchmarks.chaos.spool import Spool
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
@@ -21,6 +21,7 @@ from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
+from streaming.judge.reasons import Circumstances
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
 from streaming.storage.paths import storage_path
@@ -96,6 +97,7 @@ class JudgedLoad:
         self.load.start()
         self.names.start()
         injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
+        self._steady_until_ms = min((at_s for _, at_s in injected), default=time.time()) * 1000
         self.load.join()
         self.names.join()
         self.load.wait_for_all(self._outputs, self._answered, lambda: len(self._unexpected()))
@@ -120,11 +122,24 @@ class JudgedLoad:
         self.refused = len(answers.refused())
         # Some asks ask for asks for a cancel, which come out as answers.
         came_out = self._outputs.ids | ({answer.id for answer in own} - records.messages.keys())
-        self.wrong_answers = answers.problems(records.asks, came_out, complete=True, conditions=records.conditions)
+        self.wrong_answers = answers.problems(
+            records.asks, came_out, True, self._circumstances(records, own), records.conditions
+        )
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
         self.wrong_names = self.names.problems(of_names, self.acceptance)
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
+
+    def _circumstances(self, records: Records, answers: Iterable[Received]) -> Circumstances:
+        """Return what may explain `answers`. After the first fault, release processes begin anew all the time."""
+        settings = self.application.settings
+        return Circumstances(
+            inputs=settings.topics.input,
+            messages=records.messages,
+            horizon_ms=settings.clock.horizon,
+            written_ms=settings.release.lead + settings.release.slice,
+            steady={answer.id for answer in answers if answer.received_ms < self._steady_until_ms},
+        )
 
     def _answered(self) -> int:
         self._results.check()

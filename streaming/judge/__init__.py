@@ -5,6 +5,7 @@ the files of its checkpoint, and imports none of its code. It implements the con
 on purpose: a mistake in the service must not hide behind the same mistake in the judge.
 
 Read `record` (the values), `contract` (checks of a single record), `acceptance` (which messages must be in order),
-`order`, `verdict`, which combines them, `cancels` (asks and their answers) and `names`: these do no I/O. Then
-`outputs`, which reads the topics, and `checkpoint_watch`, which collects the committed batches of the job.
+`order`, `verdict`, which combines them, `cancels` (asks and their answers), `reasons` (what the answers say of what is
+not cancelled) and `names`: these do no I/O. Then `outputs`, which reads the topics, and `checkpoint_watch`, which
+collects the committed batches of the job.
 """

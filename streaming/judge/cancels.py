@@ -1,4 +1,7 @@
-"""The checks of cancels and replacements: each ask has one answer, and the answers agree with what came out."""
+"""The checks of cancels and replacements: each ask has one answer, and the answers agree with what came out.
+
+An answer that leaves something open, or comes too late, must also agree with what is known of the message: `reasons`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from streaming.judge.reasons import Circumstances, Claim, claim_problems
 from streaming.judge.record import Received
 
 _RESULTS = {"cancelled", "too-late", "unknown"}
@@ -52,12 +56,13 @@ class Answers:
         asks: Mapping[str, str],
         came_out: Collection[str],
         complete: bool,
+        circumstances: Circumstances,
         conditions: Mapping[str, str] = MappingProxyType({}),
     ) -> list[str]:
         """Return what is wrong, a sentence each.
 
-        `came_out` are the ids of all records in output and dead-letter topics. `conditions` has that of each ask which
-        is a replacement: "waiting" or "always".
+        `came_out` are the ids of all records in output and dead-letter topics, and `circumstances` what may explain an
+        answer other than `cancelled`. `conditions` has that of each ask which is a replacement: "waiting" or "always".
 
         If not `complete`, answers and messages may still come.
         """
@@ -75,6 +80,7 @@ class Answers:
             if content.get("result") not in _RESULTS:
                 problems.append(f"{ask} has the answer {content}")
         problems += self._of_replacements(asks, came_out, conditions)
+        problems += claim_problems(self._claims(asks, conditions), circumstances)
         if complete:
             problems += [
                 f"{asked} is cancelled, and everything that replaces it was refused"
@@ -88,6 +94,13 @@ class Answers:
             if complete and "too-late" in results and asked not in came_out:
                 problems.append(f"{asked} did not come out, and was answered to be too late")
         return problems
+
+    def _claims(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> Iterator[Claim]:
+        for ask in sorted(asks.keys() & self.by_ask.keys()):
+            record = self.by_ask[ask][0]
+            content = _content(record)
+            result, why = str(content.get("result")), content.get("why")
+            yield Claim(ask, asks[ask], result, why, conditions.get(ask), record.received_ms)
 
     def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> set[str]:
         """Return the messages that were answered to be cancelled, and that nothing but refused replacements asks for.

@@ -110,10 +110,13 @@ def make_service(application: Application, warm: WarmProcesses) -> Iterator[Make
     with ExitStack() as stack:
 
         def make(*overrides: str, partitions: int = 2) -> tuple[Service, Ledger]:
-            settings = application.overrides(*overrides)
-            ensure_topics(load_settings(None, settings, environ={}), partitions=partitions)
-            service = Service(application.folder, settings, warm)
+            overridden = application.overrides(*overrides)
+            settings = load_settings(None, overridden, environ={})
+            ensure_topics(settings, partitions=partitions)
+            service = Service(application.folder, overridden, warm)
             ledger = stack.enter_context(application.ledger())
+            ledger.horizon_ms = settings.clock.horizon
+            ledger.written_ms = settings.release.lead + settings.release.slice
             # pytest shows it if the test fails.
             stack.callback(lambda: sys.stderr.write(service.log[-4000:]))
             # Registered last, so that it runs before the ledger's final check.

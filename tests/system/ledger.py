@@ -15,6 +15,7 @@ from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
+from streaming.judge.reasons import Circumstances
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
 from streaming.judge.verdict import LEAST_CHECKED, Verdict, judge
 from tests.eventually import PATIENCE
@@ -44,6 +45,11 @@ class Ledger:
     # Of asks that are messages which replace others: the condition.
     conditions: dict[str, str] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list)
+    # How long before it is due a message is handed over, and written to its topic, at the earliest.
+    horizon_ms: int = 60_000
+    written_ms: int = 120
+    # Whether no release process nor the broker begins anew while asks are answered.
+    is_steady: bool = False
     sent: dict[str, Published] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
@@ -252,7 +258,16 @@ class Ledger:
     def _problems(self, complete: bool, least_checked: float) -> list[str]:
         problems = self._judged(complete).problems(least_checked)
         came_out = {record.id for record in self.got}
-        return problems + Answers.of(list(self.answers)).problems(self.asks, came_out, complete, self.conditions)
+        circumstances = Circumstances(
+            inputs={each.rsplit("/", 2)[0] for each in self.sent.keys() | self.asks.keys()},
+            messages=self.sent,
+            horizon_ms=self.horizon_ms,
+            written_ms=self.written_ms,
+            steady=self.asks.keys() if self.is_steady else (),
+            shown_ms=self.shown_ms,
+        )
+        answers = Answers.of(list(self.answers))
+        return problems + answers.problems(self.asks, came_out, complete, circumstances, self.conditions)
 
     def _judged(self, complete: bool) -> Verdict:
         environment = Environment(self._partitions, self.shown_ms)

@@ -77,6 +77,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
 ) -> None:
     service, ledger = make_service()
     service.start()
+    ledger.is_steady = True
     for wave in range(6):
         # From plain messages to such that wait in merged buckets.
         publish_mixed(ledger, application, 150, seed=wave, longest_ms=25_000)

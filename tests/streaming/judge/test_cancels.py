@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from streaming.judge.cancels import Answers
-from streaming.judge.record import Received
+from streaming.judge.reasons import Circumstances
+from streaming.judge.record import ANY_ERROR, Published, Received
 
 OLD, OTHER, ASK, NEW, LATE = (f"in/0/{offset}" for offset in range(5))
 ASKS = {ASK: OLD, NEW: OTHER}
 CONDITIONS = {NEW: "waiting"}
 GOOD: dict[str, dict[str, Any]] = {ASK: {"id": OLD, "result": "cancelled"},
         NEW: {"id": OTHER, "result": "cancelled", "replacement": NEW, "accepted": True}}  # fmt: skip
-REFUSED: dict[str, Any] = {"id": OTHER, "result": "too-late", "replacement": NEW, "accepted": False}
+NOT_REPLACED = "it is handed over, delivered, or a dead letter: too late to be replaced"
+REFUSED: dict[str, Any] = {"id": OTHER, "result": "unknown", "why": NOT_REPLACED, "replacement": NEW, "accepted": False}
+# In the same partition, before every ask; in another one; and a bad one, which goes to the dead-letter topic.
+MESSAGES = {
+    each: Published(each, 0, None, None, (), "out", due_ms, error)
+    for each, due_ms, error in ((OLD, 1_000, None), (OTHER, 1_000, None), ("in/1/0", 1_000, None), (ASK, 0, ANY_ERROR))
+}
+# What was due at 1,000 may have been handed over by 400, and written to its topic by 900.
+RUN = Circumstances(inputs=["in"], messages=MESSAGES, horizon_ms=600, written_ms=100)
 
 
 def problems(
     answers: dict[str, Any], came_out: set[str], conditions: dict[str, str] = CONDITIONS, asks: dict[str, str] = ASKS
 ) -> list[str]:
     records = [received(ask, content) for ask, content in answers.items()]
-    return Answers.of(records).problems(asks, came_out, complete=True, conditions=conditions)
+    return Answers.of(records).problems(asks, came_out, complete=True, circumstances=RUN, conditions=conditions)
 
 
 def received(ask: str, content: dict[str, Any]) -> Received:
     key = content.get("key", content.get("id", "")).encode()
-    return Received("results", 0, 0, 0, key, json.dumps(content).encode(), (("delayline-id", ask.encode()),), 0)
+    value, headers = json.dumps(content).encode(), (("delayline-id", ask.encode()),)
+    return Received("results", 0, 0, 0, key, value, headers, content.get("received_ms", 1_000))
 
 
 def test_good_answers_have_no_problem() -> None:
     assert problems(GOOD, {NEW, LATE}) == []
     assert problems(GOOD | {NEW: REFUSED}, {OTHER}) == []
-    assert problems(GOOD | {NEW: REFUSED | {"accepted": True}}, {OTHER, NEW}, {NEW: "always"}) == []
+    late = REFUSED | {"accepted": True, "result": "too-late", "why": "it is delivered"}
+    assert problems(GOOD | {NEW: late}, {OTHER, NEW}, {NEW: "always"}) == []
 
 
 @pytest.mark.parametrize(
@@ -78,4 +91,93 @@ def test_a_message_that_is_lost_with_its_replacement_is_a_problem() -> None:
 
 def test_two_answers_to_one_ask_are_a_problem() -> None:
     records = [received(ASK, GOOD[ASK])] * 2
-    assert Answers.of(records).problems({ASK: OLD}, set(), complete=True) == [f"{ASK} has 2 answers"]
+    assert Answers.of(records).problems({ASK: OLD}, set(), True, RUN) == [f"{ASK} has 2 answers"]
+
+
+NO_INPUT = "the job reads no input topic of this name"
+UNREAD = "the job has not read it yet: ask again, or publish cancels to the message's partition"
+DELETED = "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
+UNSURE = "it is handed over, and may be cancelled by another ask: ask again"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why", "received_ms", "run"),
+    [
+        ("elsewhere/0/0", NO_INPUT, 0, RUN),
+        ("in/1/0", UNREAD, 0, RUN),
+        ("in/0/1000", UNREAD, 0, RUN),
+        (OLD, DELETED, 0, replace(RUN, keeps_records=False)),
+        (OLD, UNSURE, 400, RUN),
+        # The clock of the job's host is ahead.
+        (OLD, UNSURE, 300, replace(RUN, shown_ms=lambda now_ms: now_ms + 100)),
+        # A dead letter is handed over at once, and nothing is known of a message that nobody has published.
+        (ASK, UNSURE, 0, RUN),
+        ("in/0/2000", UNSURE, 0, RUN),
+    ],
+)  # fmt: skip
+def test_an_unknown_that_something_explains_is_no_problem(
+    asked: str, why: str, received_ms: int, run: Circumstances
+) -> None:
+    assert unknown(asked, why, received_ms, run) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "why", "received_ms"),
+    [
+        ("in/0/0", NO_INPUT, 1_000),
+        # Published before, in the partition of the ask.
+        (OLD, UNREAD, 1_000),
+        ("elsewhere/0/0", UNREAD, 1_000),
+        ("elsewhere/0/0", UNSURE, 1_000),
+        # The topic has all records.
+        (OLD, DELETED, 1_000),
+        # That is the answer to a replacement alone.
+        (OLD, NOT_REPLACED, 1_000),
+        # It was due so late that it waited.
+        (OLD, UNSURE, 399),
+        (OLD, "because", 1_000),
+        (OLD, None, 1_000),
+    ],
+)
+def test_an_unknown_that_cannot_be_true_or_says_not_why_is_a_problem(
+    asked: str, why: str | None, received_ms: int
+) -> None:
+    assert len(unknown(asked, why, received_ms)) == 1
+
+
+def unknown(asked: str, why: str | None, received_ms: int, run: Circumstances = RUN) -> list[str]:
+    record = received("in/0/10", {"id": asked, "result": "unknown", "why": why, "received_ms": received_ms})
+    return Answers.of([record]).problems({"in/0/10": asked}, {OLD, ASK}, True, run)
+
+
+def test_a_message_that_waited_and_was_not_replaced_is_a_problem() -> None:
+    assert problems(GOOD | {NEW: REFUSED | {"received_ms": 400}}, {OTHER}) == []
+    (problem,) = problems(GOOD | {NEW: REFUSED | {"received_ms": 399}}, {OTHER})
+    assert "cannot be true" in problem
+
+
+def test_too_late_for_a_message_that_was_not_written_to_its_topic_is_a_problem() -> None:
+    late = {"id": OLD, "result": "too-late", "why": "it is delivered"}
+    assert problems(GOOD | {ASK: late | {"received_ms": 900}}, {NEW, OLD}) == []
+    (problem,) = problems(GOOD | {ASK: late | {"received_ms": 899}}, {NEW, OLD})
+    assert "was due long after" in problem
+    (problem,) = problems(GOOD | {ASK: {"id": OLD, "result": "too-late"}}, {NEW, OLD})
+    assert "not why" in problem
+
+
+@pytest.mark.parametrize(("unsure", "is_problem"), [(6, True), (5, False)])
+def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_anew(
+    unsure: int, is_problem: bool
+) -> None:
+    asks = {f"in/0/{number}": OLD for number in range(10, 20)}
+    answers = [
+        received(ask, {"id": OLD, "result": "unknown" if at < unsure else "too-late", "why": UNSURE})
+        for at, ask in enumerate(asks)
+    ]
+
+    def found(steady: Collection[str]) -> list[str]:
+        return Answers.of(answers).problems(asks, {OLD}, True, replace(RUN, steady=steady))
+
+    assert [f"{unsure} of 10 asks" in each for each in found(asks)] == [True] * is_problem
+    assert found(list(asks)[1:]) == [], "of so few asks nothing follows"
+    assert found(()) == []

@@ -1,0 +1,117 @@
+"""The checks of answers other than `cancelled`: each says why, and that agrees with what is known of the message.
+
+The reasons are those of `docs/publish.md`. A service that answers everything with `unknown`, or `too-late`, is found by
+the messages of which that cannot be: they were published before, in the ask's partition; or they are due so late that
+nobody can have handed them over, or written them to their topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from streaming.judge.record import Published
+
+# The share of the asks for messages that are handed over which may be answered with `UNSURE` though nothing began anew:
+# a release process may hold a transaction open for longer than the job waits for it. Of a few asks it says nothing.
+MOST_UNSURE, _LEAST_ASKS = 0.5, 10
+
+
+class Reason(Enum):
+    """Why an answer is `unknown`: how its `why` begins."""
+
+    NO_INPUT = "the job reads no input topic"
+    UNREAD = "the job has not read it yet"
+    DELETED = "it does not wait, and its record is deleted"
+    NOT_REPLACED = "it is handed over, delivered, or a dead letter"
+    UNSURE = "it is handed over, and may be cancelled by another ask"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the answer to `ask` says of the message `asked`: its `result`, and why that is not `cancelled`.
+
+    `condition` is that of a replacement. The answer was received at `received_ms`, epoch ms.
+    """
+
+    ask: str
+    asked: str
+    result: str
+    why: str | None
+    condition: str | None
+    received_ms: int
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What is known of a run that may explain an answer.
+
+    - `inputs`: the input topics of the job
+    - `messages`: the published messages, by id
+    - `horizon_ms`: how long before it is due a message is handed over at the earliest (`clock.horizon`)
+    - `written_ms`: how long before it is due a message is written to its topic at the earliest (`release.lead` and
+      `release.slice`)
+    - `keeps_records`: whether the input topics have all records still
+    - `steady`: asks such that from their publication to the answer no release process, nor a broker, began anew, and
+      no answer was lost
+    - `shown_ms`: as in `streaming.judge.contract.Environment`
+    """
+
+    inputs: Collection[str]
+    messages: Mapping[str, Published] = field(default_factory=lambda: MappingProxyType({}))
+    horizon_ms: int = 60_000
+    written_ms: int = 120
+    keeps_records: bool = True
+    steady: Collection[str] = frozenset()
+    shown_ms: Callable[[int], int] = lambda now_ms: now_ms
+
+    def is_ahead(self, claim: Claim, by_ms: int) -> bool:
+        """Return whether the message of `claim` was due more than `by_ms` after the answer, for certain.
+
+        A message that cannot be scheduled goes to the dead-letter topic at once.
+        """
+        message = self.messages.get(claim.asked)
+        return (
+            message is not None and message.error is None and message.due_ms > self.shown_ms(claim.received_ms) + by_ms
+        )
+
+
+def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Iterator[str]:
+    """Yield what is wrong with `claims`, a sentence each."""
+    handed_over = unsure = 0
+    for claim in claims:
+        reason = _reason(claim)
+        is_steady = claim.ask in circumstances.steady and claim.asked in circumstances.messages
+        handed_over += is_steady and (reason is Reason.UNSURE or claim.result == "too-late")
+        unsure += is_steady and reason is Reason.UNSURE
+        if claim.result == "too-late" and circumstances.is_ahead(claim, circumstances.written_ms):
+            yield f"{claim.asked} was due long after {claim.ask} was answered that it is too late"
+        if claim.result in ("too-late", "unknown") and not claim.why:
+            yield f"{claim.ask} is answered {claim.result}, and not why"
+        elif claim.result == "unknown" and reason is None:
+            yield f"{claim.ask} is answered unknown, which nothing explains: {claim.why}"
+        elif reason is not None and _is_wrong(reason, claim, circumstances):
+            yield f"{claim.ask} asks for {claim.asked}, and its answer cannot be true: {claim.why}"
+    if handed_over >= _LEAST_ASKS and unsure > MOST_UNSURE * handed_over:
+        yield f"{unsure} of {handed_over} asks for messages that are handed over are unknown, though nothing began anew"
+
+
+def _reason(claim: Claim) -> Reason | None:
+    why = claim.why or ""
+    return next((each for each in Reason if claim.result == "unknown" and why.startswith(each.value)), None)
+
+
+def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> bool:
+    """Return whether the message is known not to be what `reason` says of it."""
+    topic, partition, offset = claim.asked.rsplit("/", 2)
+    if (topic in circumstances.inputs) == (reason is Reason.NO_INPUT):
+        return True
+    if reason is Reason.UNREAD:
+        *source, ask_offset = claim.ask.rsplit("/", 2)
+        return source == [topic, partition] and int(offset) < int(ask_offset)
+    if reason is Reason.DELETED:
+        return circumstances.keeps_records
+    is_not_for_it = reason is Reason.NOT_REPLACED and claim.condition != "waiting"
+    return is_not_for_it or circumstances.is_ahead(claim, circumstances.horizon_ms)
