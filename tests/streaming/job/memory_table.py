@@ -1,0 +1,127 @@
+"""The part of the table of sealed buckets, and of Spark's DataFrames, that the decision about cancels needs, in memory.
+
+So a decision takes milliseconds, and a test can make thousands of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from state.buckets.cancelled import NEVER_MS, CancelledIds
+from state.buckets.parts import IdRows, chunks_of, is_metadata
+from state.buckets.table_rows import STORED_SCHEMA
+from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
+from state.message_ids import ID
+
+_KIND = re.compile(r"kind = '(\w+)'")
+
+
+class Rows:
+    """Stands for a DataFrame."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def where(self, condition: str) -> Rows:
+        """Return the rows of one kind: `condition` asks for nothing else."""
+        kind = _KIND.fullmatch(condition)
+        assert kind is not None
+        return Rows(self.table.filter(pc.equal(self.table.column("kind"), kind[1])))
+
+    def select(self, *columns: str) -> Rows:
+        """Return some columns."""
+        return Rows(self.table.select(columns))
+
+    def drop(self, column: str) -> Rows:
+        """Return all other columns."""
+        return Rows(self.table.drop_columns([column]))
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Return the rows."""
+        rows: list[dict[str, Any]] = self.table.to_pylist()
+        return rows
+
+    def toLocalIterator(self) -> Iterator[dict[str, Any]]:
+        """Return the rows one by one."""
+        return iter(self.collect())
+
+    def mapInArrow(
+        self, function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
+    ) -> Rows:
+        """Return what `function` makes of the rows."""
+        made = list(function(iter(self.table.to_batches())))
+        own = made[0].schema if made else to_arrow_schema(schema)
+        return Rows(pa.Table.from_batches(made, own))
+
+    def toArrow(self) -> pa.Table:
+        """Return the rows as a table."""
+        return self.table
+
+
+class MemoryTable:
+    """Stands for `BucketTable`, without merges. Rows are of `STORED_SCHEMA`."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._rows = STORED_SCHEMA.empty_table()
+
+    def frame(self, table: pa.Table) -> Rows:
+        """Return a frame with the rows of `table`."""
+        return Rows(table)
+
+    def append(self, rows: pa.Table, writer_id: str, batch_id: int) -> None:
+        """Store rows once."""
+        if batch_id > self._newest.get(writer_id, -1):
+            self._newest[writer_id] = batch_id
+            self._rows = pa.concat_tables([self._rows, rows.select(STORED_SCHEMA.names).cast(STORED_SCHEMA)])
+
+    def newest_of(self, writer_id: str) -> int | None:
+        """As of `BucketTable`."""
+        return self._newest.get(writer_id)
+
+    def version(self) -> int:
+        """As of `BucketTable`."""
+        return len(self._newest)
+
+    def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> Rows | None:
+        """As of `BucketTable`."""
+        rows = self._in_partitions(lambda part: kind.bucket_of(part) is not None)
+        return Rows(rows.filter(pc.field("bucket") < before_bucket).select(list(columns))) if rows.num_rows else None
+
+    def metadata_partitions(self, version: int) -> set[str]:
+        """As of `BucketTable`."""
+        return set(filter(is_metadata, self._rows.column("part").to_pylist()))
+
+    def index_entries_of(self, partitions: Iterable[str], version: int) -> Iterator[pa.Table]:
+        """As of `BucketTable`."""
+        chosen = set(partitions)
+        rows = self._in_partitions(lambda part: part in chosen).select(METADATA)
+        yield pa.Table.from_batches(entries_of(rows.combine_chunks().to_batches()), ENTRY_SCHEMA)
+
+    def chunks(
+        self, start_ms: int, end_ms: int, parts: Iterable[str], buckets: Iterable[int] | None, version: int
+    ) -> Rows:
+        """As of `BucketTable`."""
+        chosen = set(map(chunks_of, parts))
+        rows = self._in_partitions(lambda part: part in chosen)
+        in_time = (pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= start_ms)
+        return Rows(rows.filter(in_time & pc.field("bucket").isin(list(buckets or ()))))
+
+    def cancelled_between(self, start_ms: int, end_ms: int, until_bucket: int) -> CancelledIds:
+        """As of `BucketTable`."""
+        rows = self._in_partitions(lambda part: IdRows.CANCELLED.bucket_of(part) is not None)
+        in_time = (pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= start_ms)
+        in_a_bucket = in_time & (pc.field("deliver_at_ms") > NEVER_MS) & (pc.field("bucket") <= until_bucket)
+        return CancelledIds.of(rows.filter(in_a_bucket).select([*ID, "bucket"]))
+
+    def _in_partitions(self, is_wanted: Callable[[str], bool]) -> pa.Table:
+        return self._rows.filter(
+            pa.array([is_wanted(part) for part in self._rows.column("part").to_pylist()], pa.bool_())
+        )

@@ -1,0 +1,455 @@
+"""Whole batches of asks against a model: each message either comes out or is cancelled, and all answers agree.
+
+Records become messages and asks as in the job, go through the state stage, and the desk decides. What it decides is
+stored, handed over and released here. The table is one in memory, and in the thorough test the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.settings import Settings
+from sinks.bucket_table import BucketTable
+from sources.intake.accept import accept
+from state.buckets.cancelled import cancelled_rows
+from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
+from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.cancel import MessageId, Undecided, answered, asks_in, without_cancelled
+from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from state.group_keys import overflow_key
+from state.message import decode_chunk, encode_chunk
+from state.message_ids import ID, ids_of, parse_id
+from state.names import FROM_HEADER, name_rows
+from state.shards import by_shard
+from streaming.job.cancels import CancelDesk, Decision
+from streaming.job.recalled import RecalledMessages
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+from tests.streaming.job.cancel_model import Answer, Model, Record
+from tests.streaming.job.memory_table import MemoryTable
+
+TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
+HORIZON_MS = 1_000
+# Small buckets and segments, so that most of what waits is sealed.
+BATCH_SETTINGS = some_batch_settings(
+    bucket_max_messages=2,
+    segment_max_messages=3,
+    index_precision_bits=4,
+    policy=DelayPolicy(names=FROM_HEADER),
+    partitions=PARTITIONS | {RESULTS: 3},
+)
+SHARDS = BATCH_SETTINGS.shards
+
+
+class Step(NamedTuple):
+    """A batch: so long after the one before, with records, some of them in overflow groups; and what happens then.
+
+    A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
+    a name. The number counts back from the last message, and then from the last record that is none.
+    """
+
+    after_ms: int
+    records: list[tuple[str, int, int, int, str]]
+    overflows: bool
+    then: str
+
+
+_RECORDS = st.tuples(
+    st.sampled_from(["message", "message", "bad", "cancel", "waiting", "always", "named", "named", "cancel-name"]),
+    st.integers(0, 1),
+    st.sampled_from([0, 700, 1_500, 4_000, 60_000]),
+    st.sampled_from([0, 1, 2, 3, 5, 8, 14]),
+    st.sampled_from("ab"),
+)
+_STEPS = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from([0, 300, 1_000, 5_000]),
+        st.lists(_RECORDS, max_size=7),
+        st.booleans(),
+        st.sampled_from(["", "", "killed before it is stored", "killed after it is stored", "started again"]),
+    ),
+    min_size=2,
+    max_size=7,
+)
+# What random steps hit seldom: what is sealed is cancelled, and replaced twice at once; and a name is taken over twice
+# at once, by messages that are due.
+_EXAMPLE = [
+    Step(0, [("message", 0, 60_000, 0, "a")] * 6, False, ""),
+    Step(
+        1_000,
+        [("cancel", 0, 0, 2, "a"), ("waiting", 0, 4_000, 3, "a"), ("waiting", 1, 4_000, 3, "a")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(300, [("named", 0, 0, 0, "a"), ("named", 0, 0, 0, "a"), ("named", 1, 4_000, 0, "b")], True, "started again"),
+    Step(300, [("cancel-name", 1, 0, 0, "b"), ("cancel", 0, 0, 3, "a")], False, "killed before it is stored"),
+]
+
+
+@dataclass
+class State:
+    """Stands for Spark's state of a group."""
+
+    watermark_ms: int
+    get: tuple[Any, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the group has state."""
+        return bool(self.get)
+
+    def getCurrentWatermarkMs(self) -> int:
+        """Return the cutoff."""
+        return self.watermark_ms
+
+    def setTimeoutTimestamp(self, _: int) -> None:
+        """Pass over it: each batch updates each group."""
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        """Set the state."""
+        self.get = value
+
+    def remove(self) -> None:
+        """Remove the state."""
+        self.get = ()
+
+
+@dataclass
+class Service:
+    """Takes batches in as the job does, on a `table`, and releases what they hand over.
+
+    `ready` are messages that are handed over, with their due times, and `came_out` what is released, in order.
+    """
+
+    table: Any
+    recalled: list[MessageId]
+    desk: CancelDesk | None = None
+    buckets: list[bytes | None] = field(default_factory=lambda: [None] * SHARDS)
+    sealed: dict[int, pa.Table] = field(default_factory=dict)
+    ready: dict[MessageId, int] = field(default_factory=dict)
+    came_out: list[MessageId] = field(default_factory=list)
+
+    def release(self, now_ms: int) -> None:
+        """Let come out what is due by `now_ms`."""
+        due = [each for each, due_ms in self.ready.items() if due_ms <= now_ms]
+        self.came_out += due
+        for each in due:
+            del self.ready[each]
+
+    def batch(self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, step: Step) -> dict[MessageId, Answer]:
+        """Run a batch, perhaps twice, and return what is answered."""
+        output, self.buckets = self._state_stage(span, clock_ms, arrivals, step.overflows)
+        decision = self._decide(output, span, clock_ms)
+        if step.then == "killed before it is stored":
+            decision = self._decided_again(decision, output, span, clock_ms)
+        self._store(output, decision, span)
+        if step.then == "killed after it is stored":
+            decision = self._decided_again(decision, output, span, clock_ms)
+        assert self.desk is not None
+        self.desk.stored(decision, span, clock_ms)
+        if step.then == "started again":
+            self._end()
+        return self._hand_over(output, decision, span)
+
+    def _decided_again(self, first: Decision, output: pa.Table, span: BatchSpan, clock_ms: int) -> Decision:
+        self._end()
+        again = self._decide(output, span, clock_ms)
+        assert _comparable(again) == _comparable(first), "a replay decides the same"
+        return again
+
+    def _end(self) -> None:
+        if self.desk is not None:
+            self.desk.close()
+            self.desk = None
+
+    def _decide(self, output: pa.Table, span: BatchSpan, clock_ms: int) -> Decision:
+        self.desk = self.desk or CancelDesk(self.table, Settings())
+        rows: list[Any] = output.drop_columns(["chunk"]).to_pylist()
+        frame: Any = self.table.frame(output)
+        return self.desk.decide(frame, rows, span, clock_ms, BATCH_SETTINGS)
+
+    def _state_stage(
+        self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, overflows: bool
+    ) -> tuple[pa.Table, list[bytes | None]]:
+        running = RunningBatch(span.batch_id, BATCH_SETTINGS, 2, 100, clock_ms)
+        asks = asks_in(arrivals, RESULTS)
+        own: dict[int, list[bytes | None]] = {
+            key: [encode_chunk(asks)] if asks.num_rows else [] for key in BATCH_SETTINGS.shard_keys
+        }
+        for shard, messages in by_shard(arrivals, SHARDS):
+            half = messages.num_rows // 2 if overflows else messages.num_rows
+            own[BATCH_SETTINGS.shard_keys[shard]].append(encode_chunk(messages.slice(0, half)))
+            if overflows:
+                own[overflow_key(shard, 0, SHARDS)] = [encode_chunk(messages.slice(half))]
+        frames, buckets = [], list(self.buckets)
+        for key, chunks in own.items():
+            # An overflow group has no state.
+            own_shard = BATCH_SETTINGS.shard_keys.index(key) if key in BATCH_SETTINGS.shard_keys else None
+            state = State(span.cutoff_ms)
+            if own_shard is not None and (bucket := buckets[own_shard]) is not None:
+                state.update((bucket,))
+            frames += list(update_shard(lambda: running)((key,), [pd.DataFrame({"chunk": chunks})], state))
+            if own_shard is not None:
+                buckets[own_shard] = state.get[0] if state.exists else None
+        rows = [row for frame in frames for row in frame.to_dict("records")]
+        return pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA), buckets
+
+    def _store(self, output: pa.Table, decision: Decision, span: BatchSpan) -> None:
+        of_kind = output.filter(pc.equal(output.column("kind"), SEALED))
+        sealed = pa.Table.from_batches(
+            stored_rows(BATCH_SETTINGS.index_precision_bits)(of_kind.to_batches()), STORED_SCHEMA
+        )
+        chunks = [decode_chunk(chunk) for chunk in of_kind.column("chunk").to_pylist()]
+        if chunks:
+            self.sealed[span.bucket] = pa.concat_tables(chunks)
+        rows = pa.concat_tables(
+            [
+                sealed,
+                cancelled_rows(decision.cancelled, span.bucket, decision.replaced),
+                name_rows(decision.names, span.bucket),
+            ]
+        )
+        if rows.num_rows:
+            self.table.append(rows, CHECKPOINT, span.batch_id)
+
+    def _hand_over(self, output: pa.Table, decision: Decision, span: BatchSpan) -> dict[MessageId, Answer]:
+        due = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
+        answers: dict[MessageId, Answer] = {}
+        for messages in due:
+            left = without_cancelled(messages, decision.left_out, RESULTS)
+            for row in answered(left, RESULTS, decision.answers).to_pylist():
+                identity = (row["topic"], row["partition"], row["offset"])
+                if row["output_topic"] == RESULTS and row["error_code"] is None:
+                    answers[identity] = self._answer(row)
+                elif row["error_code"] is not None:
+                    self.came_out.append(identity)
+                else:
+                    self._hand_over_one(identity, row["deliver_at_ms"])
+        gone = self.table.cancelled_between(span.previous_ms, span.cutoff_ms, span.bucket)
+        for bucket, messages in self.sealed.items():
+            for row in messages.filter(pa.array(~gone.among(messages, bucket))).to_pylist():
+                if span.previous_ms <= row["deliver_at_ms"] < span.cutoff_ms:
+                    self._hand_over_one((row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"])
+        # After the batch has read what they have answered before.
+        taken = [parse_id(answer.result) for answer in answers.values() if "/" in answer.result]
+        results = {each: "cancelled" if each in self.ready or each in self.recalled else "too-late" for each in taken}
+        for each in results:
+            if self.ready.pop(each, None) is not None:
+                self.recalled.append(each)
+        return {
+            ask: answer._replace(result=results[parse_id(answer.result)]) if "/" in answer.result else answer
+            for ask, answer in answers.items()
+        }
+
+    def _hand_over_one(self, identity: MessageId, due_ms: int) -> None:
+        assert identity not in self.ready, "handed over once"
+        self.ready[identity] = due_ms
+
+    def _answer(self, row: dict[str, Any]) -> Answer:
+        """Return the answer in a record for the results topic; of an open one, the id in place of the result."""
+        value, key = row["value"], row["key"].decode()
+        if value.startswith(b"["):
+            undecided = Undecided.from_bytes(value)
+            assert undecided.asked_ms > 0, "nothing is deleted, and no answer lost"
+            return Answer(parse_id(key), key, True if undecided.replaces else None)
+        content = json.loads(value)
+        assert content["id"] in (key, None)
+        own = "/".join(str(row[name]) for name in ID)
+        assert content.get("replacement", own) == own
+        return Answer(content["id"] and parse_id(content["id"]), content["result"], content.get("accepted"))
+
+
+def _comparable(decision: Decision) -> list[Any]:
+    """Return what a replay decides too: all but the time at which an ask goes on."""
+    answers = decision.answers.to_pylist()
+    for answer in answers:
+        if (answer["value"] or b"").startswith(b"["):
+            answer["value"] = Undecided.from_bytes(answer["value"])._replace(asked_ms=0)
+
+    def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(rows, key=repr)
+
+    left_out = {source: own.tolist() for source, own in decision.left_out.items()}
+    tables = ordered(decision.cancelled.to_pylist()), ordered(decision.names.to_pylist())
+    return [ordered(answers), *tables, left_out, dict(decision.replaced)]
+
+
+class Run:
+    """Steps of the service, and of the model beside it."""
+
+    def __init__(self, table: Any, recalled: list[MessageId]) -> None:
+        self.service, self.model = Service(table, recalled), Model()
+        self._clock_ms = self._cutoff_ms = 1_798_000_000_000
+        self._batch_id = 0
+        self._ends = [0, 0]
+        self._published: list[MessageId] = []
+        # Of these, the messages, and the rest.
+        self._targets: list[MessageId] = []
+        self._others: list[MessageId] = []
+        self._asks: dict[MessageId, Answer] = {}
+        self.messages: set[MessageId] = set()
+
+    def take(self, step: Step) -> None:
+        """Run a batch of both, and compare them."""
+        self._batch_id += 1
+        self._clock_ms += step.after_ms
+        previous_ms, self._cutoff_ms = self._cutoff_ms, max(self._cutoff_ms, self._clock_ms + HORIZON_MS)
+        self.service.release(self._clock_ms)
+        self.model.release(self._clock_ms)
+        starts = _offsets(self._ends)
+        published, raw = self._publish(step)
+        origin = CheckpointOrigin(CHECKPOINT, 1, SHARDS)
+        span = BatchSpan(origin, self._batch_id, previous_ms, self._cutoff_ms, starts, _offsets(self._ends))
+        arrivals = accept(records(raw), BATCH_SETTINGS, self._clock_ms)
+        answers = self.service.batch(span, self._clock_ms, arrivals, step)
+        expected = self.model.batch(published, set(self._published), self._clock_ms, previous_ms, self._cutoff_ms)
+        # Who takes over a name may be told what the release processes have answered before.
+        more = {ask: answers[ask] for ask in answers.keys() - expected.keys()}
+        assert all(each.result == "cancelled" and each.about in self.model.recalled for each in more.values()), more
+        by_name = {record.id for record in published if record.name is not None and record.due_ms is not None}
+        assert more.keys() <= by_name
+        for ask, answer in expected.items():
+            assert answers[ask] == answer, (ask, answers[ask], answer)
+        assert self.service.ready == self.model.handed_over
+        assert set(self.service.came_out) == self.model.out
+        self._asks |= answers
+
+    def end(self) -> None:
+        """Let all come out, and check that each message did, or is cancelled, and that all answers say so."""
+        self.take(Step(10**6, [], False, ""))
+        self.take(Step(10**6, [], False, ""))
+        out = self.service.came_out
+        assert len(out) == len(set(out)), "once"
+        assert set(out) & self.messages == self.messages - self.model.cancelled
+        assert not set(out) & self.model.cancelled
+        for ask, answer in self._asks.items():
+            assert answer.result != "cancelled" or answer.about not in out, ask
+            assert answer.result != "too-late" or answer.about in out or answer.about not in self.messages, ask
+            assert answer.accepted is not False or ask not in out
+
+    def _publish(self, step: Step) -> tuple[list[Record], list[dict[str, Any]]]:
+        """Return the records of a batch, for the model and for the job."""
+        ids: list[MessageId] = []
+        for _, partition, *_ in step.records:
+            ids.append((TOPIC, partition, self._ends[partition]))
+            self._ends[partition] += 1
+        self._published += ids
+        kinds = {own: kind for own, (kind, *_) in zip(ids, step.records, strict=True)}
+        self._others += [own for own, kind in kinds.items() if kind in ("bad", "cancel", "cancel-name")]
+        self._targets += [own for own in ids if own not in self._others]
+        targets = [*self._others, (TOPIC, 0, 10**6), ("other", 0, 1), *self._targets]
+        published, raw = [], []
+        for (kind, _, delay_ms, back, name), own in zip(step.records, ids, strict=True):
+            asked = targets[-1 - back % len(targets)]
+            record, marks = self._record(kind, own, self._clock_ms + delay_ms, asked, name)
+            after = [("deliver-after", b"soon" if kind == "bad" else b"%d" % delay_ms)]
+            published.append(record)
+            raw.append(
+                dict(zip(("topic", "partition", "offset"), own, strict=True))
+                | {"headers": headers(*after, *marks), "timestamp_ms": self._clock_ms, "key": b"%d" % own[2]}
+            )
+            if record.due_ms is not None and not record.is_bad:
+                self.messages.add(own)
+        return published, raw
+
+    def _record(
+        self, kind: str, own: MessageId, due_ms: int, asked: MessageId, name: str
+    ) -> tuple[Record, list[tuple[str, bytes]]]:
+        text = "/".join(map(str, asked)).encode()
+        if kind == "cancel":
+            return Record(own, asked=asked), [("delayline-cancel", text)]
+        if kind == "cancel-name":
+            return Record(own, name=name), [("delayline-cancel-name", name.encode())]
+        if kind == "named":
+            return Record(own, due_ms, name=name), [("delayline-name", name.encode())]
+        if kind in ("waiting", "always"):
+            # What is no earlier message of its partition, the record itself cannot replace.
+            is_bad = asked[:2] == own[:2] and asked[2] >= own[2]
+            marks = [("delayline-replaces", text), ("delayline-if", kind.encode())]
+            return Record(own, due_ms, is_bad, asked, kind), marks
+        return Record(own, due_ms, kind == "bad"), []
+
+
+def _offsets(ends: Iterable[int]) -> dict[str, dict[str, int]]:
+    return {TOPIC: {str(number): end for number, end in enumerate(ends)}}
+
+
+@contextmanager
+def nothing_but_the_table() -> Iterator[list[MessageId]]:
+    """Let the desk need no broker, and yield the list of what release processes have cancelled."""
+    recalled: list[MessageId] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("streaming.job.cancels.input_bounds", lambda _: {(TOPIC, each): (0, 100) for each in (0, 1)})
+        patched.setattr(RecalledMessages, "read", lambda _: ids_of(recalled))
+        patched.setattr("streaming.job.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
+        yield recalled
+
+
+def run_all(table: Any, steps: Iterable[Step]) -> None:
+    with nothing_but_the_table() as recalled:
+        run = Run(table, recalled)
+        for step in steps:
+            run.take(step)
+        run.end()
+
+
+class SparkTable(BucketTable):
+    """The real table, which takes and gives Arrow tables as the one in memory does."""
+
+    def frame(self, table: pa.Table) -> DataFrame:
+        """Return a frame with the rows of `table`."""
+        return self.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+
+    def append(self, rows: Any, writer_id: str, batch_id: int) -> None:
+        """Store rows once."""
+        super().append(
+            self.spark.createDataFrame(rows.to_pylist(), from_arrow_schema(STORED_SCHEMA)), writer_id, batch_id
+        )
+
+
+@example(_EXAMPLE)
+@given(_STEPS)
+@settings(max_examples=40)
+def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:
+    run_all(MemoryTable(), steps)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+@given(_STEPS)
+@settings(max_examples=600)
+def test_hundreds_of_runs_agree_with_the_model(steps: list[Step]) -> None:
+    run_all(MemoryTable(), steps)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_the_real_table_agrees_with_the_model(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = count()
+
+    @given(_STEPS)
+    @settings(max_examples=8, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
+    def run(steps: list[Step]) -> None:
+        table = SparkTable(spark, str(tmp_path / str(next(numbers))))
+        table.create(from_arrow_schema(STORED_SCHEMA))
+        run_all(table, steps)
+
+    run()
