@@ -27,6 +27,7 @@ class Reason(Enum):
     DELETED = "it does not wait, and its record is deleted"
     NOT_REPLACED = "it is handed over, delivered, or a dead letter"
     UNSURE = "it is handed over, and may be cancelled by another ask"
+    LOST = "the job's checkpoint was lost before this was decided"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Circumstances:
     - `written_ms`: how long before it is due a message is written to its topic at the earliest (`release.lead` and
       `release.slice`)
     - `keeps_records`: whether the input topics have all records still
+    - `is_rebuilt`: whether the checkpoint was lost, and `delayline rebuild` has made another one
     - `steady`: asks such that from their publication to the answer no release process, nor a broker, began anew, and
       no answer was lost
     - `shown_ms`: as in `streaming.judge.contract.Environment`
@@ -64,6 +66,7 @@ class Circumstances:
     horizon_ms: int = 60_000
     written_ms: int = 120
     keeps_records: bool = True
+    is_rebuilt: bool = False
     steady: Collection[str] = frozenset()
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
 
@@ -111,7 +114,7 @@ def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> boo
     if reason is Reason.UNREAD:
         *source, ask_offset = claim.ask.rsplit("/", 2)
         return source == [topic, partition] and int(offset) < int(ask_offset)
-    if reason is Reason.DELETED:
-        return circumstances.keeps_records
+    if reason in (Reason.DELETED, Reason.LOST):
+        return circumstances.keeps_records if reason is Reason.DELETED else not circumstances.is_rebuilt
     is_not_for_it = reason is Reason.NOT_REPLACED and claim.condition != "waiting"
     return is_not_for_it or circumstances.is_ahead(claim, circumstances.horizon_ms)

@@ -50,6 +50,8 @@ class Ledger:
     written_ms: int = 120
     # Whether no release process nor the broker begins anew while asks are answered.
     is_steady: bool = False
+    # Whether the checkpoint is lost in between.
+    is_rebuilt: bool = False
     sent: dict[str, Published] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     got: list[Got] = field(default_factory=list)
@@ -263,6 +265,7 @@ class Ledger:
             messages=self.sent,
             horizon_ms=self.horizon_ms,
             written_ms=self.written_ms,
+            is_rebuilt=self.is_rebuilt,
             steady=self.asks.keys() if self.is_steady else (),
             shown_ms=self.shown_ms,
         )

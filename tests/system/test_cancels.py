@@ -188,6 +188,7 @@ def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     service.start("cancelled=kill", wait=False)
     assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
     shutil.rmtree(application.checkpoint)
+    ledger.is_rebuilt = True
     assert service.command("rebuild") == 0, service.log[-3000:]
     service.start()
     cancel_some(ledger, application, seed=3, share=0.1)

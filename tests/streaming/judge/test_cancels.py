@@ -98,6 +98,7 @@ NO_INPUT = "the job reads no input topic of this name"
 UNREAD = "the job has not read it yet: ask again, or publish cancels to the message's partition"
 DELETED = "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
 UNSURE = "it is handed over, and may be cancelled by another ask: ask again"
+LOST = "the job's checkpoint was lost before this was decided: ask again"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ UNSURE = "it is handed over, and may be cancelled by another ask: ask again"
         ("in/1/0", UNREAD, 0, RUN),
         ("in/0/1000", UNREAD, 0, RUN),
         (OLD, DELETED, 0, replace(RUN, keeps_records=False)),
+        (OLD, LOST, 0, replace(RUN, is_rebuilt=True)),
         (OLD, UNSURE, 400, RUN),
         # The clock of the job's host is ahead.
         (OLD, UNSURE, 300, replace(RUN, shown_ms=lambda now_ms: now_ms + 100)),
@@ -131,6 +133,7 @@ def test_an_unknown_that_something_explains_is_no_problem(
         ("elsewhere/0/0", UNSURE, 1_000),
         # The topic has all records.
         (OLD, DELETED, 1_000),
+        (OLD, LOST, 1_000),
         # That is the answer to a replacement alone.
         (OLD, NOT_REPLACED, 1_000),
         # It was due so late that it waited.
