@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
+from streaming.judge.names import Named, name_problems
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
@@ -26,6 +27,8 @@ Got = Received
 Headers = Sequence[Header]
 # From the last delivery of a batch until it is committed, on a busy machine.
 _COMMIT_S = 20.0
+# Until a message that has a name takes it over.
+_NAME_SLACK_MS = 20_000
 
 
 @dataclass
@@ -42,9 +45,13 @@ class Ledger:
     results: str = ""
     # The id that each ask for a cancel asks for, by the id of the ask.
     asks: dict[str, str] = field(default_factory=dict)
+    # The other headers of an ask for a cancel.
+    asked_with: dict[str, Headers] = field(default_factory=dict)
     # Of asks that are messages which replace others: the condition.
     conditions: dict[str, str] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list)
+    # Messages that have a name, and cancels by one. All records of a name are in one partition.
+    named: dict[str, Named] = field(default_factory=dict)
     # How long before it is due a message is handed over, and written to its topic, at the earliest.
     horizon_ms: int = 60_000
     written_ms: int = 120
@@ -85,6 +92,8 @@ class Ledger:
         name: str | None = None,
         replaces: str | None = None,
         condition: str = "waiting",
+        holds: str | None = None,
+        expected: Callable[[Published], Published] = lambda message: message,
     ) -> None:
         """Publish one message that must be delivered to `output` at `deliver_at_ms`, or `delay_ms` after its timestamp.
 
@@ -101,6 +110,8 @@ class Ledger:
             name: Kept in `names` under the message id.
             replaces: The id of the message that it replaces.
             condition: Of the replacement: "waiting" or "always".
+            holds: What stands for the name that the message has; its header, or key, is among the others.
+            expected: Returns what must be delivered for what was published, if that is something else.
         """
         own: list[Header] = []
         if replaces is not None:
@@ -114,7 +125,10 @@ class Ledger:
             identity = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
             published_ms = message.timestamp()[1]  # type: ignore[attr-defined]
             due = published_ms + delay_ms if delay_ms is not None else deliver_at_ms
-            self.sent[identity] = Published(identity, published_ms, key, value, headers, output, due, error)
+            sent = Published(identity, published_ms, key, value, headers, output, due, error)
+            self.sent[identity] = expected(sent)
+            if holds is not None:
+                self.named[identity] = Named(identity, holds, published_ms, sent.due_ms)
             if name is not None:
                 self.names[identity] = name
             if replaces is not None:
@@ -129,18 +143,40 @@ class Ledger:
         self._producer.produce(topic, value, key, headers=[*headers, *own], on_delivery=record_sent, **options)
         self._producer.poll(0)
 
-    def cancel(self, identity: str, partition: int | None = None) -> None:
-        """Ask for the cancel of a message, in its own input partition or in another one."""
+    def cancel(self, identity: str, partition: int | None = None, more: Headers = ()) -> None:
+        """Ask for the cancel of a message, in its own input partition or in another one, with `more` headers."""
         self._read_answers()
         topic, number, _ = identity.rsplit("/", 2)
 
         def record_asked(failure: object, message: object) -> None:
             assert failure is None, failure
-            self.asks[f"{message.topic()}/{message.partition()}/{message.offset()}"] = identity  # type: ignore[attr-defined]
+            ask = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
+            self.asks[ask], self.asked_with[ask] = identity, more
 
         place = int(number) if partition is None else partition
-        headers: list[tuple[str, str | bytes | None]] = [("delayline-cancel", identity.encode())]
+        headers: list[tuple[str, str | bytes | None]] = [*more, ("delayline-cancel", identity.encode())]
         self._producer.produce(topic, b"", None, place, headers=headers, on_delivery=record_asked)
+        self._producer.poll(0)
+
+    def cancel_by_name(
+        self,
+        topic: str,
+        holds: str,
+        headers: Headers,
+        partition: int,
+        key: bytes | None = None,
+        value: bytes | None = b"",
+    ) -> None:
+        """Publish a record that cancels by a name: by its `headers`, or by its key and value."""
+        self._read_answers()
+
+        def record_asked(failure: object, message: object) -> None:
+            assert failure is None, failure
+            identity = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
+            self.named[identity] = Named(identity, holds, message.timestamp()[1], None)  # type: ignore[attr-defined]
+
+        own: list[tuple[str, str | bytes | None]] = list(headers)
+        self._producer.produce(topic, value, key, partition, headers=own, on_delivery=record_asked)
         self._producer.poll(0)
 
     def cancelled(self) -> set[str]:
@@ -158,8 +194,9 @@ class Ledger:
     def wait_for_all(self, timeout_s: float) -> None:
         """Wait until all cancels are answered, and all published messages have come out that should."""
         self.flush()
-        self.wait_for(lambda: self.asks.keys() <= {answer.id for answer in list(self.answers)}, timeout_s)
-        expected = self.sent.keys() - self.cancelled() - self.refused()
+        asks = self.asks.keys() | {each for each, named in self.named.items() if named.due_ms is None}
+        self.wait_for(lambda: asks <= {answer.id for answer in list(self.answers)}, timeout_s)
+        expected = self.sent.keys() - self.cancelled() - self.refused() - self._superseded()
         self.wait_for(lambda: self._reader.ids >= expected, timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -269,12 +306,22 @@ class Ledger:
             steady=self.asks.keys() if self.is_steady else (),
             shown_ms=self.shown_ms,
         )
-        answers = Answers.of(list(self.answers))
-        return problems + answers.problems(self.asks, came_out, complete, circumstances, self.conditions)
+        answers = Answers.of(answer for answer in list(self.answers) if answer.id not in self.named)
+        problems += answers.problems(self.asks, came_out, complete, circumstances, self.conditions)
+        if complete:
+            named = [record for record in list(self.got) if record.id in self.named]
+            of_names = [answer for answer in list(self.answers) if answer.id in self.named]
+            problems += name_problems(self.named.values(), named, of_names, _NAME_SLACK_MS)
+        return problems
+
+    def _superseded(self) -> set[str]:
+        """Return the messages whose name a later record has, or asks for: they may come out, or not."""
+        newest = {each.name: each.id for each in sorted(self.named.values(), key=lambda each: each.offset)}
+        return self.named.keys() - set(newest.values())
 
     def _judged(self, complete: bool) -> Verdict:
         environment = Environment(self._partitions, self.shown_ms)
-        not_expected = self.cancelled() | self.refused()
+        not_expected = self.cancelled() | self.refused() | (self._superseded() - {record.id for record in self.got})
         kept = {identity: message for identity, message in self.sent.items() if identity not in not_expected}
         return judge(kept, list(self.got), self._watch.acceptance(), environment, complete)
 
