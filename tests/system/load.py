@@ -45,3 +45,32 @@ def publish_mixed(ledger: Ledger, application: Application, count: int, seed: in
         else:
             publish([*headers, ("deliver-after", b"soon")], output=application.dead)
     ledger.flush()
+
+
+def cancel_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
+    """Ask for the cancel of some of all messages that were ever published, a few of them twice."""
+    ledger.flush()
+    chosen = random.Random(seed)
+    for identity in sorted(ledger.sent):
+        if chosen.random() < share:
+            ledger.cancel(identity)
+            if chosen.random() < 0.2:
+                ledger.cancel(identity, partition=chosen.randrange(2))
+    ledger.cancel(f"{application.input}/0/{10**12}")
+
+
+def replace_some(ledger: Ledger, application: Application, seed: int, count: int = 30) -> None:
+    """Replace some of all messages that were ever published: replacements as well, and a few of them twice."""
+    ledger.flush()
+    chosen = random.Random(seed)
+    known = sorted(ledger.sent)
+    for at in range(count):
+        old = chosen.choice(known)
+        for _ in range(1 + (chosen.random() < 0.3)):
+            delay_ms = chosen.choice([0, 500, 4_000, 15_000])
+            headers = [("deliver-after", b"%dms" % delay_ms)] if delay_ms else []
+            ledger.publish(
+                application.input, b"%d-%d" % (seed, at), headers, output=application.output, delay_ms=delay_ms,
+                partition=int(old.split("/")[1]) if chosen.random() < 0.8 else None,
+                replaces=old, condition=chosen.choice(["waiting", "waiting", "always"]),
+            )  # fmt: skip

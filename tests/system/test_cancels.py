@@ -1,4 +1,7 @@
-"""Cancels through the whole service, wherever the message is: each is answered once, and the answers agree."""
+"""Cancels through the whole service, wherever the message is: each is answered once, and the answers agree.
+
+`tests/system/test_crashes.py` has those across a kill.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +21,8 @@ from streaming.release.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
-from tests.system.ledger import Ledger
-from tests.system.load import publish_mixed
+from tests.system.load import cancel_some, publish_mixed, replace_some
 from tests.system.service import Service
-
-
-def cancel_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
-    """Ask for the cancel of some of all messages that were ever published, a few of them twice."""
-    ledger.flush()
-    chosen = random.Random(seed)
-    for identity in sorted(ledger.sent):
-        if chosen.random() < share:
-            ledger.cancel(identity)
-            if chosen.random() < 0.2:
-                ledger.cancel(identity, partition=chosen.randrange(2))
-    ledger.cancel(f"{application.input}/0/{10**12}")
-
-
-def replace_some(ledger: Ledger, application: Application, seed: int, count: int = 30) -> None:
-    """Replace some of all messages that were ever published: replacements as well, and a few of them twice."""
-    ledger.flush()
-    chosen = random.Random(seed)
-    known = sorted(ledger.sent)
-    for at in range(count):
-        old = chosen.choice(known)
-        for _ in range(1 + (chosen.random() < 0.3)):
-            delay_ms = chosen.choice([0, 500, 4_000, 15_000])
-            headers = [("deliver-after", b"%dms" % delay_ms)] if delay_ms else []
-            ledger.publish(
-                application.input, b"%d-%d" % (seed, at), headers, output=application.output, delay_ms=delay_ms,
-                partition=int(old.split("/")[1]) if chosen.random() < 0.8 else None,
-                replaces=old, condition=chosen.choice(["waiting", "waiting", "always"]),
-            )  # fmt: skip
 
 
 def cancel_command(service: Service, *ids: str) -> tuple[int, dict[str, str]]:
@@ -110,27 +83,6 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     assert replace_command(service, "--replaces", far) == (3, False)
     assert replace_command(service, "--replaces", came_out) == (4, False)
     assert replace_command(service, "--replaces", came_out, "--if", "always") == (0, True)
-    assert service.stop() == 0, service.log[-3000:]
-
-
-@pytest.mark.thorough
-@pytest.mark.takes(60)
-@pytest.mark.parametrize("points", [("state-held", "cancelled", "transaction-committed", "batch-done")], ids=" ".join)
-def test_after_a_kill_a_cancel_is_answered_once_and_nothing_comes_out_that_is_cancelled(
-    application: Application, make_service: MakeService, points: tuple[str, ...]
-) -> None:
-    service, ledger = make_service("release.slice=20ms")
-    for seed, point in enumerate(points):
-        publish_mixed(ledger, application, 250, seed, longest_ms=30_000)
-        cancel_some(ledger, application, seed, share=0.15)
-        replace_some(ledger, application, seed)
-        service.start(f"{point}=kill", wait=False)
-        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
-    service.start()
-    cancel_some(ledger, application, seed=9)
-    ledger.verify_after_outage(120)
-    assert ledger.cancelled()
-    assert ledger.refused()
     assert service.stop() == 0, service.log[-3000:]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from conf.failpoints import POINTS, RELEASE_POINTS, VARIABLE
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
-from tests.system.load import publish_mixed
+from tests.system.load import cancel_some, publish_mixed, replace_some
 
 # These points are passed once for each transaction: the second passing is in the middle of a batch.
 _PASSING = {
@@ -33,23 +35,59 @@ _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     # So long that buckets wait, however long a start takes.
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
 }
+# The same with messages that are cancelled and replaced. Those that a release process takes back are handed over long
+# before they are due.
+_MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
+    ("cancelled", "transaction-filled"): (("clock.horizon=8s",), 20_000),
+    ("batch-begun", "state-held", "sealing", "sealed"): ((), 30_000),
+    ("transaction-open", "transaction-committed", "handed-over", "batch-done"): ((), 30_000),
+    # Of the asks that were handed over before the kill, the next process finds out what they have taken back.
+    ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),
+    ("merging", "slice-merged", "merged"): (_FEW, 120_000),
+}
 # The row of `make test`. The demo kills the driver as well.
-_ALWAYS = {("transaction-filled", "transaction-ended")}
+_ALWAYS = {("cancelled", "transaction-filled")}
+# That shards are revoked takes a second process: tests/system/test_release.py.
+_ELSEWHERE = {"cleaning", "shards-revoked"}
 
 
 def test_the_matrix_has_every_point() -> None:
-    points = [point for points in _MATRIX for point in points]
-    # That shards are revoked takes a second process: tests/system/test_release.py; `cancelled` takes some cancels:
-    # tests/system/test_cancels.py.
-    assert sorted([*points, "cleaning", "shards-revoked", "cancelled"]) == sorted(POINTS | RELEASE_POINTS)
+    for matrix, not_in_it in ((_MATRIX, {"cancelled"}), (_MATRIX_WITH_ASKS, {"recovering"})):
+        points = [point for points in matrix for point in points]
+        # Without asks, no batch passes `cancelled`; and before a start has recovered, nobody looks for an ask.
+        assert sorted([*points, *_ELSEWHERE, *not_in_it]) == sorted(POINTS | RELEASE_POINTS)
+
+
+def _rows(matrix: Iterable[tuple[str, ...]]) -> list[Any]:
+    return [
+        pytest.param(row, marks=[] if row in _ALWAYS else [pytest.mark.thorough], id=" ".join(row)) for row in matrix
+    ]
+
+
+@pytest.mark.takes(60)
+@pytest.mark.parametrize("points", _rows(_MATRIX_WITH_ASKS))
+def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_the_answers_agree(
+    application: Application, make_service: MakeService, points: tuple[str, ...]
+) -> None:
+    """Each start finds asks for messages of the starts before, which wait, are handed over, or have come out."""
+    settings, longest_ms = _MATRIX_WITH_ASKS[points]
+    service, ledger = make_service("release.slice=20ms", *settings)
+    for seed, point in enumerate(points):
+        publish_mixed(ledger, application, 200, seed, longest_ms)
+        cancel_some(ledger, application, seed, share=0.15)
+        replace_some(ledger, application, seed)
+        service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
+        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+    service.start()
+    cancel_some(ledger, application, seed=len(POINTS), share=0.1)
+    ledger.verify_after_outage(180)
+    assert ledger.cancelled()
+    assert ledger.refused()
+    assert service.stop() == 0, service.log[-3000:]
 
 
 @pytest.mark.takes(70)
-@pytest.mark.parametrize(
-    "points",
-    [pytest.param(row, marks=[] if row in _ALWAYS else [pytest.mark.thorough]) for row in _MATRIX],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("points", _rows(_MATRIX))
 def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or_early(
     application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:

@@ -26,13 +26,22 @@ def command(service: Service, *arguments: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.thorough
 @pytest.mark.takes(60)
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("cancelled", "transaction-committed", "batch-done"),
+        ("state-held", "sealing", "sealed", "handed-over"),
+        ("transaction-open", "transaction-filled", "transaction-ended", "position-read"),
+    ],
+    ids=" ".join,
+)
 def test_after_kills_the_newest_message_of_each_name_comes_out(
-    application: Application, make_service: MakeService
+    application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:
     service, ledger = make_service("policies.names=key")
     ledger.close()
     load = NamedLoad(application)
-    for seed, point in enumerate(("cancelled", "transaction-committed", "batch-done")):
+    for seed, point in enumerate(points):
         load.publish_some(120, seed, longest_ms=40_000, names=60)
         service.start(f"{point}=kill", wait=False)
         assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
