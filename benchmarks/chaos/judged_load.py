@@ -124,7 +124,7 @@ class JudgedLoad:
         came_out = self._outputs.ids | ({answer.id for answer in own} - records.messages.keys())
         self.wrong_answers = answers.problems(
             records.asks, came_out, True, self._circumstances(records, own), records.conditions
-        )
+        ) + answers.misplaced(self.received)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
         self.wrong_names = self.names.problems(of_names, self.acceptance)

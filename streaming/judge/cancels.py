@@ -95,6 +95,23 @@ class Answers:
                 problems.append(f"{asked} did not come out, and was answered to be too late")
         return problems
 
+    def misplaced(self, delivered: Iterable[Received]) -> list[str]:
+        """Return what is wrong with what the answers say of where messages went, a sentence each.
+
+        `delivered` are the records of output and dead-letter topics.
+        """
+        told = {
+            str(content.get("id")): content["output"]
+            for records in self.by_ask.values()
+            for content in map(_content, records)
+            if "output" in content
+        }
+        return [
+            f"{record.id} is at {record.topic}/{record.partition}/{record.offset}, and said to be at {told[record.id]}"
+            for record in delivered
+            if record.id in told and not _is_at(record, told[record.id])
+        ]
+
     def _claims(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> Iterator[Claim]:
         for ask in sorted(asks.keys() & self.by_ask.keys()):
             record = self.by_ask[ask][0]
@@ -136,6 +153,13 @@ class Answers:
                 if asks[ask] in replaced_by:
                     yield f"{asks[ask]} was replaced by {replaced_by[asks[ask]]}, and by {ask}"
                 replaced_by[asks[ask]] = ask
+
+
+def _is_at(record: Received, output: Any) -> bool:
+    if not isinstance(output, dict) or output.get("topic") != record.topic:
+        return False
+    first, last = output.get("offsets", (record.offset, record.offset))
+    return bool(output.get("partition", record.partition) == record.partition and first <= record.offset <= last)
 
 
 def _content(record: Received) -> dict[str, Any]:

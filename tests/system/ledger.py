@@ -308,6 +308,7 @@ class Ledger:
         )
         answers = Answers.of(answer for answer in list(self.answers) if answer.id not in self.named)
         problems += answers.problems(self.asks, came_out, complete, circumstances, self.conditions)
+        problems += answers.misplaced(list(self.got))
         if complete:
             named = [record for record in list(self.got) if record.id in self.named]
             of_names = [answer for answer in list(self.answers) if answer.id in self.named]

@@ -184,3 +184,23 @@ def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_ane
     assert [f"{unsure} of 10 asks" in each for each in found(asks)] == [True] * is_problem
     assert found(list(asks)[1:]) == [], "of so few asks nothing follows"
     assert found(()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "is_right"),
+    [
+        ({"topic": "out", "partition": 3, "offsets": [10, 12]}, True),
+        ({"topic": "out", "partition": 3}, True),
+        ({"topic": "out"}, True),
+        ({"topic": "other", "partition": 3, "offsets": [10, 12]}, False),
+        ({"topic": "out", "partition": 2, "offsets": [10, 12]}, False),
+        ({"topic": "out", "partition": 3, "offsets": [10, 11]}, False),
+        ({"topic": "out", "partition": 3, "offsets": [13, 14]}, False),
+        ("out", False),
+    ],
+)
+def test_where_a_late_message_went_is_where_it_came_out(output: Any, is_right: bool) -> None:
+    answers = Answers.of([received(ASK, {"id": OLD, "result": "too-late", "why": "so", "output": output})])
+    headers = (("delayline-id", OLD.encode()),)
+    delivered = [Received("out", 3, 12, 0, None, b"", headers, 0), Received("out", 0, 1, 0, None, b"", (), 0)]
+    assert bool(answers.misplaced(delivered)) == (not is_right)
