@@ -49,6 +49,10 @@ class Page:
         """Load the page anew in the same tab."""
         self._browser.refresh()
 
+    def picture(self, path: Path) -> None:
+        """Write what the window shows as a PNG."""
+        self._browser.save_screenshot(str(path))
+
     def element(self, selector: str) -> WebElement:
         """Return the first element of `selector`."""
         return self._browser.find_element("css selector", selector)

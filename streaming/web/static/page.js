@@ -84,7 +84,7 @@ function figures(status) {
     [status.committed_batch ? duration(status.committed_batch.age_ms) : "none", "since the last batch began"],
     [`${count(status.sealed.buckets)} / ${count(status.sealed.segments)}`, "buckets / segments"],
     [status.merges ? `${count(status.merges.running)} / ${count(status.merges.finished)}` : "unknown",
-     "merges: running / finished"],
+     "merges now / in all"],
     [release ? count(release.processes.length) : "unknown", "release processes"],
     [status.holder ? `${status.holder.host} ${status.holder.pid}` : "nobody", "holds the lease"],
   ];
@@ -101,7 +101,7 @@ function merges(status) {
   if (!found) return "";
   const { last } = found;
   const newest = last ? `last ${away(last.at_ms, now)}, ${count(last.buckets)} buckets in ${duration(last.took_ms)}; ` : "";
-  return `${newest}${duration(found.seconds * 1000)} of work in all`;
+  return `${newest}${duration(found.seconds * 1000)} in all`;
 }
 
 function row(cells) {
@@ -137,8 +137,10 @@ function lines(id, drawn) {
   const axes = { yaxis: { ...layout.yaxis, ...drawn.yaxis } };
   for (const [name, y] of Object.entries(drawn.right || {})) {
     traces.push({ ...trace(name, y), yaxis: "y2", line: { shape: "hv", dash: "dot" } });
-    axes.yaxis2 = { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, title: { text: name } };
-    axes.margin = { ...layout.margin, r: 45 };
+    axes.yaxis2 = {
+      overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, dtick: 1, tickformat: "d", title: { text: name },
+    };
+    axes.margin = { ...layout.margin, r: 40 };
   }
   Plotly.react(id, traces, { ...layout, ...axes }, charts);
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +15,11 @@ from streaming.web import server
 from streaming.web.selections import Selection
 from tests.browser import Page, chromium
 from tests.eventually import assert_eventually
+from tests.streaming.web.sampled import SampledHistory
 from tests.streaming.web.test_server import site
+
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webdriver import WebDriver
 
 _TOKEN = "a-token-of-24-characters"
 _STATIC = Path(server.__file__).parent / "static"
@@ -31,6 +36,28 @@ class _Messages:
 
     def take(self, token: str) -> str:
         return token
+
+
+class _Orders(_Messages):
+    """Two messages of a shop wait."""
+
+    def look(self, *_: object) -> list[Any]:
+        due_ms = time.time_ns() // 1_000_000 + 600_000
+        return [
+            {
+                "id": f"delayline-in/{number}/{48_211 + 7 * number}",
+                "place": "mutable",
+                "deliver_at_ms": due_ms + 1_700 * number,
+                "timestamp_ms": due_ms - 900_000,
+                "output_topic": "orders",
+                "error_code": None,
+                "key": f"customer-{number + 7}".encode(),
+                "value": f'{{"order": {29_158 + number}, "remind": true}}'.encode(),
+                "value_bytes": 31,
+                "headers": [{"key": "deliver-after", "value": b"15m"}, {"key": "deliver-to", "value": b"orders"}],
+            }
+            for number in range(2)
+        ]
 
 
 @pytest.fixture
@@ -114,6 +141,32 @@ def test_a_token_that_the_server_does_not_take_is_forgotten_and_asked_for_again(
     page.click("#look button")
     page.shows("#said", "nothing waits that fits")
     assert not page.element("#token").is_displayed()
+
+
+def _lines(browser: WebDriver, charts: Iterable[str]) -> dict[str, int]:
+    """Return how many lines each of the charts has."""
+    return {each: len(browser.find_elements("css selector", f"#{each} .scatterlayer .trace")) for each in charts}
+
+
+def test_the_page_shows_all_that_is_sampled(tmp_path: Path) -> None:
+    """Also takes the picture of the docs, with made-up numbers:
+
+    PAGE_PICTURE=docs/images/page.png pytest tests/streaming/web/test_page.py -k sampled
+    """
+    with chromium(tmp_path) as browser, site(messages=_Orders(), history=SampledHistory()) as found:
+        browser.set_window_size(1280, 1960)
+        page = Page(browser, f"http://127.0.0.1:{found.port}/")
+        page.shows("#figures", r"1 / 412\s+merges now / in all")
+        page.shows("#merges", "^last 94 s ago, 16 buckets in 3.1 s; 15.3 min in all$")
+        page.shows("#shards", "delayline-release-1")
+        page.shows("#problems", "delayline-release-1 WARNING Kafka does not answer")
+        lines = {"due": 0, "lateness": 2, "rates": 2, "waiting": 3, "buckets": 3}
+        assert_eventually(lambda: _lines(browser, lines) == lines, 60, "the charts")
+        page.click("#look button")
+        page.shows("#said", "2 shown")
+        picture = Path(os.environ.get("PAGE_PICTURE", tmp_path / "page.png"))
+        page.picture(picture)
+    assert 20_000 < picture.stat().st_size < 250_000
 
 
 def test_no_button_is_clicked_by_enter_in_the_form_that_acts() -> None:

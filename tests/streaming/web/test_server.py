@@ -48,8 +48,8 @@ class Site:
 
 
 @contextmanager
-def site(*overrides: str, messages: Any = None) -> Iterator[Site]:
-    """Serve the page of a job that nobody runs. `messages` stands in for what waits."""
+def site(*overrides: str, messages: Any = None, history: Any = None) -> Iterator[Site]:
+    """Serve the page of a job that nobody runs. `messages` stands in for what waits, `history` for what is sampled."""
     settings = load_settings(
         None,
         ["monitor.job=127.0.0.1:1", "kafka.bootstrap_servers=127.0.0.1:1", "topics.input=in", *overrides],
@@ -57,7 +57,7 @@ def site(*overrides: str, messages: Any = None) -> Iterator[Site]:
     )
     listening = listen("127.0.0.1", 0)
     with Messages(settings) as waiting:
-        app = web_app(settings, History(settings), messages or waiting)
+        app = web_app(settings, history or History(settings), messages or waiting)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
