@@ -397,7 +397,8 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
     """Let the desk need no broker, and yield the list of what release processes have cancelled."""
     recalled: list[MessageId] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("streaming.job.cancels.input_bounds", lambda _: {(TOPIC, each): (0, 100) for each in (0, 1)})
+        # No message is old.
+        patched.setattr("streaming.job.cancels.input_offsets_at", lambda *_: {(TOPIC, each): 0 for each in (0, 1)})
         patched.setattr(RecalledMessages, "read", lambda _: ids_of(recalled))
         patched.setattr("streaming.job.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
