@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkFiles
 
 from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
@@ -148,9 +148,10 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
 
 
 def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
-    before = set(Path(tempfile.gettempdir()).rglob("delayline-ids-*"))
+    folder = Path(SparkFiles.getRootDirectory())
+    before = set(folder.iterdir())
     stored = StoredIds(full)
     stored.open(9, STARTS)
-    assert set(Path(tempfile.gettempdir()).rglob("delayline-ids-*")) <= before
+    assert set(folder.iterdir()) <= before
     assert known(stored)[0]
     stored.close()
