@@ -56,7 +56,7 @@ def test_the_image_builds_and_each_of_its_roles_starts(image: Image, broker: Emb
     # A driver that an operator submits.
     properties = tmp_path / "spark.properties"
     properties.write_text("spark.master local[1]\nspark.driver.memory 1g\n")
-    launcher = image.inside(f"local:///opt/delayline/submit/{LAUNCHER}")
+    launcher = "local://" + image.inside(f"/opt/delayline/submit/{LAUNCHER}")
     driver = ("driver", "--properties-file", str(properties), launcher, "--version")
     code, output = image.run(*driver, SPARK_DRIVER_BIND_ADDRESS="127.0.0.1")
     assert (code, output.splitlines()[-1]) == (0, version("delayline")), output
