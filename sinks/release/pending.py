@@ -65,7 +65,7 @@ _INDEXED_AT_A_TIME = 16
 _MOST_DEFERRALS = 20
 
 
-def _know_none(asked: pa.Table) -> list[None]:
+def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
     return [None] * asked.num_rows
 
 

@@ -48,9 +48,9 @@ RECALLED = "it was taken back after it was handed over"
 _TOO_LATE = "it is delivered, or about to be, or went to the dead-letter topic"
 _NOT_KNOWN = "it is handed over, and may be cancelled by another ask: ask again"
 Mask = npt.NDArray[np.bool_]
-# Returns for each message of a table with the columns `ID` where it went, or None if the shard has not released it, or
-# does not know it any more.
-WentTo = Callable[[pa.Table], Sequence[Output | None]]
+# Takes a table with the columns `ID`, and the present time (epoch ms). Returns where each message went, or None if the
+# shard has not released it, or does not know it any more.
+WentTo = Callable[[pa.Table, int], Sequence[Output | None]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,10 @@ def decide(
     """
     asked, terms = asked_by(asks), _terms(asks)
     is_cancelled = among(asked, united([found, certain]))
-    outputs = [None if cancelled else output for cancelled, output in zip(is_cancelled, went_to(asked), strict=True)]
+    released_to = dict(
+        zip(np.flatnonzero(~is_cancelled).tolist(), went_to(asked.filter(pa.array(~is_cancelled)), now_ms), strict=True)
+    )
+    outputs = [released_to.get(row) for row in range(asked.num_rows)]
     is_released = np.array([output is not None for output in outputs], dtype=bool)
     is_open = ~is_cancelled & ~is_released
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,97 +20,127 @@ from sinks.release.reports import Offsets
 from state.cancel import Output, is_ask
 from state.message_ids import ID, places_in
 
-# About as many as come out in a minute of a busy hour, in 2 MB.
+# Long enough for somebody who has just seen that a message came out. After that, its id may be another message's: of an
+# input topic that was made anew.
+_KEPT_MS = 120_000
+# How much time is kept together, and how many messages, about: each piece is searched for itself.
+_TOGETHER_MS, _TOGETHER = 10_000, 5_000
+# In 2 MB.
 _MOST_MESSAGES = 20_000
 _KEPT = [*ID, "output_topic", "output_partition", "error_code"]
 
 
 @dataclass(frozen=True)
 class _Transaction:
-    """`messages` has the columns `_KEPT`, `dead` the ids of those that became dead letters while they were written."""
+    """The ids of those messages that became dead letters while they were written, and the offsets of the records."""
 
-    messages: pa.Table
     dead: Collection[bytes]
     offsets: Offsets
 
 
+@dataclass(frozen=True)
+class _Block:
+    """The `messages` (columns `_KEPT`) of some `transactions`, and the number of each one's; the newest first.
+
+    The transactions were committed in [`first_ms`, `last_ms`], epoch ms.
+    """
+
+    messages: pa.Table
+    numbers: npt.NDArray[np.int64]
+    transactions: Sequence[_Transaction]
+    first_ms: int
+    last_ms: int
+
+    def may_grow(self, last_ms: int) -> bool:
+        """Return whether it should have what was committed after it too, until `last_ms` (epoch ms)."""
+        return 0 <= last_ms - self.first_ms <= _TOGETHER_MS and self.messages.num_rows < _TOGETHER
+
+
 class RecentlyReleased:
-    """The messages of the last transactions that were committed. Thread-safe."""
+    """The messages of the transactions that were committed in the last two minutes. Thread-safe."""
 
     def __init__(self, results: str = "", dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
-        """Know no message. `results` and `dead_letter` are these topics.
-
-        About `most` messages are kept: those of whole transactions, the oldest of which has the last one of these.
-        """
+        """Know no message. `results` and `dead_letter` are these topics; at least the last `most` messages are kept."""
         self._results = results
         self._dead_letter = dead_letter
         self._most = most
         self._lock = threading.Lock()
-        self._newest_first: deque[_Transaction] = deque()
-        self._count = 0
-        # How many of the newest are not copied.
-        self._fresh = 0
+        # What was added since the last `settle`, the oldest first.
+        self._fresh: list[tuple[pa.Table, _Transaction, int]] = []
+        self._newest_first: deque[_Block] = deque()
 
-    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets) -> None:
-        """Add the messages of a transaction that was committed.
+    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
+        """Add the messages of a transaction that was committed at `released_ms` (epoch ms).
 
         `replaced` has those that became dead letters while they were written, by message id; `offsets` the first and
         the last offset of the records, by topic and partition.
         """
         kept = messages.select(_KEPT)
         with self._lock:
-            self._newest_first.appendleft(_Transaction(kept, frozenset(replaced), offsets))
-            self._fresh += 1
-            self._count += kept.num_rows
-            while self._count - self._newest_first[-1].messages.num_rows >= self._most:
-                self._count -= self._newest_first.pop().messages.num_rows
+            self._fresh.append((kept, _Transaction(frozenset(replaced), offsets), released_ms))
 
-    def settle(self) -> None:
-        """Copy what was added since the last call: it keeps all memory of the chunks that it was in."""
+    def settle(self, now_ms: int) -> None:
+        """Make a block of what was added since the last call, and forget what is too old at `now_ms` (epoch ms).
+
+        A call a second is enough: until then, what was added keeps all memory of the chunks that it was in.
+        """
         with self._lock:
-            fresh = [self._newest_first.popleft() for _ in range(min(self._fresh, len(self._newest_first)))]
-            self._fresh = 0
-            if not fresh:
-                return
-            every = pa.concat_tables([each.messages for each in fresh])
-            copied = every.take(pa.array(np.arange(every.num_rows)))
-            end = copied.num_rows
-            for each in reversed(fresh):
-                start = end - each.messages.num_rows
-                self._newest_first.appendleft(replace(each, messages=copied.slice(start, end - start)))
-                end = start
+            if self._fresh:
+                block, self._fresh = self._block_of_fresh(), []
+                if self._newest_first and self._newest_first[0].may_grow(block.last_ms):
+                    block = _joined(block, self._newest_first.popleft())
+                self._newest_first.appendleft(block)
+            count = sum(block.messages.num_rows for block in self._newest_first)
+            # Also what is far ahead: the clock was.
+            while self._newest_first and (
+                abs(now_ms - (oldest := self._newest_first[-1]).last_ms) > _KEPT_MS
+                or count - oldest.messages.num_rows >= self._most
+            ):
+                count -= self._newest_first.pop().messages.num_rows
 
-    def find(self, asked: pa.Table) -> Sequence[Output | None]:
+    def find(self, asked: pa.Table, now_ms: int) -> Sequence[Output | None]:
         """Return for each message of `asked`, which has the columns `ID`, where it went; None if it is not known."""
-        with self._lock:
-            transactions = list(self._newest_first)
-        if not transactions or not asked.num_rows:
-            return [None] * asked.num_rows
-        messages = pa.concat_tables([each.messages for each in transactions])
-        numbers = np.repeat(np.arange(len(transactions)), [each.messages.num_rows for each in transactions])
-        # The ask of a replacement has the id of the replacement.
-        own = ~np.asarray(is_ask(messages, self._results))
-        messages, numbers = messages.filter(pa.array(own)), numbers[own]
-        places = places_in(messages, asked)
-        found = np.flatnonzero(places >= 0)
-        rows = messages.take(pa.array(places[found]))
         outputs: list[Output | None] = [None] * asked.num_rows
-        for at, number, identity, topic, partition, is_dead in zip(
-            found.tolist(),
-            numbers[places[found]].tolist(),
-            _ids(rows),
-            rows.column("output_topic").to_pylist(),
-            rows.column("output_partition").to_pylist(),
-            pc.is_valid(rows.column("error_code")).to_pylist(),
-            strict=True,
-        ):
-            transaction = transactions[number]
-            if is_dead or identity in transaction.dead:
-                # The client has chosen its partition.
-                outputs[at] = Output(self._dead_letter)
-            else:
-                outputs[at] = Output(topic, partition, transaction.offsets.get((topic, partition)))
+        with self._lock:
+            blocks = [*([self._block_of_fresh()] if self._fresh else []), *self._newest_first]
+        for block in blocks:
+            if abs(now_ms - block.last_ms) > _KEPT_MS:
+                continue
+            places = places_in(block.messages, asked)
+            found = np.flatnonzero(places >= 0)
+            rows = block.messages.take(pa.array(places[found]))
+            for at, number, identity, topic, partition, is_dead in zip(
+                found.tolist(),
+                block.numbers[places[found]].tolist(),
+                _ids(rows),
+                rows.column("output_topic").to_pylist(),
+                rows.column("output_partition").to_pylist(),
+                pc.is_valid(rows.column("error_code")).to_pylist(),
+                strict=True,
+            ):
+                if outputs[at] is not None:
+                    continue
+                transaction = block.transactions[number]
+                if is_dead or identity in transaction.dead:
+                    # The client has chosen its partition.
+                    outputs[at] = Output(self._dead_letter)
+                else:
+                    outputs[at] = Output(topic, partition, transaction.offsets.get((topic, partition)))
         return outputs
+
+    def _block_of_fresh(self) -> _Block:
+        tables, transactions, released_ms = zip(*reversed(self._fresh), strict=True)
+        every = pa.concat_tables(tables)
+        numbers = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+        # The ask of a replacement has the id of the replacement.
+        own = np.flatnonzero(~np.asarray(is_ask(every, self._results)))
+        return _Block(every.take(pa.array(own)), numbers[own], transactions, min(released_ms), max(released_ms))
+
+
+def _joined(newer: _Block, older: _Block) -> _Block:
+    messages = pa.concat_tables([newer.messages, older.messages]).combine_chunks()
+    numbers = np.concatenate([newer.numbers, older.numbers + len(newer.transactions)])
+    return _Block(messages, numbers, [*newer.transactions, *older.transactions], older.first_ms, newer.last_ms)
 
 
 def _ids(messages: pa.Table) -> list[bytes]:

@@ -62,7 +62,8 @@ class DeliveryReports:
         self._too_large: dict[tuple[str, int], list[Record]] = {}
         self._invalid: dict[tuple[str, int], list[Record]] = {}
         self._told_apart: set[tuple[str, int]] = set()
-        self._offsets: dict[tuple[str, int], tuple[int, int]] = {}
+        # None where one is not known.
+        self._offsets: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def begin(self) -> None:
         """Begin a transaction: forget the offsets of the one before."""
@@ -71,7 +72,7 @@ class DeliveryReports:
     @property
     def offsets(self) -> Offsets:
         """The offsets of the transaction's records, as far as they are reported."""
-        return self._offsets
+        return {place: offsets for place, offsets in self._offsets.items() if offsets is not None}
 
     def check(self) -> None:
         """Raise the error of the first record that failed, if one did: see `error`."""
@@ -81,11 +82,15 @@ class DeliveryReports:
     def reported(self, error: KafkaError | None, message: Any) -> None:
         """Store a record's offset, or its failure; for the producer's `on_delivery`."""
         if error is None:
-            place, offset = (message.topic(), message.partition()), message.offset()
-            first, last = self._offsets.get(place, (offset, offset))
-            self._offsets[place] = (min(first, offset), max(last, offset))
+            self._note((message.topic(), message.partition()), message.offset())
         elif self._failure is None and error.code() not in _CONSEQUENCES:
             self._failure = partial(self.error, error, message.topic(), message.partition())
+
+    def _note(self, place: tuple[str, int], offset: int | None) -> None:
+        known = self._offsets.setdefault(place, None if offset is None else (offset, offset))
+        # Of a record that was sent twice, the broker does not say which offset the first one has.
+        if known is not None:
+            self._offsets[place] = None if offset is None else (min(known[0], offset), max(known[1], offset))
 
     def of_tried(self, record: Record) -> Callable[[KafkaError | None, Any], None]:
         """Return an `on_delivery` for `record` alone, which its topic may refuse."""

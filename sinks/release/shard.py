@@ -510,13 +510,13 @@ class ShardRelease:
         """Count the backlog anew, and let go of the memory of what is released, once a second."""
         if time.monotonic() - self._counted_s >= _COUNT_EVERY_S:
             self._counted_s = time.monotonic()
-            self._recently.settle()
+            self._recently.settle(now_ms())
             in_flight = sum(planned.messages.num_rows for planned in self._in_flight)
             due_ms = self._in_flight[0].last_due_ms if self._in_flight else pending.next_due_ms or None
             self.backlog = Backlog(pending.messages + in_flight, due_ms)
 
     def _released(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
-        self._recently.add(messages, replaced, offsets)
+        self._recently.add(messages, replaced, offsets, released_ms)
         self._lateness.add(messages.column("deliver_at_ms"), released_ms)
         self._context.counts.add(messages, replaced, released_ms)
 

@@ -145,7 +145,7 @@ class _Shard:
         assert planned.position.place != self.committed.place
         self.committed = planned.position
         if planned.messages.num_rows:
-            self.recently.add(planned.messages, {}, {})
+            self.recently.add(planned.messages, {}, {}, self.now_ms)
         for row in planned.messages.to_pylist():
             if row["output_topic"] == RESULTS:
                 self.settled[row["offset"]] += 1

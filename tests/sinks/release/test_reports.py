@@ -38,3 +38,39 @@ def test_a_refused_record_has_the_brokers_text_and_where_to_look(code: int) -> N
     assert isinstance(problem, Refused)
     assert (problem.topic, problem.error.code) == ("orders", "record-refused")
     assert f"orders/3 does not take the record: {KafkaError(code).str()}. See whether" in str(problem)
+
+
+class _Report:
+    """What the client tells of a record that the broker has."""
+
+    def __init__(self, partition: int, offset: int | None) -> None:
+        self._partition, self._offset = partition, offset
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int | None:
+        return self._offset
+
+
+def test_the_offsets_of_a_transaction_are_the_first_and_the_last_of_each_partition() -> None:
+    reports = DeliveryReports()
+    for partition, offset in ((0, 7), (1, 3), (0, 9), (0, 8)):
+        reports.reported(None, _Report(partition, offset))
+    assert reports.offsets == {("orders", 0): (7, 9), ("orders", 1): (3, 3)}
+    reports.begin()
+    assert reports.offsets == {}
+
+
+@pytest.mark.parametrize("offsets", [(None, 7), (7, None), (7, None, 9), (None, None)])
+def test_of_a_partition_with_a_record_of_which_the_offset_is_not_known_none_are(
+    offsets: tuple[int | None, ...],
+) -> None:
+    reports = DeliveryReports()
+    for offset in offsets:
+        reports.reported(None, _Report(0, offset))
+    reports.reported(None, _Report(1, 4))
+    assert reports.offsets == {("orders", 1): (4, 4)}
