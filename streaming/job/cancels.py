@@ -42,6 +42,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
+from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.topics import input_offsets_at
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds, in_no_bucket
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
@@ -170,7 +171,8 @@ class CancelDesk:
         why it was not handed over, and if its record is there would accept it again. While nothing is handed over, no
         marker is written.
         """
-        self._read_old_below(cutoff_ms)
+        with suppress(BrokerUnreachable):
+            self._read_old_below(cutoff_ms)
         old = [
             f"(topic = '{topic}' AND partition = {partition} AND offset < {end})"
             for (topic, partition), end in self._old_below.items()
@@ -339,24 +341,33 @@ class CancelDesk:
         return in_no_bucket(recalled, span.cutoff_ms - 1)
 
     def _is_old(self, asked: pa.Table, span: BatchSpan) -> Mask:
-        """Return of which messages the record is deleted, or older than `cancels.known_for` at the batch of `span`."""
+        """Return of which messages the record is deleted, or older than `cancels.known_for` at the batch of `span`.
+
+        Waits through an outage if nothing is known yet: an earlier process may have forgotten any of them. Raises
+        BrokerUnreachable after `kafka.outage_limit`.
+        """
+        cutoff_ms = max(span.previous_ms, span.origin.cutoff_ms)
+        retry = BrokerRetry("the input topics", self._settings.kafka.outage_limit)
+        while self._read_s == -math.inf:
+            try:
+                self._read_old_below(cutoff_ms)
+            except BrokerUnreachable as problem:
+                retry.wait(problem)
         if time.monotonic() > self._read_s + _OLD_BELOW_S:
-            self._read_old_below(max(span.previous_ms, span.origin.cutoff_ms))
-        if self._read_s == -math.inf:
-            # An earlier process may have forgotten any of them.
-            return np.ones(asked.num_rows, dtype=bool)
+            # In an outage what was read before holds: offsets only grow.
+            with suppress(BrokerUnreachable):
+                self._read_old_below(cutoff_ms)
         return is_below(asked, self._old_below)
 
     def _read_old_below(self, cutoff_ms: int) -> None:
         """Read which messages are old by now, if the cutoff before this batch or an earlier one is `cutoff_ms`.
 
         What is forgotten must be old for all that ask later, also after a restart: so the age counts by cutoffs, which
-        never go back, and not by the clock.
+        never go back, and not by the clock. Raises BrokerUnreachable.
         """
         # One after the other: what is read first must not take the place of what is read next.
-        with self._reading, suppress(BrokerUnreachable):
+        with self._reading:
             self._cutoff_ms = max(self._cutoff_ms, cutoff_ms)
-            # In an outage what was read before holds: offsets only grow.
             self._old_below = input_offsets_at(self._settings, self._cutoff_ms - self._settings.cancels.known_for)
             self._read_s = time.monotonic()
 

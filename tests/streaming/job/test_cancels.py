@@ -302,30 +302,48 @@ def test_what_was_old_once_is_old_for_all_that_ask_later(monkeypatch: pytest.Mon
         return {(TOPIC, 0): 5}
 
     monkeypatch.setattr("streaming.job.cancels.input_offsets_at", offsets_at)
-    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
     no_store: Any = None
     desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5), ("other", 0, 4)]))
     known_for = Settings().cancels.known_for
     assert desk._is_old(ids, span(previous_ms=1_500)).tolist() == [True, False, False]
+    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
     # Maintenance looks at cutoffs of hours ago, and a checkpoint that begins after another goes on from its cutoff.
     desk.forgettable(700)
     desk._is_old(ids, span(0, previous_ms=0, cutoff_ms=1_900))
     assert [instant_ms + known_for for instant_ms in asked] == [1_500, 1_500, 1_900]
 
 
-def test_while_nobody_knows_what_an_earlier_process_has_forgotten_all_is_old(
-    old_below: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
+def test_what_is_old_is_waited_for_through_an_outage_if_nobody_knows_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[dict[tuple[str, int], int] | None] = [None, None, {(TOPIC, 0): 5}, None, {(TOPIC, 0): 6}]
+
+    def offsets_at(*_: object) -> dict[tuple[str, int], int]:
+        if (below := tries.pop(0) if tries else None) is None:
+            raise BrokerUnreachable("nobody answers")
+        return below
+
+    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", offsets_at)
+    monkeypatch.setattr("sinks.internal_topics.broker_retry._PAUSE_S", 0.01)
+    no_store: Any = None
+    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5)]))
+    assert desk._is_old(ids, span()).tolist() == [True, False]
+    assert len(tries) == 2
+    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
+    assert desk._is_old(ids, span()).tolist() == [True, False], "in a later outage what was read before holds"
+    assert desk._is_old(ids, span()).tolist() == [True, True]
+
+
+def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know_what_is_old(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unreachable(*_: object) -> dict[tuple[str, int], int]:
         raise BrokerUnreachable("nobody answers")
 
+    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", unreachable)
     no_store: Any = None
-    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5)]))
-    with monkeypatch.context() as patch:
-        patch.setattr("streaming.job.cancels.input_offsets_at", unreachable)
-        assert desk._is_old(ids, span()).tolist() == [True, True]
-    old_below[TOPIC, 0] = 5
-    assert desk._is_old(ids, span()).tolist() == [True, False]
+    own = Settings()
+    desk = CancelDesk(no_store, own.model_copy(update={"kafka": own.kafka.model_copy(update={"outage_limit": 0})}))
+    with pytest.raises(BrokerUnreachable, match=r"the input topics: .*outage_limit.*nobody answers"):
+        desk._is_old(table_of(ids_of([(TOPIC, 0, 4)])), span())
 
 
 @pytest.mark.thorough
