@@ -223,19 +223,6 @@ def input_offsets_at(settings: Settings, instant_ms: int) -> dict[tuple[str, int
     }
 
 
-def newest_timestamps(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the latest timestamp (epoch ms) of the records in each partition of `topic`, but of those that have none.
-
-    Raises BrokerUnreachable.
-    """
-    with connected(settings) as admin:
-        numbers = range(_counts(_described(admin, [topic])).get(topic, 0))
-        found = admin.list_partition_offsets(
-            {TopicPartition(topic, each): OffsetSpec.MAX_TIMESTAMP for each in numbers}
-        )
-    return {each.partition: place.timestamp for each, place in found.items() if place.offset >= 0}
-
-
 def input_retentions(settings: Settings) -> dict[str, int]:
     """Return retention.ms of each input topic that deletes records by the timestamps that publishers set.
 

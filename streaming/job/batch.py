@@ -72,7 +72,7 @@ class BatchRunner:
             settings.bucket.shards,
             settings.results_topic,
         )
-        self._cancels = CancelDesk(state.store, settings, has_run=state.delivered_before_ms > 0)
+        self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.delivered_before_ms)
         self._admission = Admission(state.checkpoint, state.store, settings)
         self._maintenance = Maintenance(
             state.store,

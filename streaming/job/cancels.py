@@ -119,11 +119,14 @@ class CancelDesk:
     What a batch has stored is noted beside the next one, whose state stage takes longer.
     """
 
-    def __init__(self, store: BucketTable, settings: Settings, has_run: bool = False) -> None:
-        """Take the table of sealed buckets. `has_run` says whether an earlier process has handed messages over."""
+    def __init__(self, store: BucketTable, settings: Settings, ran_until_ms: int = 0) -> None:
+        """Take the table of sealed buckets.
+
+        `ran_until_ms` is the cutoff (epoch ms) up to which earlier processes have handed messages over, 0 if none has.
+        """
         self._store = store
         self._settings = settings
-        self._recalled = RecalledMessages(settings, has_run)
+        self._recalled = RecalledMessages(settings, ran_until_ms)
         self._stored_ids = StoredIds(store)
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -15,12 +14,12 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
-from conf.setting_types import HOUR
+from conf.setting_types import DAY, HOUR, LONGEST
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
-from sinks.topics.topics import input_bounds, input_offsets_at, newest_timestamps, partition_counts
+from sinks.topics.topics import input_bounds, input_offsets_at, partition_counts
 from state.cancel import MessageId
 from state.message import ID_HEADER
 from state.message_ids import Ids, ids_of, parse_id
@@ -34,31 +33,14 @@ _AT_ONCE = 10_000
 _OPEN_S, _PAUSE_S = 0.2, 0.01
 # How their answers differ from those of the job.
 _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
-# How far the timestamps of records may be ahead of the time: Kafka 4 refuses more by default.
+# How far cutoffs may be ahead of the time (`clock.horizon`).
 _AHEAD_MS = HOUR
-# How much older than a partition's newest answer are at the most those that an earlier process may not have read. It
-# read each hour, and when it was asked. After that come the answers to what it was asked last, within a minute.
-_UNREAD_MS = 3 * HOUR
-
-
-class _Note(NamedTuple):
-    """What is stored with the broker beside the offsets, for a later process.
-
-    - `unsure_before_ms`: messages that were published before it (epoch ms) may be cancelled though nobody knows that; 0
-      if there are none
-    - `known_for_ms`: `cancels.known_for`
-    """
-
-    unsure_before_ms: int
-    known_for_ms: int
-
-    @staticmethod
-    def of(metadata: str | None) -> _Note | None:
-        """Read it; None if there is none, as of earlier versions, and where a tool has set the offsets."""
-        try:
-            return _Note(*map(int, json.loads(metadata or "")))
-        except (ValueError, TypeError):
-            return None
+# What is stored with the broker beside the offsets, for a later process: `cancels.known_for` in ms.
+_NOTE = re.compile(r"known_for=([0-9]{1,13})")
+_LEAST_KNOWN_FOR, _MOST_KNOWN_FOR = DAY, LONGEST
+# How old the last cutoff of earlier processes is if the broker may have forgotten the offsets of the group. They stored
+# them each hour, and brokers keep them for 7 days by default.
+_FORGOTTEN_MS = DAY
 
 
 class RecalledMessages:
@@ -67,17 +49,17 @@ class RecalledMessages:
     What it returns, the caller stores in the table. How far the topic was read for that is stored with the broker
     afterwards, by the first call that comes when a batch has completed.
 
-    Answers may be deleted before they are read, as with the topic. That is noted beside the offsets, since nobody will
-    ever know what they said.
+    Answers may be deleted before they are read, as with the topic, and nobody will ever know what they said. So the
+    same group has offsets of the input partitions, below which messages may be cancelled though nobody knows that.
     """
 
-    def __init__(self, settings: Settings, has_run: bool = False) -> None:
+    def __init__(self, settings: Settings, ran_until_ms: int = 0) -> None:
         """Know nothing yet: nothing is read before somebody asks for a message that is handed over.
 
-        `has_run` says whether an earlier process has handed messages over.
+        `ran_until_ms` is the cutoff (epoch ms) up to which earlier processes have handed messages over, 0 if none has.
         """
         self._settings = settings
-        self._has_run = has_run
+        self._ran_until_ms = ran_until_ms
         self._group = f"{settings.application_id}-recalled"
         self._consumer: Consumer | None = None
         # How the last commit of that consumer ended, an error or none; an empty list if it has not.
@@ -88,10 +70,8 @@ class RecalledMessages:
         self._stored: dict[int, int] = {}
         # What was found and is not returned.
         self._found: list[MessageId] = []
-        # Below which offsets messages may be cancelled though nobody knows that, and before which instant, as it is
-        # noted.
-        self._unsure_below: Mapping[tuple[str, int], int] = {}
-        self._unsure_before_ms = 0
+        self._unsure_below: dict[tuple[str, int], int] = {}
+        self._has_noted = False
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
         self._knows_all = True
@@ -109,6 +89,11 @@ class RecalledMessages:
         them, since its `cancels.known_for` was shorter.
         """
         return self._unsure_below
+
+    @property
+    def has_noted(self) -> bool:
+        """Whether a later process will know how long this one knows cancelled messages. Any thread may ask."""
+        return self._has_noted
 
     def read(self) -> Ids:
         """Return the messages that were answered to be cancelled, up to now, and that no call has returned yet.
@@ -165,26 +150,20 @@ class RecalledMessages:
         consumer = self._consumer = self._consumer or self._opened("read_committed")
         topic = self._settings.results_topic
         if not self._next:
-            partitions = partition_counts(self._settings, [topic]).get(topic, 0)
-            if not partitions:
-                raise BrokerUnreachable(f"the broker does not know {topic}")
-            stored = consumer.committed([self._place(number) for number in range(partitions)], _TIMEOUT_S)
-            self._look_up(filter(None, (_Note.of(place.metadata) for place in stored)))
-            self._next = {place.partition: max(place.offset, 0) for place in stored}
-            if all(place.offset < 0 for place in stored):
-                self._next |= self._first_unread(consumer)
-            self._returned = self._next
-        elif self._returned != self._stored:
-            # The batch before is complete.
-            self._store(consumer, self._returned)
+            self._next = self._returned = self._begin(consumer)
         bounds = self._bounds(consumer, wait_s)
         # One that ends before where it was read to was made anew.
         begins = {
             number: low if high < self._next[number] else max(self._next[number], low)
             for number, (low, high) in bounds.items()
         }
-        if any(begin != self._next[number] for number, begin in begins.items()):
+        if lost := {number: begin for number, begin in begins.items() if begin != self._next[number]}:
             self._note_loss()
+            # At once: whoever comes after this process may find nothing that tells it.
+            self._next, self._returned, self._stored = begins, self._returned | lost, {}
+        if self._returned != self._stored:
+            # The batch before is complete.
+            self._store(consumer, self._returned)
         ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
         found: list[Message] = []
         left = set(ends)
@@ -208,51 +187,79 @@ class RecalledMessages:
         self._next = begins | ends
         self._found += filter(None, map(self._asked_for, found))
 
-    def _look_up(self, notes: Iterable[_Note]) -> None:
-        """Find out what the `notes` of earlier processes mean for this one. Raises BrokerUnreachable."""
-        known_for_ms = self._settings.cancels.known_for
-        before_ms = 0
-        for note in notes:
-            # What was forgotten was older than that. Its age counted by cutoffs, which are ahead of the time.
-            forgotten_ms = _now_ms() + _AHEAD_MS - note.known_for_ms if note.known_for_ms < known_for_ms else 0
-            before_ms = max(before_ms, note.unsure_before_ms, forgotten_ms)
-        if before_ms > self._unsure_before_ms:
-            self._unsure_below = input_offsets_at(self._settings, before_ms)
-            self._unsure_before_ms = before_ms
+    def _begin(self, consumer: Consumer) -> dict[int, int]:
+        """Return up to which offset earlier processes have read each partition, and find out what they have noted.
 
-    def _first_unread(self, consumer: Consumer) -> dict[int, int]:
-        """Return the first offset of each partition of which no answer was deleted unread, if no offset is stored.
-
-        No process has ever read the topic, or brokers have forgotten how far, as they do after 7 days without the job.
         Raises KafkaException, BrokerUnreachable.
         """
-        firsts = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S)[0] for number in self._next}
-        if not self._has_run or not any(firsts.values()):
-            return firsts
-        # What is deleted is older than what is there.
-        newest_ms = newest_timestamps(self._settings, self._settings.results_topic)
-        asked = [self._place(number, max(0, at_ms - _UNREAD_MS)) for number, at_ms in newest_ms.items()]
-        may_be_unread = consumer.offsets_for_times(asked, _TIMEOUT_S) if asked else []
-        is_there = {place.partition for place in may_be_unread if place.offset > firsts.get(place.partition, 0)}
-        return {number: first for number, first in firsts.items() if number in is_there}
+        topic = self._settings.results_topic
+        counts = partition_counts(self._settings, [topic, *self._settings.topics.input])
+        if topic not in counts:
+            raise BrokerUnreachable(f"the broker does not know {topic}")
+        asked = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+        places = consumer.committed(asked, _TIMEOUT_S)
+        for place in places:
+            if place.error is not None:
+                raise KafkaException(place.error)
+        self._let_be_unsure({(place.topic, place.partition): place.offset for place in places if place.topic != topic})
+        stored = [place for place in places if place.topic == topic]
+        if all(place.offset < 0 for place in stored):
+            return self._begin_unstored(consumer, counts[topic])
+        known_for_ms = min(filter(None, map(_known_for_ms, stored)), default=_MOST_KNOWN_FOR)
+        self._let_forgotten_be_unsure(known_for_ms)
+        return {place.partition: max(place.offset, 0) for place in stored}
+
+    def _begin_unstored(self, consumer: Consumer, partitions: int) -> dict[int, int]:
+        """Return the first offset of each partition, of which none is stored.
+
+        No process has read the topic, or it is so long ago that the broker has forgotten how far, and with that what
+        was noted. Raises KafkaException, BrokerUnreachable.
+        """
+        bounds = {
+            number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S) for number in range(partitions)
+        }
+        is_forgotten = 0 < self._ran_until_ms < _now_ms() - _FORGOTTEN_MS
+        # Where there was never an answer, none is lost.
+        if is_forgotten and any(end for _, end in bounds.values()):
+            self._note_loss()
+        elif is_forgotten:
+            # Whoever takes a name over cancels a message without an answer.
+            self._let_forgotten_be_unsure(_LEAST_KNOWN_FOR)
+        # Where it was not forgotten, answers that are deleted by now are unread.
+        is_unread = self._ran_until_ms and not is_forgotten
+        return {number: 0 if is_unread else first for number, (first, _) in bounds.items()}
+
+    def _let_forgotten_be_unsure(self, known_for_ms: int) -> None:
+        """Take note that earlier processes have known cancelled messages for `known_for_ms` at the least."""
+        if known_for_ms < self._settings.cancels.known_for:
+            # What was forgotten was older than that. Its age counted by cutoffs, which are ahead of the time.
+            self._let_be_unsure(input_offsets_at(self._settings, _now_ms() + _AHEAD_MS - known_for_ms))
 
     def _note_loss(self) -> None:
         """Take note that answers were deleted unread. Raises BrokerUnreachable."""
-        self._unsure_below = {source: end for source, (_, end) in input_bounds(self._settings).items()}
-        self._unsure_before_ms = _now_ms() + _AHEAD_MS
+        self._let_be_unsure({source: end for source, (_, end) in input_bounds(self._settings).items()})
         log.warning(
-            "answers of release processes were deleted from %s before they were read: who asks for a message that is "
-            "handed over or delivered, and was published until now, may get `unknown` from here on",
+            "answers of release processes in %s were deleted before they were read, or may have been: who asks for a "
+            "message that is handed over or delivered, and was published until now, may get `unknown` from here on",
             self._settings.results_topic,
         )
 
+    def _let_be_unsure(self, below: Mapping[tuple[str, int], int]) -> None:
+        more = {source: end for source, end in below.items() if end > self._unsure_below.get(source, 0)}
+        self._unsure_below = self._unsure_below | more
+
     def _store(self, consumer: Consumer, offsets: dict[int, int]) -> None:
-        """Store how far the topic was read. Raises KafkaException, BrokerUnreachable."""
+        """Store how far the topic was read, and what a later process must know.
+
+        Raises KafkaException, BrokerUnreachable.
+        """
         # A commit that is waited for has no time limit: librdkafka repeats it for as long as it finds no coordinator.
         self._ended.clear()
-        note = json.dumps(_Note(self._unsure_before_ms, self._settings.cancels.known_for))
+        note = f"known_for={self._settings.cancels.known_for}"
         places = [TopicPartition(place.topic, place.partition, place.offset, note) for place in self._places(offsets)]
-        consumer.commit(offsets=places, asynchronous=True)
+        # In one request: whoever finds how far the topic was read also finds what was lost before.
+        unsure = [TopicPartition(*source, end) for source, end in self._unsure_below.items()]
+        consumer.commit(offsets=places + unsure, asynchronous=True)
         until_s = time.monotonic() + _TIMEOUT_S
         while not self._ended and time.monotonic() < until_s:
             consumer.poll(_PAUSE_S)
@@ -263,7 +270,7 @@ class RecalledMessages:
             raise BrokerUnreachable(f"the offsets of group {self._group} cannot be stored")
         if (error := self._ended[0]) is not None:
             raise KafkaException(error)
-        self._stored = offsets
+        self._stored, self._has_noted = offsets, True
 
     def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
         self._ended.append(error or next((place.error for place in places if place.error is not None), None))
@@ -329,6 +336,22 @@ class RecalledMessages:
 
     def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
         return TopicPartition(self._settings.results_topic, number, offset)
+
+
+def _known_for_ms(place: TopicPartition) -> int | None:
+    """Return what an earlier process has noted beside an offset; None for what none has.
+
+    There is nothing of earlier versions, and where a tool has set the offset.
+    """
+    if not place.metadata:
+        return None
+    if (note := _NOTE.fullmatch(place.metadata)) and _LEAST_KNOWN_FOR <= int(note[1]) <= _MOST_KNOWN_FOR:
+        return int(note[1])
+    log.warning(
+        "beside the offset of %s/%d stands %.100r, which is no note of this job: it is passed over",
+        place.topic, place.partition, place.metadata,
+    )  # fmt: skip
+    return None
 
 
 def _now_ms() -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +15,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable
-from conf.setting_types import DAY, HOUR, MINUTE
+from conf.setting_types import DAY, MINUTE
 from conf.settings import CancelSettings, Settings
 from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
 from state.message import ID_HEADER
 from state.message_ids import Ids
-from streaming.job.recalled import RecalledMessages, _Note
+from streaming.job.recalled import RecalledMessages, _known_for_ms
 from streaming.local.broker import EmbeddedBroker
-from tests.conftest import MakeSettings
+from tests.conftest import Configure, MakeSettings
 from tests.eventually import assert_eventually
 from tests.unreadable_headers import write_unreadable
 
@@ -50,7 +52,6 @@ def write(
     key: bytes | None = b"in/0/%d",
     ask: bytes | None = None,
     why: str | None = RECALLED,
-    timestamp: int = 0,
 ) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     own_ask = f"{settings.topics.input[0]}/0/99".encode()
@@ -58,9 +59,7 @@ def write(
     for number in numbers:
         value = answer(Ask(("in", 0, 99), ("in", 0, number)), "cancelled", why)
         own_key = key % number if key is not None and b"%d" in key else key
-        producer.produce(
-            settings.results_topic, value, own_key, headers=[] if ask == b"" else headers, timestamp=timestamp
-        )
+        producer.produce(settings.results_topic, value, own_key, headers=[] if ask == b"" else headers)
     assert producer.flush(30) == 0
 
 
@@ -228,23 +227,27 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_
     write(broker, settings, 4)
     reader.look_ahead()
     publish(broker, settings, 0)
-    assert read(reader) == [4]
+    # It may have more than the old one by now.
+    write(broker, settings, 5, 6, 7)
+    with closing(RecalledMessages(settings)) as other:
+        assert read(other) == [4, 5, 6, 7]
+    assert read(reader) == [4, 5, 6, 7]
     unsure = {(settings.topics.input[0], 0): 5}
     assert reader.unsure_below == unsure, "what was published until it was found"
-    write(broker, settings, 5)
-    assert read(reader) == [5]
+    write(broker, settings, 8)
+    assert read(reader) == [8]
     assert reader.unsure_below == unsure
     reader.close()
 
 
-def test_that_answers_are_lost_is_known_after_a_restart(
-    broker: EmbeddedBroker, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+def test_that_answers_are_lost_is_known_after_a_restart_whatever_the_timestamps_of_records(
+    broker: EmbeddedBroker, make_settings: MakeSettings, configure: Configure
 ) -> None:
-    monkeypatch.setattr("streaming.job.recalled._AHEAD_MS", 10 * MINUTE)
     settings = make_settings()
     ensure_topics(settings, 1)
     source = (settings.topics.input[0], 0)
-    publish(broker, settings, 3, -5, 2)
+    configure(source[0], **{"message.timestamp.after.max.ms": str(2 * 365 * DAY)})
+    publish(broker, settings, 3, -365 * DAY // MINUTE, 2)
     with closing(RecalledMessages(settings)) as reader:
         write(broker, settings, 1, 2)
         assert read(reader) == [1, 2]
@@ -255,18 +258,12 @@ def test_that_answers_are_lost_is_known_after_a_restart(
         write(broker, settings, 5)
         assert read(reader) == [5]
         assert reader.unsure_below == {source: 3}
-    with closing(RecalledMessages(settings)) as reader:
-        # It was cut off before that was stored, and finds the loss again.
-        assert read(reader) == [5]
-        assert reader.unsure_below == {source: 3}
-        assert read(reader) == []
-    # One is stamped ahead of the time as those before may have been, and one by more.
-    publish(broker, settings, -5, -15, 0)
+    publish(broker, settings, 0, 4)
     for _ in range(2):
         with closing(RecalledMessages(settings)) as reader:
-            assert read(reader) == []
-            assert reader.unsure_below == {source: 4}
-            assert read(reader) == []
+            # What it has found was stored at once, and what it has read was not.
+            assert read(reader) == [5]
+            assert reader.unsure_below == {source: 3}
 
 
 def test_what_an_earlier_process_has_forgotten_is_unsure_if_messages_are_to_be_known_for_longer(
@@ -279,36 +276,108 @@ def test_what_an_earlier_process_has_forgotten_is_unsure_if_messages_are_to_be_k
     for days, end in ((2, None), (3, 2), (3, 2), (1, 2), (2, 3)):
         own = settings.model_copy(update={"cancels": CancelSettings(known_for=days * DAY)})
         with closing(RecalledMessages(own)) as reader:
-            assert read(reader) == []
+            assert not reader.has_noted
+            # Though nobody asks for anything, and it may not live until the next call.
+            reader.look_ahead()
+            assert reader.has_noted
             assert reader.unsure_below == ({} if end is None else {source: end})
-            # With this, it is stored.
-            assert read(reader) == []
 
 
+# By when earlier processes have ended, and how many of four answers are deleted.
 @pytest.mark.parametrize(
-    ("deleted", "has_run", "is_lost"),
-    [(0, True, False), (2, True, False), (3, True, True), (4, True, True), (4, False, False)],
-    ids=["none", "read before", "some perhaps", "all", "of another job"],
+    ("days_ago", "answers", "deleted", "end"),
+    [
+        (None, 4, 4, None),
+        (0, 0, 0, None),
+        (0, 4, 0, None),
+        (0, 4, 1, 2),
+        (2, 0, 0, 1),
+        (2, 4, 0, 2),
+        (2, 4, 4, 2),
+    ],
+    ids=[
+        "no process has run",
+        "nobody has asked",
+        "killed before it stored anything",
+        "some deleted",
+        "long ago, and nobody has asked",
+        "long ago",
+        "long ago, and all deleted",
+    ],
 )
-def test_offsets_that_the_broker_has_forgotten_are_no_loss_unless_answers_may_be_deleted_unread(
-    broker: EmbeddedBroker, make_settings: MakeSettings, deleted: int, has_run: bool, is_lost: bool
+def test_where_no_offsets_are_stored_answers_and_notes_may_be_lost_if_a_process_has_run_long_ago(
+    broker: EmbeddedBroker,
+    make_settings: MakeSettings,
+    days_ago: int | None,
+    answers: int,
+    deleted: int,
+    end: int | None,
 ) -> None:
     settings = make_settings()
     ensure_topics(settings, 1)
-    publish(broker, settings, 0)
-    # The last one may have come since the topic was read.
-    for number, hours in enumerate((60, 50, 40, 30)):
-        write(broker, settings, number, timestamp=NOW_MS - hours * HOUR)
+    # One that is older than `cancels.known_for` may be, and one that is not.
+    publish(broker, settings, 30 * 60, 0)
+    write(broker, settings, *range(answers))
     if deleted:
         delete_answers(broker, settings, before=deleted)
-    with closing(RecalledMessages(settings, has_run)) as reader:
-        assert read(reader) == [0, 1, 2, 3][deleted:]
-        assert reader.unsure_below == ({(settings.topics.input[0], 0): 1} if is_lost else {})
+    ran_until_ms = 0 if days_ago is None else NOW_MS - days_ago * DAY
+    unsure = {} if end is None else {(settings.topics.input[0], 0): end}
+    # The second one knows it by what the first one has stored at once.
+    for until_ms in (ran_until_ms, NOW_MS):
+        with closing(RecalledMessages(settings, until_ms)) as reader:
+            assert read(reader) == list(range(answers))[deleted:]
+            assert reader.unsure_below == unsure
+        publish(broker, settings, 0)
 
 
-@pytest.mark.parametrize("metadata", [None, "", "of a tool", "{}", "[1]", "[null, 2]"])
-def test_what_others_write_beside_the_offsets_is_no_note(metadata: str | None) -> None:
-    assert _Note.of(metadata) is None
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "of a tool",
+        "[Infinity, 1]",
+        "[0, 172800000]",
+        "known_for=",
+        "known_for=1",
+        "known_for=-172800000",
+        "known_for=172800000 ",
+        "known_for=9999999999999",
+        "known_for=99999999999999999999999",
+        "known_for=١٧٢٨٠٠٠٠٠",
+        "x" * 4096,
+    ],
+)
+def test_what_others_write_beside_the_offsets_is_no_note(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert _known_for_ms(TopicPartition("results", 3, 7, metadata)) is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "beside the offset of results/3 stands " + repr(metadata)[:100] in record.getMessage()
+    assert len(record.getMessage()) < 250
+
+
+@pytest.mark.parametrize(("metadata", "known_for_ms"), [([], None), ([""], None), (["known_for=172800000"], 2 * DAY)])
+def test_a_note_is_read_and_none_is_missed_where_there_is_nothing(
+    metadata: list[str], known_for_ms: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _known_for_ms(TopicPartition("results", 3, 7, *metadata)) == known_for_ms
+    assert not caplog.records
+
+
+def test_offsets_that_a_broker_cannot_tell_yet_are_not_taken_for_none(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(broker, settings, 1)
+    assert read(reader) == [1]
+    assert read(reader) == []
+    problems = [KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)]
+
+    class Loading(Consumer):
+        def committed(self, *arguments: Any) -> Any:
+            return [SimpleNamespace(error=problems.pop())] if problems else super().committed(*arguments)
+
+    monkeypatch.setattr("streaming.job.recalled.Consumer", Loading)
+    with closing(RecalledMessages(settings)) as other:
+        assert read(other) == []
+    assert problems == []
 
 
 @pytest.mark.thorough
@@ -374,7 +443,7 @@ def test_a_commit_of_offsets_that_never_ends_stops_nothing(
     for number in (1, 2, 3):
         write(broker, settings, number)
         assert read(reader) == [number]
-    assert [each["asynchronous"] for each in sent] == [True] * 3, "a commit that is waited for has no time limit"
+    assert [each["asynchronous"] for each in sent] == [True] * 4, "a commit that is waited for has no time limit"
     other = RecalledMessages(settings)
     assert read(other) == [3]
     for each in (reader, other):
