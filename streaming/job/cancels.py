@@ -172,8 +172,10 @@ class CancelDesk:
 
         The markers must show it too, and be newer than the batch that cancelled it: otherwise a rebuild would not know
         why it was not handed over, and if its record is there would accept it again. While nothing is handed over, no
-        marker is written.
+        marker is written. And a later process must know for how long this one knows messages.
         """
+        if not self._recalled.has_noted:
+            return "false"
         with suppress(BrokerUnreachable):
             self._read_old_below(cutoff_ms)
         old = [
@@ -214,13 +216,17 @@ class CancelDesk:
         elif decision.cancelled.num_rows or decision.names.num_rows:
             self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
         self._is_replay = False
-        if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
+        forgets = time.monotonic() > self._forgot_s + _FORGET_EVERY_S
+        is_long_ago = time.monotonic() > self._recalled_s + _UNREAD_S
+        # A note that is missing keeps all from being forgotten.
+        is_missing = forgets and not self._recalled.has_noted
+        if self._answers_unread > _MOST_ANSWERS_UNREAD or is_long_ago or is_missing:
+            self._answers_unread, self._recalled_s = 0, time.monotonic()
+            self._recalled.look_ahead()
+        if forgets:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
             self._stored_ids.forget(useful_from_ms(span, clock_ms), self._old_below)
-        if self._answers_unread > _MOST_ANSWERS_UNREAD or time.monotonic() > self._recalled_s + _UNREAD_S:
-            self._answers_unread, self._recalled_s = 0, time.monotonic()
-            self._recalled.look_ahead()
 
     def decide(
         self,

@@ -65,6 +65,7 @@ def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
     """What release processes have cancelled: it has a test of its own, with a broker."""
     ids: list[MessageId] = []
     monkeypatch.setattr(RecalledMessages, "read", lambda _: ids_of(ids))
+    monkeypatch.setattr(RecalledMessages, "has_noted", True)
     return ids
 
 
@@ -292,6 +293,27 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
     assert CancelDesk(no_store, Settings()).forgettable(900).startswith("max_deliver_at_ms < 0 AND ")
     markers[:] = [None, None]
     assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
+
+
+def test_nothing_is_forgotten_before_a_later_process_will_know_for_how_long_it_was_known(
+    old_below: dict[tuple[str, int], int], looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_below[TOPIC, 0] = 5
+    no_store: Any = None
+    desk = CancelDesk(no_store, Settings())
+    monkeypatch.setattr(RecalledMessages, "has_noted", False)
+    assert desk.forgettable(900) == "false"
+    # A minute after the start, by the first batch that ends then, and each minute until the broker takes it.
+    now_s = time.monotonic()
+    for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
+        monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda after_s=after_s: now_s + after_s)
+        desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
+        desk.before_batch()
+        desk.before_batch()
+        assert len(looks) == count
+    monkeypatch.setattr(RecalledMessages, "has_noted", True)
+    assert desk.forgettable(900) != "false"
+    desk.close()
 
 
 def test_what_was_old_once_is_old_for_all_that_ask_later(monkeypatch: pytest.MonkeyPatch) -> None:
