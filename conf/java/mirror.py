@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
+from email.message import Message
+from http.client import HTTPException
+from typing import IO
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
@@ -64,10 +67,25 @@ def _realm(root: str, user: str, password: str, group: str) -> str:
 
 def _refusal(url: str, headers: dict[str, str]) -> str | None:
     """Return the challenge of a server that refuses the request. Whatever else fails is for Ivy to tell."""
+    request = Request(url, headers=headers)  # noqa: S310 -- http or https.
     try:
-        with urlopen(Request(url, headers=headers), timeout=_ANSWER_TIMEOUT_S):  # noqa: S310 -- http or https.
+        with build_opener(_Redirects).open(request, timeout=_ANSWER_TIMEOUT_S):
             return None
     except HTTPError as answer:
         return answer.headers.get("WWW-Authenticate", "") if answer.code in _REFUSED else None
-    except OSError:
+    # The last two: an answer that is no HTTP, or a redirect to what is no URL.
+    except (OSError, HTTPException, ValueError):
         return None
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects. The login is the mirror's, and no other server's, such as one that stores its files."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> Request | None:
+        """Return the next request, if any."""
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        if redirected is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            redirected.remove_header("Authorization")
+        return redirected
