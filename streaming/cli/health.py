@@ -29,6 +29,7 @@ def health(
     Exit code 0 if all are, 1 if one is not or does not answer, with the reasons. Starts no Spark and asks no broker.
     """
     from conf.errors import UsageError
+    from conf.printable import printable
     from streaming.monitor.client import release_addresses
 
     settings = settings_of(config, overrides)
@@ -43,6 +44,8 @@ def health(
     for each in addresses:
         is_good, sentence = _asked(each, live, settings)
         good &= is_good
+        # Another server may answer.
+        sentence = printable(sentence)
         typer.echo(sentence if len(addresses) == 1 or each in sentence else f"{each}: {sentence}")
     if not good:
         raise typer.Exit(1)

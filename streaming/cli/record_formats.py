@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from conf.durations import format_duration
+from conf.printable import printable
 from sources.subscriber import Received
 from streaming.status.json_values import json_line, text_or_base64
 
@@ -82,11 +83,6 @@ def shown(value: bytes | None) -> str:
     if value is None:
         return "(null)"
     return printable(value[:200].decode(errors="replace"))
-
-
-def printable(text: str) -> str:
-    """Return `text` with another character for each that a terminal would obey and not show."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def fitted(cell: str, width: int) -> str:

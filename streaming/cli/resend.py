@@ -104,7 +104,7 @@ def resend(
 
 
 def _row(outcome: Outcome) -> str:
-    from streaming.cli.record_formats import printable
+    from conf.printable import printable
 
     result = f"refused: {outcome.refusal}" if outcome.refusal else outcome.new_id or "would be resent"
     # Whoever may write to the dead-letter topic chooses the code.

@@ -36,6 +36,7 @@ def status(
     partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null),
     release (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null).
     """
+    from conf.printable import printable
     from streaming.status.formats import as_json, as_lines
     from streaming.status.running import status_of_job
 
@@ -51,4 +52,4 @@ def status(
         typer.echo(json.dumps(as_json(current)))
         return
     for line in as_lines(current):
-        typer.echo(line)
+        typer.echo(printable(line))

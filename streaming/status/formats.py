@@ -209,6 +209,7 @@ def due_text(status: Status, instant_ms: int | None) -> str:
     relative = f"in {format_duration(away_ms)}" if away_ms >= 0 else f"{format_duration(-away_ms)} ago"
     try:
         instant = datetime.fromtimestamp(instant_ms // 1000, UTC)
-    except (OverflowError, ValueError):
+    # As in `conf.instants`.
+    except (OverflowError, ValueError, OSError):
         return f"{instant_ms} ms"
     return f"{instant:%Y-%m-%d %H:%M:%S} UTC, {relative}"

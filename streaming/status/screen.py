@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.durations import format_duration
 from conf.instants import instant
+from conf.printable import printable
 from streaming.status.formats import ago, broker_lines, due_text, merge_text, span_text
 from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample
@@ -35,7 +36,7 @@ def screen_lines(
     for due, chart in zip_longest(_due(status), charts, fillvalue=""):
         lines.append(f"{due:<{_DUE_WIDTH}}  {chart}".rstrip())
     room = None if height is None else max(1, height - len(lines) - 2 - _LEAST_OF_PROBLEMS)
-    lines += ["", *_shards(status, room)]
+    lines = [printable(line) for line in (*lines, "", *_shards(status, room))]
     left = None if height is None else height - len(lines)
     lines += problem_lines(problems, left)
     return [line[:width] for line in lines]
@@ -46,9 +47,8 @@ def problem_lines(problems: Sequence[Mapping[str, Any]], height: int | None) -> 
     most = _MOST_PROBLEMS if height is None else max(1, height - 2)
     rows = []
     for each in problems[:most]:
-        # A terminal obeys what is not printable.
-        text = "".join(letter if letter.isprintable() else " " for letter in f"{each['process']}  {each['message']}")
-        rows.append(f"{instant(each['at_ms'])}  {each['level']:<8} {text}")
+        message = " ".join(each["message"].split())
+        rows.append(printable(f"{instant(each['at_ms'])}  {each['level']:<8} {each['process']}  {message}"))
     return ["", "problems", *(rows or ["none"])]
 
 

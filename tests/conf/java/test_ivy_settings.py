@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from conf.errors import JarsMissing
 from conf.java.mirror import ivy_settings
+from tests.http_answers import answering, say
 
 
 class Site:
@@ -21,23 +21,13 @@ class Site:
         self.logins: dict[str, list[str | None]] = {}
 
     def serve(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> str:
-        """Let a new server answer like this, and return where it is."""
-        site = self
+        """Let a new server answer like this, and return its address."""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.logins.setdefault(self.path.split("/")[1], []).append(self.headers.get("Authorization"))
-                answer(self)
+        def noted(request: BaseHTTPRequestHandler) -> None:
+            self.logins.setdefault(request.path.split("/")[1], []).append(request.headers.get("Authorization"))
+            answer(request)
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Print nothing."""
-
-        server = self._stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        self._stack.callback(thread.join)
-        self._stack.callback(server.shutdown)
-        return f"127.0.0.1:{server.server_address[1]}"
+        return self._stack.enter_context(answering(noted))
 
 
 @pytest.fixture
@@ -49,14 +39,6 @@ def site() -> Iterator[Site]:
 
 def has_it(request: BaseHTTPRequestHandler) -> None:
     say(request, 200)
-
-
-def say(request: BaseHTTPRequestHandler, code: int, **headers: str) -> None:
-    request.send_response(code)
-    for name, value in headers.items():
-        request.send_header(name.replace("_", "-"), value)
-    request.send_header("Content-Length", "0")
-    request.end_headers()
 
 
 def redirecting(to: str) -> Callable[[BaseHTTPRequestHandler], None]:

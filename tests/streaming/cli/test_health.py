@@ -13,6 +13,7 @@ from conf.errors import SettingError
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
 from streaming.monitor.server import Health, MonitorServer
+from tests.http_answers import answering, say
 
 
 class Process:
@@ -107,3 +108,12 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     code, said = health("--set", f"monitor.job={address}")
     assert code == 2
     assert "monitor.job" in said
+
+
+def test_a_terminal_obeys_nothing_of_what_another_server_says() -> None:
+    body = b'{"reasons": ["\\u001b[2J"]}'
+    with answering(lambda request: say(request, 503, body)) as address:
+        assert health("--set", f"monitor.job={address}") == (1, "not ready: \N{REPLACEMENT CHARACTER}[2J")
+    with answering(lambda request: say(request, 200, body, Delayline_Application="\x1b[2J")) as address:
+        code, said = health("--set", f"monitor.job={address}")
+        assert (code, said) == (1, f"another application answers at {address}: \N{REPLACEMENT CHARACTER}[2J")

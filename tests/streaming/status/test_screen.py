@@ -16,7 +16,7 @@ from streaming.status.broker import BrokerAnswer
 from streaming.status.input_lag import PartitionLag
 from streaming.status.ready import ReadyShard, ReleaseMember
 from streaming.status.sample import Sample, sample_of
-from streaming.status.screen import bar, screen_lines, sparkline
+from streaming.status.screen import bar, problem_lines, screen_lines, sparkline
 from streaming.status.status import ShardStatus, Status
 
 NOW_MS = 1_800_000_000_000
@@ -85,7 +85,7 @@ def test_it_has_what_the_page_has_within_the_terminal() -> None:
         "read/s               2 ██",
         "merging              1 ███",
         "     1        1        10         100      in 5s      2s   1,234    5ms   10ms   900ms  pod-7",
-        "WARNING  pod-7  problem 0  [2J",
+        "WARNING  pod-7  problem 0 \N{REPLACEMENT CHARACTER}[2J",
     ):
         assert part in text, text
     assert "\x1b" not in text
@@ -106,6 +106,21 @@ def test_all_shards_are_shown_where_the_output_is_no_terminal_and_nothing_is_kno
     assert sum(line.endswith("      in 5s       -") for line in lines) == 64
     assert "input lag    unknown: away" in lines
     assert lines[-2:] == ["problems", "none"]
+
+
+def test_a_terminal_obeys_nothing_of_what_processes_say_and_any_instant_is_shown() -> None:
+    problem = dict.fromkeys(("process", "level", "message"), "\x1b[2J") | {"at_ms": 10**20}
+    shown = problem_lines([problem], None)
+    member = ReleaseMember("\x1b[2J", "\x9b2J", [0])
+    status = status_of()
+    status = replace(
+        status,
+        next_due_ms=10**20,
+        broker=replace(status.broker, members=[member], ready=[replace(status.broker.ready[0], member="\x1b[2J")]),  # type: ignore[index]
+    )
+    shown += screen_lines(status, [], [], 100, None)
+    assert f"{10**20} ms" in shown[2]
+    assert all(line.isprintable() for line in shown)
 
 
 @pytest.mark.parametrize(
