@@ -10,6 +10,8 @@ from conf.settings import Settings
 # In each answer: another job may have the address.
 APPLICATION_HEADER = "Delayline-Application"
 _TIMEOUT_S = 3.0
+# Far more than any answer of a process has.
+_MOST_BYTES = 16 * 1024 * 1024
 # An address that stands for all of a host's is asked on this host.
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104, nothing listens here
 
@@ -44,13 +46,17 @@ def other_application(answer: Answer, settings: Settings) -> str | None:
 
 
 def ask(address: str, path: str) -> Answer:
-    """Get `path` from the server at `address`, host:port. Raises NoAnswer."""
+    """Get `path` from the server at `address`, host:port. Raises NoAnswer, also if the answer is longer than any."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(f"{_ANY.get(host, host)}:{port}", timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return Answer(answer.status, answer.read(), answer.headers.get(APPLICATION_HEADER))
+        body = answer.read(_MOST_BYTES + 1)
+        # `length` is what is left to read; None where the server does not say how much comes.
+        if answer.length or len(body) > _MOST_BYTES:
+            raise NoAnswer(f"no answer from {address}: it ends early, or has more than {_MOST_BYTES:,} bytes")
+        return Answer(answer.status, body, answer.headers.get(APPLICATION_HEADER))
     except (OSError, http.client.HTTPException) as problem:
         raise NoAnswer(f"no answer from {address}: {problem or type(problem).__name__}") from problem
     finally:
