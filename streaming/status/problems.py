@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 # For how long all processes together are waited for.
 _WAIT_S = 1.0
 _MOST_SHOWN = 100
+# Of each text: as `streaming.monitor.recent_problems` has it.
+_MOST_CHARACTERS = 1_000
+# Raised if nobody answers, or with what is no JSON, other JSON, a number without an end, or lists in lists.
+_UNKNOWN = NoAnswer, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
 
 Known = TypeVar("Known")
 
@@ -88,7 +92,7 @@ class _Asking(Generic[Known]):
     def _ask(self) -> None:
         try:
             self.known = self._question()
-        except (NoAnswer, OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        except _UNKNOWN as problem:
             log.debug("no problems are known: %s", problem)
             self.known = []
 
@@ -120,9 +124,14 @@ def _problems_at(address: str, name: str, settings: Settings) -> list[dict[str, 
     return [
         {
             "at_ms": int(each["at_ms"]),
-            "process": str(each.get("process", name)),
-            "level": str(each["level"]),
-            "message": str(each["message"]),
+            "process": _text(each.get("process", name)),
+            "level": _text(each["level"]),
+            "message": _text(each["message"]),
         }
         for each in json.loads(answer.body)
     ]
+
+
+def _text(value: object) -> str:
+    # JSON may have half of a surrogate pair, such as a log has of a file's name. UTF-8 has none.
+    return str(value)[:_MOST_CHARACTERS].encode(errors="replace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -17,6 +18,7 @@ from conf.settings import Settings
 from streaming.monitor.server import Health, MonitorServer
 from streaming.status import problems as module
 from streaming.status.problems import ProcessProblems
+from tests.http_answers import answering, say
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,27 @@ def test_a_name_that_is_not_resolved_holds_up_nobody(monkeypatch: pytest.MonkeyP
         asked = ProcessProblems(settings_of(f"monitor.release_addresses=unknown.example:1,{release.address}"))
         assert [each["message"] for each in asked.newest()] == ["something is wrong"]
         resolved.set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"{}", b"[1]", b'[{"at_ms": Infinity, "level": "", "message": ""}]', b"[" * 100_000],
+    ids=["nothing", "null", "an object", "numbers", "at no instant", "lists in lists"],
+)
+# One is raised in a thread.
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_no_list_of_problems_is_none(body: bytes) -> None:
+    with server("pod-7") as release, answering(lambda request: say(request, 200, body)) as other:
+        log.warning("something is wrong")
+        settings = settings_of(f"monitor.job={other}", f"monitor.release_addresses={release.address}")
+        assert [each["message"] for each in ProcessProblems(settings).newest()] == ["something is wrong"]
+
+
+def test_a_text_is_cut_and_has_what_the_page_can_send() -> None:
+    problem = {"at_ms": 10**20, "process": "\udcff", "level": "l" * 5_000, "message": "\ud83d\ude00" * 5_000}
+    with answering(lambda request: say(request, 200, json.dumps([problem]).encode())) as job:
+        (found,) = ProcessProblems(settings_of(f"monitor.job={job}")).newest()
+    assert found == {"at_ms": 10**20, "process": "?", "level": "l" * 1_000, "message": "\U0001f600" * 1_000}
 
 
 @pytest.mark.parametrize("address", ["host", "host:0", "host:70000", "a b:1", "http://host:1"])
