@@ -204,3 +204,15 @@ def test_where_a_late_message_went_is_where_it_came_out(output: Any, is_right: b
     headers = (("delayline-id", OLD.encode()),)
     delivered = [Received("out", 3, 12, 0, None, b"", headers, 0), Received("out", 0, 1, 0, None, b"", (), 0)]
     assert bool(answers.misplaced(delivered)) == (not is_right)
+
+
+@pytest.mark.parametrize(("late", "told", "is_right"), [(1_000, 0, False), (1_000, 1, True), (999, 0, True)])
+def test_of_many_late_messages_some_are_told_where_they_went(late: int, told: int, is_right: bool) -> None:
+    content = {"id": OLD, "result": "too-late", "why": "so"}
+    records = [
+        received(f"in/0/{number}", content | ({"output": {"topic": "out"}} if number < told else {}))
+        for number in range(late)
+    ]
+    answers = Answers.of(records)
+    assert bool(answers.misplaced([])) == (not is_right)
+    assert answers.places() == ({OLD: {"topic": "out"}} if told else {})
