@@ -183,6 +183,10 @@ class Ledger:
         """Return the ids of the messages that were answered to be cancelled."""
         return Answers.of(list(self.answers)).cancelled(self.asks)
 
+    def places(self) -> dict[str, Any]:
+        """Return what is answered of where messages went that came out before they were asked for, by message id."""
+        return Answers.of(list(self.answers)).places()
+
     def refused(self) -> set[str]:
         """Return the ids of the replacements that were answered not to be accepted."""
         return Answers.of(list(self.answers)).refused()

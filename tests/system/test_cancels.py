@@ -68,6 +68,8 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     cancel_some(ledger, application, seed=99, share=0.1)
     ledger.wait_for_all(30)
     ledger.verify()
+    # The release processes have released all of them, and not many more since. The ledger compares with where they are.
+    assert len(ledger.places()) > 30, "what comes too late is told where the message went"
     # What was refused does not come out either.
     assert ledger.cancelled() - cancelled <= ledger.refused()
     # The asks of the command are not the ledger's.
