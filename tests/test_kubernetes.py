@@ -212,6 +212,21 @@ def test_a_command_of_the_spark_operator_is_submitted_once() -> None:
     assert own["driver"] == {name: value for name, value in others["driver"].items() if name != "annotations"}
 
 
+def test_the_commands_of_the_docs_name_what_is_there_with_each_variant() -> None:
+    text = (ROOT / "docs/deploy.md").read_text()
+    (application,) = documents(APPLICATION)
+    every = (application, *(each for _, each in manifests()))
+    known = {(each["kind"].lower(), each["metadata"].get("name")) for each in every}
+    # These are made of the driver by the patches of `client-command` and `spark-operator-command`.
+    known |= {("job", "delayline-command"), ("sparkapplication", "delayline-command")}
+    assert known.issuperset(re.findall(r"\b(deployment|statefulset|job|sparkapplication)/(delayline[a-z-]*)", text))
+    # The operator names a driver's pod like this.
+    drivers = {f"{name}-driver" for name in (application["metadata"]["name"], "delayline-command")}
+    assert set(re.findall(r"\b(delayline[a-z-]*-driver)\b", text)) == drivers
+    looks = set(re.findall(r"kubectl exec --namespace=delayline(?: --\S+)* (\S+) -- delayline status", text))
+    assert looks == {"deployment/delayline-web", f"{application['metadata']['name']}-driver"}
+
+
 def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settings: Settings) -> None:
     assert pods().keys() == {"job", "release", "topics", "web"}
     assert container("job")["args"] == ["run"]
