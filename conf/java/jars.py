@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from conf.errors import JarsMissing, JavaMissing
@@ -201,19 +201,23 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
         *("-types", "jar", "bundle"),
         *("-cache", str(_ivy_cache(mirror))),
     ]
+    settings = ivy_settings(mirror, group) if mirror else ""
     if mirror:
-        settings = folder / "ivysettings.xml"
-        # It may have a password.
-        settings.touch(mode=0o600)
-        settings.write_text(ivy_settings(mirror, group))
-        command += ["-settings", str(settings)]
+        # They may have a password, and a file would stay if this process is killed.
+        command += ["-settings", "/dev/stdin"]
     last: deque[str] = deque(maxlen=20)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as ivy:
+        assert ivy.stdin is not None
         assert ivy.stdout is not None
         # Also ends the loop below, which reads until Ivy ends.
         limit = threading.Timer(FETCH_TIMEOUT_S, ivy.kill)
         limit.start()
         try:
+            # It may have ended before it reads them. What it says then is below.
+            with suppress(BrokenPipeError), ivy.stdin:
+                ivy.stdin.write(settings)
             for line in ivy.stdout:
                 last.append(line.rstrip())
                 if match := re.match(r"downloading \S*/(\S+\.jar) ", line):
@@ -224,8 +228,6 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
             raise
         finally:
             limit.cancel()
-    if mirror:
-        settings.unlink()
     if code != 0 or not _jars_in(folder):
         shown = "\n".join(line for line in last if line.strip())
         raise JarsMissing(f"Ivy could not fetch the {group} jars (exit code {code}):\n{shown}")

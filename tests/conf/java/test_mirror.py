@@ -149,11 +149,21 @@ def test_a_jar_that_the_mirror_lacks_is_named(mirror: Mirror) -> None:
     assert not jars_folder("spark").exists()
 
 
-def test_a_mirror_with_a_login(mirror: Mirror) -> None:
+def test_a_mirror_with_a_login_which_no_file_has_meanwhile(mirror: Mirror, tmp_path: Path) -> None:
     mirror.login = "someone:p4ss/w@rd<&"
+    lines: list[str] = []
+    found: list[Path] = []
+
+    def look(line: str) -> None:
+        lines.append(line)
+        files = (each for place in ("environment", "home") for each in (tmp_path / place).rglob("*") if each.is_file())
+        found.extend(each for each in files if each.suffix != ".jar" and b"p4ss" in each.read_bytes())
+
     with mirror.running() as url:
-        fetch_jars(lambda line: None, url.replace("://", "://someone:p4ss%2Fw%40rd%3C%26@"), groups=["spark"])
+        fetch_jars(look, url.replace("://", "://someone:p4ss%2Fw%40rd%3C%26@"), groups=["spark"])
     assert is_complete("spark")
+    assert len(lines) > len(locked("spark"))
+    assert found == []
 
 
 @pytest.mark.parametrize("login", ["", "someone:wrong@"])
