@@ -35,6 +35,7 @@ from tests.messages import messages
 from tests.sinks.release.conftest import ReleaseBench, create_topics
 from tests.sinks.release.conftest import ids as offsets
 from tests.strict_broker import Allow
+from tests.thorough import some_thorough
 
 _SEE = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
 # All permissions on a topic except to see its configuration.
@@ -132,7 +133,7 @@ def test_a_refused_group_between_two_records_is_ignored() -> None:
     assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
 
 
-@pytest.mark.parametrize("barred", ["output", "dead_letter", "position"])
+@pytest.mark.parametrize("barred", some_thorough(["output", "dead_letter", "position"], always=["output"]))
 def test_a_topic_without_write_permission_is_named_and_messages_are_released_once_it_is_granted(
     strict: EmbeddedBroker, owner: Settings, guest: Settings, allow: Allow, barred: str
 ) -> None:

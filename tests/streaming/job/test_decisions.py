@@ -428,7 +428,7 @@ class SparkTable(BucketTable):
 
 @example(_EXAMPLE)
 @given(_STEPS)
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:
     run_all(MemoryTable(), steps)
 

@@ -348,6 +348,7 @@ def cached(store: BucketTable) -> int:
     return int(store.spark.sparkContext._jsc.getPersistentRDDs().size())
 
 
+@pytest.mark.thorough
 def test_what_is_loaded_for_days_ahead_is_kept_no_longer_than_its_messages(store: BucketTable) -> None:
     seal(store, {1: [10**8]}, 1)
     window, _ = window_of(store)

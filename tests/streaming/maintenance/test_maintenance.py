@@ -368,7 +368,10 @@ def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch:
     assert catalog.messages == many
     after = maintenance.merges
     assert after.last is not None
-    assert (after.finished >= before.running, after.last.buckets >= FAN_IN, after.last.took_ms >= 500) == (True,) * 3
+    assert after.finished >= before.running
+    assert after.last.buckets >= FAN_IN
+    # The first ones were waited for.
+    assert after.seconds >= 0.5
     # A job that stops does not wait.
     may_go_on.clear()
     sealed(range(many, 3 * many))

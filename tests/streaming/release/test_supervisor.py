@@ -31,6 +31,7 @@ from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.processes import runs
 from tests.streaming.release.conftest import HandOver, Released
+from tests.thorough import some_thorough
 
 # A process starts in two seconds; on a busy machine it takes far longer.
 _START_S = 60.0
@@ -348,7 +349,7 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
 
 
 @pytest.mark.takes(20)
-@pytest.mark.parametrize("difference", ["settings", "code", "it is stopped"])
+@pytest.mark.parametrize("difference", some_thorough(["settings", "code", "it is stopped"], always=["settings"]))
 def test_an_orphan_that_does_other_work_or_none_is_replaced(
     prepared: Settings,
     handed_over: HandOver,
