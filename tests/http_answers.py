@@ -19,11 +19,18 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]
         def log_message(self, format: str, *args: object) -> None:
             """Print nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as port:
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Give the port, on 127.0.0.1, of a server that makes a `handler` for each request."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield f"127.0.0.1:{server.server_address[1]}"
+            yield server.server_address[1]
         finally:
             server.shutdown()
             thread.join()

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from conf.errors import JarsMissing
 from conf.java.jar_lock import list_of, locked
 from conf.java.jars import GROUPS, fetch_jars, is_complete, jars_folder
+from tests.http_answers import serving
 
 pytestmark = pytest.mark.usefixtures("java")
 
@@ -68,15 +68,8 @@ class Mirror:
             def log_message(self, format: str, *args: object) -> None:
                 """Print nothing."""
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(self.folder))) as server:
-            self.port = server.server_address[1]
-            thread = Thread(target=server.serve_forever, args=(0.05,))
-            thread.start()
-            try:
-                yield f"http://127.0.0.1:{self.port}/"
-            finally:
-                server.shutdown()
-                thread.join()
+        with serving(partial(Handler, directory=str(self.folder))) as self.port:
+            yield f"http://127.0.0.1:{self.port}/"
 
 
 def lay_out(repository: Path) -> None:
