@@ -60,7 +60,7 @@ class RecentlyReleased:
     """The messages of the transactions that were committed in the last two minutes. Thread-safe."""
 
     def __init__(self, results: str = "", dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
-        """Know no message. `results` and `dead_letter` are these topics; at least the last `most` messages are kept."""
+        """Know no message. `results` and `dead_letter` are these topics; of more than `most` messages the oldest go."""
         self._results = results
         self._dead_letter = dead_letter
         self._most = most

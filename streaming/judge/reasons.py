@@ -114,7 +114,9 @@ def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> boo
     if reason is Reason.UNREAD:
         *source, ask_offset = claim.ask.rsplit("/", 2)
         return source == [topic, partition] and int(offset) < int(ask_offset)
-    if reason in (Reason.DELETED, Reason.LOST):
-        return circumstances.keeps_records if reason is Reason.DELETED else not circumstances.is_rebuilt
+    if reason is Reason.DELETED:
+        return circumstances.keeps_records
+    if reason is Reason.LOST:
+        return not circumstances.is_rebuilt
     is_not_for_it = reason is Reason.NOT_REPLACED and claim.condition != "waiting"
     return is_not_for_it or circumstances.is_ahead(claim, circumstances.horizon_ms)
