@@ -171,6 +171,11 @@ class MonitorSettings(Section):
     otlp: WebAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
 
+    @property
+    def tells_of_job(self) -> bool:
+        """Whether anybody can learn what the job is doing: it answers, or sends its metrics."""
+        return bool(self.job or self.otlp)
+
 
 class WebSettings(Section):
     """Where the page of `delayline web` is, and what it asks for before it shows messages or acts."""

@@ -209,7 +209,7 @@ class BatchRunner:
                 kept[row["shard"]] = MutableBounds(*bounds)
         self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, cancelled, kept)
         # There may be many segments, and nobody can ask.
-        if self._settings.monitor.job or self._settings.monitor.otlp:
+        if self._settings.monitor.tells_of_job:
             buckets = self._catalog.buckets
             self._counts.table_now(
                 TableState(

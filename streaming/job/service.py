@@ -280,7 +280,7 @@ def _watch(
         is_outage()
         progress.check()
         slow.check()
-        if settings.monitor.job or settings.monitor.otlp:
+        if settings.monitor.tells_of_job:
             unchanged.check()
         counts.lease_confirmed(lease.confirmed_ago_s)
         if not query.isActive:
