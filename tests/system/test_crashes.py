@@ -13,6 +13,7 @@ from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
 from tests.system.load import cancel_some, publish_mixed, replace_some
+from tests.system.service import Service
 
 # These points are passed once for each transaction: the second passing is in the middle of a batch.
 _PASSING = {
@@ -64,6 +65,11 @@ def _rows(matrix: Iterable[tuple[str, ...]]) -> list[Any]:
     ]
 
 
+def _run_until_killed(service: Service, point: str) -> None:
+    service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
+    assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+
+
 @pytest.mark.takes(60)
 @pytest.mark.parametrize("points", _rows(_MATRIX_WITH_ASKS))
 def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_the_answers_agree(
@@ -76,8 +82,7 @@ def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_th
         publish_mixed(ledger, application, 200, seed, longest_ms)
         cancel_some(ledger, application, seed, share=0.15)
         replace_some(ledger, application, seed)
-        service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
-        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+        _run_until_killed(service, point)
     service.start()
     cancel_some(ledger, application, seed=len(POINTS), share=0.1)
     ledger.verify_after_outage(180)
@@ -98,8 +103,7 @@ def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or
     for seed, point in enumerate(points):
         publish_mixed(ledger, application, 250, seed, longest_ms)
         service.overrides[:] = [*regular, *settings]
-        service.start(f"{point}@{_PASSING.get(point, 1)}=kill", wait=False)
-        assert service.wait(120) == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
+        _run_until_killed(service, point)
     publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
     service.overrides[:] = regular
     service.start()
