@@ -121,6 +121,10 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         # The number of tasks in which a vacuum lists files: by default 10,000, which takes minutes for a few files.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+        # Spark keeps what a poll of the input gave for the next batch, by default for five minutes, and beside the next
+        # poll's where a batch does not start at the record after it. Records of 100 MB from two batches filled 2 GB.
+        "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions: these are left to the deployment.
         "spark.driver.defaultJavaOptions": " ".join([log_option, _COMPILERS, cds_options()]),

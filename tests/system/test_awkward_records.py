@@ -125,9 +125,7 @@ def test_the_job_goes_on_whatever_the_input_holds_and_each_record_comes_out(
     application: Application, make_service: MakeService, configure: Configure
 ) -> None:
     topics = _Topics(application.input)
-    # Where the cores are busy, the records that come while the job starts are in one batch: with as large ones in the
-    # batch before, that has filled the 2 GB of the default once.
-    service, ledger = make_service(*SETTINGS, "spark.spark.driver.memory=3g", *topics.overrides)
+    service, ledger = make_service(*SETTINGS, *topics.overrides)
     open_to_all = {"compression.type": "producer", "message.timestamp.after.max.ms": _FOREVER_MS}
     configure(application.input, **{"max.message.bytes": LARGEST, **open_to_all})
     configure(application.output, **{"max.message.bytes": LARGEST})
