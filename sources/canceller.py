@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conf.errors import PublishFailed, RightMissing, UsageError, quoted
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -83,7 +84,7 @@ class Canceller:
             return
         self._check_partitions(asks)
         options = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
-        producer = Producer(librdkafka_options(self._settings.kafka) | options, logger=log)
+        producer = Producer(librdkafka_options(self._settings.kafka) | options, logger=client_log(log))
         for ask in asks:
             self._produce(producer, ask, headers)
         if producer.flush(_PUBLISH_TIMEOUT_S):

@@ -16,6 +16,7 @@ from types import TracebackType
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, RightMissing, SettingError, TopicMissing
+from conf.kafka.client_log import client_log
 from conf.kafka.contact import check_contact
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
@@ -99,7 +100,7 @@ class Subscriber:
             "auto.offset.reset": "earliest",
         }
         try:
-            self._consumer = Consumer(options, logger=log)
+            self._consumer = Consumer(options, logger=client_log(log))
         except KafkaException as error:
             raise SettingError(f"[kafka]: {error.args[0].str()}") from error
         try:

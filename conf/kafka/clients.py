@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import SettingError
+from conf.kafka.client_log import client_log
 from conf.kafka.option_names import ALIASES
 from conf.kafka.options import librdkafka_options
 from conf.secrets import without_secrets
@@ -35,7 +36,7 @@ STARTING_S = 3.0
 def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, Any], because: str = "") -> Client:
     """Open a client of `kind`. Raises SettingError, with librdkafka's text and `because`, for options it refuses."""
     try:
-        return kind({**options, "logger": log})
+        return kind({**options, "logger": client_log(log)})
     except KafkaException as problem:
         refusal = _as_written(problem.args[0].str(), options)
         # `from None`: the cause has the text with its secrets.
@@ -45,7 +46,7 @@ def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, 
 @contextmanager
 def admin_client(options: Mapping[str, Any], logger: logging.Logger) -> Iterator[AdminClient]:
     """Yield an admin client with librdkafka's `options`. Its lines go to `logger` at the end, when it is polled."""
-    client = AdminClient(dict(options), logger=logger)
+    client = AdminClient(dict(options), logger=client_log(logger))
     try:
         yield client
     finally:

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable, CertificateRefused, LoginRefused, SettingError
+from conf.kafka.client_log import client_log
 from conf.kafka.oauthbearer import MECHANISM
 from conf.kafka.options import librdkafka_options
 from conf.settings import KafkaSettings
@@ -43,7 +44,7 @@ def check_contact(kafka: KafkaSettings) -> None:
     problems: list[KafkaError] = []
     try:
         own: dict[str, Any] = {"log_level": "0", "error_cb": problems.append}
-        client = AdminClient({**options, **own}, logger=log)
+        client = AdminClient({**options, **own}, logger=client_log(log))
         _wait(
             client,
             client.describe_cluster(request_timeout=CONNECT_TIMEOUT_S),

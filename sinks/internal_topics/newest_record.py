@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable, TopicMissing
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import is_refusal, right_missing
 
@@ -40,7 +41,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
             # error.
             "log_level": "2",
         },
-        logger=log,
+        logger=client_log(log),
     )
     deadline = time.monotonic() + _READ_TIMEOUT_S
     try:

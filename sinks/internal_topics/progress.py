@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaException, Producer
 
 from conf.errors import DeliveryFailed
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
@@ -43,7 +44,7 @@ def announce_origin(
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
     options = librdkafka_options(settings.kafka)
-    producer = Producer({**options, **own}, logger=log)
+    producer = Producer({**options, **own}, logger=client_log(log))
     try:
         init_transactions(producer, own["transactional.id"], _WRITE_TIMEOUT_S)
         # Only now: this process may have hung until here, while another one announced its checkpoint and handed over.

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import init_transactions, is_refusal, write_barred
@@ -233,7 +234,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
             "transaction.timeout.ms": str(settings.release.transaction_timeout),
         }
         try:
-            producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=log)
+            producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=client_log(log))
             init_transactions(producer, own["transactional.id"], max(timeout_s, OPEN_TIMEOUT_S))
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem

@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
+from conf.kafka.client_log import client_log
 from conf.kafka.headers import read_headers
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
@@ -63,8 +64,8 @@ class LogReader:
             "receive.message.max.bytes": 1_000_000_000,
             "log_level": 2,
         }
-        self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500}, logger=log)
-        self._there = Consumer(self._options | {"fetch.wait.max.ms": 10}, logger=log)
+        self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500}, logger=client_log(log))
+        self._there = Consumer(self._options | {"fetch.wait.max.ms": 10}, logger=client_log(log))
         try:
             self._check(found)
             self._there.assign([TopicPartition(self._topic, shard, self.position.lowest)])

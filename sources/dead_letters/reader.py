@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sources.dead_letters.position import ResendPosition
@@ -48,7 +49,7 @@ class DeadLetterReader:
             # Applies when retention deletes letters before they are read.
             "auto.offset.reset": "earliest",
         }
-        self._consumer = Consumer(options, logger=log)
+        self._consumer = Consumer(options, logger=client_log(log))
 
     def positions(self) -> dict[int, ResendPosition]:
         """Return how far each partition is resent; in a partition that has no position, nothing is.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -61,7 +62,7 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
             "enable.partition.eof": "true",
             "log_level": "2",
         },
-        logger=log,
+        logger=client_log(log),
     )
     unreadable: list[Unreadable] = []
     deadline_s = time.monotonic() + _TIMEOUT_S

@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from conf.errors import PublishFailed
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from streaming.judge.record import Published
@@ -118,7 +119,7 @@ class Publication:
         try:
             options = librdkafka_options(self._settings.kafka)
             producer = Producer(
-                {"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options}, logger=log
+                {"log_level": "3", "linger.ms": "5", "enable.idempotence": "true", **options}, logger=client_log(log)
             )
             begun = time.monotonic()
             for number in range(count):

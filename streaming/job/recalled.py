@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.client_log import client_log
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
@@ -328,7 +329,7 @@ class RecalledMessages:
                 "on_commit": self._committed,
                 "log_level": 2,
             },
-            logger=log,
+            logger=client_log(log),
         )
 
     def _places(self, offsets: dict[int, int]) -> list[TopicPartition]:

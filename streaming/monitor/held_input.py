@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from state.checkpoint.origin import Offsets
@@ -61,7 +62,9 @@ class PartitionEnds:
         if not asked:
             return {}
         if self._client is None:
-            self._client = AdminClient({**librdkafka_options(self._settings.kafka), "log_level": 2}, logger=log)
+            self._client = AdminClient(
+                {**librdkafka_options(self._settings.kafka), "log_level": 2}, logger=client_log(log)
+            )
         try:
             written = self._ends(asked, IsolationLevel.READ_UNCOMMITTED)
             committed = self._ends(asked, IsolationLevel.READ_COMMITTED)

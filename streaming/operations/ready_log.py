@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from conf.errors import DeliveryFailed, ReadyLogLost
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
@@ -95,7 +96,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
 def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> Position:
     """Return the position in the log as it is: nothing that it has is skipped, unless it is known to be released."""
     found = topic_id(options, settings.ready_topic)
-    consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"}, logger=log)
+    consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"}, logger=client_log(log))
     try:
         low, high = consumer.get_watermark_offsets(TopicPartition(settings.ready_topic, shard), timeout=_TIMEOUT_S)
     finally:

@@ -1,15 +1,19 @@
-"""What librdkafka has to say goes through the log, in its format."""
+"""What librdkafka has to say goes through the log, in its format, and not again with each try."""
 
 from __future__ import annotations
 
 import ast
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
+from conf.kafka import client_log as module
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import admin_client, make_client
 from sinks.topics import limits
 
@@ -17,6 +21,12 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("conf", "sources", "sinks", "state", "streaming")
 CLIENTS = {"Producer", "Consumer", "AdminClient"}
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
+_REFUSED = "FAIL [%s] 127.0.0.1:1/bootstrap: Connection refused (after %dms in state CONNECT)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._NOT_AGAIN, "_said_s", {})
 
 
 def _opened(tree: ast.AST) -> Iterator[ast.Call]:
@@ -52,7 +62,7 @@ def test_the_lines_of_an_admin_client_are_records_of_the_log(
     with pytest.raises(KafkaException):
         limits.topic_access(NOBODY, ["t"])
     lines = [(each.name, each.levelno) for each in caplog.records if "Connection refused" in each.getMessage()]
-    assert set(lines) == {("sinks.topics.limits", logging.ERROR)}
+    assert set(lines) == {("sinks.topics.limits.librdkafka", logging.ERROR)}
     assert "%3|" not in capfd.readouterr().err
 
 
@@ -70,3 +80,43 @@ def test_a_client_of_make_client_has_the_log_too(
     assert "Connection refused" in caplog.text
     del producer
     assert "%3|" not in capfd.readouterr().err
+
+
+def test_a_line_comes_again_only_after_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_S", 0.2)
+    log = client_log(logging.getLogger("sources.subscriber"))
+    for took_ms in range(3):
+        log.error(_REFUSED, "consumer-1", took_ms)
+    log.error(_REFUSED, "consumer-2", 1)
+    time.sleep(0.3)
+    log.error(_REFUSED, "consumer-1", 7)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split("]")[0] for line in said] == ["FAIL [consumer-1", "FAIL [consumer-2", "FAIL [consumer-1"]
+    assert {record.name for record in caplog.records} == {"sources.subscriber.librdkafka"}
+
+
+def test_the_modules_own_lines_all_come(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("sources.subscriber")
+    client_log(log)
+    for _ in range(3):
+        log.warning("again")
+    assert len(caplog.records) == 3
+
+
+def test_lines_that_differ_take_no_memory_that_grows(caplog: pytest.LogCaptureFixture) -> None:
+    log = client_log(logging.getLogger("sources.subscriber"))
+    for number in range(2_500):
+        log.error("line %d of a client", number)
+    assert len(caplog.records) == 2_500
+    assert len(module._NOT_AGAIN._said_s) <= module._MOST_LINES
+
+
+def test_a_client_without_a_broker_says_once_that_it_cannot_connect(caplog: pytest.LogCaptureFixture) -> None:
+    client = AdminClient({**NOBODY}, logger=client_log(logging.getLogger("sources.one")))
+    until_s = time.monotonic() + 2
+    while time.monotonic() < until_s:
+        client.poll(0.1)
+    refused = [record for record in caplog.records if "Connection refused" in record.getMessage()]
+    assert len(refused) == 1
