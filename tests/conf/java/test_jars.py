@@ -17,7 +17,7 @@ from conf.java.spark_line import spark_line
 
 # By line of Spark: Delta's artifact, and the version of the Kafka connector.
 _DELTA = {"4.0": "delta-spark_2.13", "4.1": "delta-spark_4.1_2.13"}
-_CONNECTOR = {"4.0": "4.0.0", "4.1": "4.1.3"}
+_CONNECTOR = {"4.0": "4.0.4", "4.1": "4.1.3"}
 
 
 def names(jars: list[Path]) -> set[str]:
