@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaException, Producer
 
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
@@ -176,7 +177,7 @@ class HeldLease:
     def _open(self) -> Producer:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
-        producer = Producer({**self._options, **own, "logger": log})
+        producer = Producer({**self._options, **own, "logger": client_log(log)})
         init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 

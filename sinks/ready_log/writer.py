@@ -113,7 +113,7 @@ class ReadyLogWriter:
             {
                 "linger.ms": "5",
                 **plan.options,
-                "logger": log,
+                "logger": client_log(log),
                 # The topic limits a chunk's size. A lower limit of the client is meant for messages.
                 "message.max.bytes": "1000000000",
                 # A chunk is compressed already, and as large as a batch should be.

@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from conf.errors import ReleaseTaken
 from conf.failpoints import failpoint
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import admin_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
@@ -88,7 +89,7 @@ class ReleaseProcess:
         return Consumer(
             {
                 **self._options,
-                "logger": log,
+                "logger": client_log(log),
                 "group.id": self._group_id,
                 "group.instance.id": self.member,
                 "client.id": self.member,

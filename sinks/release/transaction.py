@@ -22,6 +22,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, Rejected
+from conf.kafka.client_log import client_log
 from conf.kafka.clients import fatal_error_raised
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
@@ -135,7 +136,7 @@ class TransactionWriter:
                 # partition. A flush, which ends each filling, does not wait for this.
                 "linger.ms": str(_linger_ms(options, settings.release.transaction_timeout)),
                 "batch.num.messages": str(max(_FIRST_GROUP, int(options.get("batch.num.messages", 10_000)))),
-                "logger": log,
+                "logger": client_log(log),
                 # The partitioner of Java's client; librdkafka's default differs.
                 "partitioner": "murmur2_random",
                 "batch.size": str(batch_bytes(options)),

@@ -12,6 +12,7 @@ import time
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.topics.topics import partition_counts
@@ -37,7 +38,7 @@ class ArrivalWatch:
         self._consumer = Consumer(
             {
                 **librdkafka_options(settings.kafka),
-                "logger": log,
+                "logger": client_log(log),
                 "group.id": f"{settings.application_id}-arrivals",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
