@@ -7,10 +7,11 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.client_log import client_log
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
@@ -20,6 +21,7 @@ from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.release.recall import RECALLED
+from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import input_bounds, input_offsets_at, partition_counts
 from state.cancel import MessageId
 from state.message import ID_HEADER
@@ -36,12 +38,20 @@ _OPEN_S, _PAUSE_S = 0.2, 0.01
 _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
 # How far cutoffs may be ahead of the time (`clock.horizon`).
 _AHEAD_MS = HOUR
-# What is stored with the broker beside the offsets, for a later process: `cancels.known_for` in ms.
-_NOTE = re.compile(r"known_for=([0-9]{1,13})")
+# What is stored with the broker beside the offsets, for a later process: `cancels.known_for` in ms, and the id of the
+# results topic, which earlier versions did not store.
+_NOTE = re.compile(r"known_for=([0-9]{1,13})(?: topic=([A-Za-z0-9+/_-]{1,40}))?")
 _LEAST_KNOWN_FOR, _MOST_KNOWN_FOR = DAY, LONGEST
 # How old the last cutoff of earlier processes is if the broker may have forgotten the offsets of the group. They stored
 # them each hour, and brokers keep them for 7 days by default.
 _FORGOTTEN_MS = DAY
+
+
+class Note(NamedTuple):
+    """What an earlier process has stored beside an offset: its `cancels.known_for`, and the id of the topic, if any."""
+
+    known_for_ms: int
+    topic_id: str | None = None
 
 
 class RecalledMessages:
@@ -63,6 +73,8 @@ class RecalledMessages:
         self._ran_until_ms = ran_until_ms
         self._group = f"{settings.application_id}-recalled"
         self._consumer: Consumer | None = None
+        # Kafka's id of the topic: one that is made anew has another.
+        self._topic_id = ""
         # How the last commit of that consumer ended, an error or none; an empty list if it has not.
         self._ended: list[KafkaError | None] = []
         # How far it was read, how far what was found there is returned, and how far that is stored for certain.
@@ -72,6 +84,7 @@ class RecalledMessages:
         # What was found and is not returned.
         self._found: list[MessageId] = []
         self._unsure_below: dict[tuple[str, int], int] = {}
+        self._input_partitions: list[tuple[str, int]] = []
         self._has_noted = False
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
@@ -160,6 +173,7 @@ class RecalledMessages:
         }
         if lost := {number: begin for number, begin in begins.items() if begin != self._next[number]}:
             self._note_loss()
+            self._topic_id = self._topic_id_now()
             # At once: whoever comes after this process may find nothing that tells it.
             self._next, self._returned, self._stored = begins, self._returned | lost, {}
         if self._returned != self._stored:
@@ -197,18 +211,31 @@ class RecalledMessages:
         counts = partition_counts(self._settings, [topic, *self._settings.topics.input])
         if topic not in counts:
             raise BrokerUnreachable(f"the broker does not know {topic}")
+        self._topic_id = self._topic_id_now()
         asked = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
         places = consumer.committed(asked, _TIMEOUT_S)
         for place in places:
             if place.error is not None:
                 raise KafkaException(place.error)
         self._let_be_unsure({(place.topic, place.partition): place.offset for place in places if place.topic != topic})
-        stored = [place for place in places if place.topic == topic]
-        if all(place.offset < 0 for place in stored):
+        self._input_partitions = [(place.topic, place.partition) for place in places if place.topic != topic]
+        # With a topic Kafka deletes the offsets that groups have for it, and what stands beside them.
+        notes = [note for note in map(note_of, places) if note is not None]
+        self._let_forgotten_be_unsure(min((note.known_for_ms for note in notes), default=_MOST_KNOWN_FOR))
+        if any(note.topic_id not in (None, self._topic_id) for note in notes):
+            self._note_loss()
+            return dict.fromkeys(range(counts[topic]), 0)
+        stored = {place.partition: place.offset for place in places if place.topic == topic}
+        if all(offset < 0 for offset in stored.values()):
             return self._begin_unstored(consumer, counts[topic])
-        known_for_ms = min(filter(None, map(_known_for_ms, stored)), default=_MOST_KNOWN_FOR)
-        self._let_forgotten_be_unsure(known_for_ms)
-        return {place.partition: max(place.offset, 0) for place in stored}
+        return {number: max(offset, 0) for number, offset in stored.items()}
+
+    def _topic_id_now(self) -> str:
+        """Return Kafka's id of the topic. Raises KafkaException, BrokerUnreachable."""
+        try:
+            return topic_id(librdkafka_options(self._settings.kafka), self._settings.results_topic)
+        except TopicMissing as problem:
+            raise BrokerUnreachable(f"the broker does not know {self._settings.results_topic}") from problem
 
     def _begin_unstored(self, consumer: Consumer, partitions: int) -> dict[int, int]:
         """Return the first offset of each partition, of which none is stored.
@@ -256,11 +283,12 @@ class RecalledMessages:
         """
         # A commit that is waited for has no time limit: librdkafka repeats it for as long as it finds no coordinator.
         self._ended.clear()
-        note = f"known_for={self._settings.cancels.known_for}"
-        places = [TopicPartition(place.topic, place.partition, place.offset, note) for place in self._places(offsets)]
+        note = f"known_for={self._settings.cancels.known_for} topic={self._topic_id}"
+        ends = {(self._settings.results_topic, number): offset for number, offset in offsets.items()}
         # In one request: whoever finds how far the topic was read also finds what was lost before.
-        unsure = [TopicPartition(*source, end) for source, end in self._unsure_below.items()]
-        consumer.commit(offsets=places + unsure, asynchronous=True)
+        ends |= dict.fromkeys(self._input_partitions, 0) | self._unsure_below
+        places = [TopicPartition(*source, offset, note) for source, offset in ends.items()]
+        consumer.commit(offsets=places, asynchronous=True)
         until_s = time.monotonic() + _TIMEOUT_S
         while not self._ended and time.monotonic() < until_s:
             consumer.poll(_PAUSE_S)
@@ -339,15 +367,15 @@ class RecalledMessages:
         return TopicPartition(self._settings.results_topic, number, offset)
 
 
-def _known_for_ms(place: TopicPartition) -> int | None:
+def note_of(place: TopicPartition) -> Note | None:
     """Return what an earlier process has noted beside an offset; None for what none has.
 
     There is nothing of earlier versions, and where a tool has set the offset.
     """
     if not place.metadata:
         return None
-    if (note := _NOTE.fullmatch(place.metadata)) and _LEAST_KNOWN_FOR <= int(note[1]) <= _MOST_KNOWN_FOR:
-        return int(note[1])
+    if (found := _NOTE.fullmatch(place.metadata)) and _LEAST_KNOWN_FOR <= int(found[1]) <= _MOST_KNOWN_FOR:
+        return Note(int(found[1]), found[2])
     log.warning(
         "beside the offset of %s/%d stands %.100r, which is no note of this job: it is passed over",
         place.topic, place.partition, place.metadata,

@@ -22,7 +22,7 @@ from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
 from state.message import ID_HEADER
 from state.message_ids import Ids
-from streaming.job.recalled import RecalledMessages, _known_for_ms
+from streaming.job.recalled import Note, RecalledMessages, note_of
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import Configure, MakeSettings
 from tests.eventually import assert_eventually
@@ -272,6 +272,30 @@ def test_that_answers_are_lost_is_known_after_a_restart_whatever_the_timestamps_
             assert reader.unsure_below == {source: 3}
 
 
+def test_a_topic_that_was_made_anew_between_two_processes_is_found_though_it_has_as_much_as_the_old_one(
+    broker: EmbeddedBroker, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    ensure_topics(settings, 1)
+    publish(broker, settings, 0, 0)
+    write(broker, settings, 1, 2, 3)
+    with closing(RecalledMessages(settings)) as reader:
+        assert read(reader) == [1, 2, 3]
+        # This call stores it.
+        assert read(reader) == []
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([settings.results_topic])[settings.results_topic].result()
+    assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
+    ensure_topics(settings, 1)
+    write(broker, settings, 4, 5, 6, 7)
+    for _ in range(2):
+        # The second one knows it by what the first one has stored.
+        with closing(RecalledMessages(settings)) as other:
+            assert read(other) == [4, 5, 6, 7]
+            assert other.unsure_below == {(settings.topics.input[0], 0): 2}
+        publish(broker, settings, 0)
+
+
 def test_what_an_earlier_process_has_forgotten_is_unsure_if_messages_are_to_be_known_for_longer(
     broker: EmbeddedBroker, make_settings: MakeSettings
 ) -> None:
@@ -346,6 +370,8 @@ def test_where_no_offsets_are_stored_answers_and_notes_may_be_lost_if_a_process_
         "known_for=1",
         "known_for=-172800000",
         "known_for=172800000 ",
+        "known_for=172800000 topic=",
+        "known_for=172800000 topic=a b",
         "known_for=9999999999999",
         "known_for=99999999999999999999999",
         "known_for=١٧٢٨٠٠٠٠٠",
@@ -353,7 +379,7 @@ def test_where_no_offsets_are_stored_answers_and_notes_may_be_lost_if_a_process_
     ],
 )
 def test_what_others_write_beside_the_offsets_is_no_note(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert _known_for_ms(TopicPartition("results", 3, 7, metadata)) is None
+    assert note_of(TopicPartition("results", 3, 7, metadata)) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "beside the offset of results/3 stands " + repr(metadata)[:100] in record.getMessage()
@@ -361,17 +387,18 @@ def test_what_others_write_beside_the_offsets_is_no_note(metadata: str, caplog: 
 
 
 @pytest.mark.parametrize(
-    ("place", "known_for_ms"),
+    ("place", "note"),
     [
         (TopicPartition("results", 3, 7), None),
         (TopicPartition("results", 3, 7, ""), None),
-        (TopicPartition("results", 3, 7, "known_for=172800000"), 2 * DAY),
+        (TopicPartition("results", 3, 7, "known_for=172800000"), Note(2 * DAY)),
+        (TopicPartition("results", 3, 7, "known_for=172800000 topic=AB-_0"), Note(2 * DAY, "AB-_0")),
     ],
 )
 def test_a_note_is_read_and_none_is_missed_where_there_is_nothing(
-    place: TopicPartition, known_for_ms: int | None, caplog: pytest.LogCaptureFixture
+    place: TopicPartition, note: Note | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _known_for_ms(place) == known_for_ms
+    assert note_of(place) == note
     assert not caplog.records
 
 
