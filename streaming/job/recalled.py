@@ -84,7 +84,6 @@ class RecalledMessages:
         # What was found and is not returned.
         self._found: list[MessageId] = []
         self._unsure_below: dict[tuple[str, int], int] = {}
-        self._input_partitions: list[tuple[str, int]] = []
         self._has_noted = False
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
@@ -213,13 +212,13 @@ class RecalledMessages:
             raise BrokerUnreachable(f"the broker does not know {topic}")
         self._topic_id = self._topic_id_now()
         asked = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+        asked.append(TopicPartition(self._settings.lease_topic, 0))
         places = consumer.committed(asked, _TIMEOUT_S)
         for place in places:
             if place.error is not None:
                 raise KafkaException(place.error)
-        self._let_be_unsure({(place.topic, place.partition): place.offset for place in places if place.topic != topic})
-        self._input_partitions = [(place.topic, place.partition) for place in places if place.topic != topic]
-        # With a topic Kafka deletes the offsets that groups have for it, and what stands beside them.
+        inputs = self._settings.topics.input
+        self._let_be_unsure({(place.topic, place.partition): place.offset for place in places if place.topic in inputs})
         notes = [note for note in map(note_of, places) if note is not None]
         self._let_forgotten_be_unsure(min((note.known_for_ms for note in notes), default=_MOST_KNOWN_FOR))
         if any(note.topic_id not in (None, self._topic_id) for note in notes):
@@ -286,7 +285,8 @@ class RecalledMessages:
         note = f"known_for={self._settings.cancels.known_for} topic={self._topic_id}"
         ends = {(self._settings.results_topic, number): offset for number, offset in offsets.items()}
         # In one request: whoever finds how far the topic was read also finds what was lost before.
-        ends |= dict.fromkeys(self._input_partitions, 0) | self._unsure_below
+        # With the topic, Kafka would delete a note that stands there alone.
+        ends |= self._unsure_below | {(self._settings.lease_topic, 0): 0}
         places = [TopicPartition(*source, offset, note) for source, offset in ends.items()]
         consumer.commit(offsets=places, asynchronous=True)
         until_s = time.monotonic() + _TIMEOUT_S
