@@ -45,7 +45,7 @@ def make_client(kind: Callable[[dict[str, Any]], Client], options: Mapping[str, 
 
 @contextmanager
 def admin_client(options: Mapping[str, Any], logger: logging.Logger) -> Iterator[AdminClient]:
-    """Yield an admin client with librdkafka's `options`. Its lines go to `logger` at the end, when it is polled."""
+    """Yield an admin client with librdkafka's `options`. Its lines go to the `client_log` of `logger` at the end."""
     client = AdminClient(dict(options), logger=client_log(logger))
     try:
         yield client

@@ -15,9 +15,11 @@ from conf.java.jar_lock import check_locked, locked
 from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, pyspark_jars, s3_jars, spark_jars
 from conf.java.spark_line import spark_line
 
-# By line of Spark: Delta's artifact, and the version of the Kafka connector.
+# By line of Spark: Delta's artifact, the version of the Kafka connector, and the jars for S3 that have the name of one
+# which pyspark ships: there the annotations are JetBrains', here the SDK's.
 _DELTA = {"4.0": "delta-spark_2.13", "4.1": "delta-spark_4.1_2.13"}
 _CONNECTOR = {"4.0": "4.0.4", "4.1": "4.1.3"}
+_NAMESAKES: dict[str, set[str]] = {"4.0": {"annotations"}, "4.1": set()}
 
 
 def names(jars: list[Path]) -> set[str]:
@@ -81,8 +83,7 @@ def test_the_jars_for_s3_are_fetched_on_request_and_contain_none_that_pyspark_sh
         s3_jars()
     fetch_jars(lambda line: None, groups=["s3"])
     assert {"hadoop-aws", "spark-hadoop-cloud_2.13", "s3", "sts"} <= names(s3_jars())
-    # Those that pyspark 4.0 ships are JetBrains', these the SDK's.
-    assert names(s3_jars()) & names(pyspark_jars()) <= {"annotations"}
+    assert names(s3_jars()) & names(pyspark_jars()) == _NAMESAKES[spark_line()]
     # As Hadoop's own jars, in pyspark.
     (client,) = [jar.stem for jar in pyspark_jars() if jar.name.startswith("hadoop-client-api-")]
     assert client.replace("client-api", "aws") in {jar.stem for jar in s3_jars()}
