@@ -210,6 +210,14 @@ def test_what_a_replay_could_not_store_is_read_again(
     assert read(reader) == [2]
 
 
+def make_results_anew(broker: EmbeddedBroker, settings: Settings) -> None:
+    """Delete the results topic, and create it again with a partition."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([settings.results_topic])[settings.results_topic].result()
+    assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
+    ensure_topics(settings, 1)
+
+
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_one_said_is_not_known(
     broker: EmbeddedBroker, make_settings: MakeSettings
 ) -> None:
@@ -220,10 +228,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_the_old_
     assert read(reader) == [1, 2, 3]
     assert reader.unsure_below == {}
     publish(broker, settings, *[0] * 5)
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.delete_topics([settings.results_topic])[settings.results_topic].result()
-    assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
-    ensure_topics(settings, 1)
+    make_results_anew(broker, settings)
     write(broker, settings, 4)
 
     def is_found() -> bool:
@@ -283,10 +288,7 @@ def test_a_topic_that_was_made_anew_between_two_processes_is_found_though_it_has
         assert read(reader) == [1, 2, 3]
         # This call stores it.
         assert read(reader) == []
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.delete_topics([settings.results_topic])[settings.results_topic].result()
-    assert_eventually(lambda: settings.results_topic not in admin.list_topics(timeout=10).topics)
-    ensure_topics(settings, 1)
+    make_results_anew(broker, settings)
     write(broker, settings, 4, 5, 6, 7)
     for _ in range(2):
         # The second one knows it by what the first one has stored.
