@@ -45,7 +45,7 @@ class ArrivalWatch:
                 "auto.offset.reset": "error",
                 # The records are not kept: one is enough to know.
                 "queued.min.messages": 1,
-                "fetch.queue.backoff.ms": 100,
+                "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 1,
                 "fetch.message.max.bytes": 1,
                 "fetch.wait.max.ms": 1_000,
