@@ -6,10 +6,10 @@ Read `query` (how the parts are joined), `batch` (the steps of one batch), `arri
 `admission` (what a batch refuses because too much waits), `prefetch_window` (sealed messages, loaded ahead of need),
 `cancels` (where a message is that someone cancels), `outcomes` (what became of it) and `answers` (what is said about
 that), `names` (which message that is, if it is asked for by a name), `sealed_ids` (where a message is sealed) and
-`stored_ids` (which messages are cancelled, or have a name), both in a `local_database`, `recalled` (what release
-processes have cancelled), `service` (start, watch, end), `clock_watch`, `outage_watch` and `slow_batch_watch`,
-`task_progress` (whether a long batch goes on), `input_loss` (records that were deleted unread), `unchanged_buckets`
-(what waits in buckets since before the start).
+`stored_ids` (which messages are cancelled, or have a name), in a `local_database` and in `id_runs`, `recalled` (what
+release processes have cancelled), `look_ahead` (what is read of the table beside the batches), `service` (start, watch,
+end), `clock_watch`, `outage_watch` and `slow_batch_watch`, `task_progress` (whether a long batch goes on), `input_loss`
+(records that were deleted unread), `unchanged_buckets` (what waits in buckets since before the start).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
 event time is the batch's time plus the horizon. Message rows have a null event time: it does not move the watermark,

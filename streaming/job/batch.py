@@ -39,6 +39,7 @@ from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.input_loss import warn_of_input_loss
+from streaming.job.look_ahead import LookAhead
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.maintenance.maintenance import Maintenance
@@ -95,9 +96,7 @@ class BatchRunner:
         self._last_writers: dict[int, str] = {}
         # Of one batch the hand-over and the seal, and the two that follow the seal before.
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
-        self._ahead, self._ids_ahead = Future[None](), Future[None]()
-        for future in (self._ahead, self._ids_ahead):
-            future.set_result(None)
+        self._ahead = LookAhead(state.store, self._cancels, self._start)
         self._arrivals = ArrivalWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
@@ -216,7 +215,7 @@ class BatchRunner:
                     segments=[segment for own in buckets.values() for segment in own],
                     buckets=len(buckets),
                     merges=self._maintenance.merges,
-                    size=self._store.size(),
+                    size=self._ahead.size(),
                 )
             )
 
@@ -316,13 +315,9 @@ class BatchRunner:
             as_stored = _with_ids(as_stored, decision, self._origin.bucket_of(batch_id))
         rows = rows.mapInArrow(as_stored, _STORED)
         with self._counts.timed("seal"):
-            self._ahead.result()
+            self._ahead.wait()
             self._store.append(rows, self._origin.checkpoint, batch_id)
-        self._ahead = self._start(self._store.look_ahead)
-        # No seal waits for it: after a large merge it takes a while. A batch that needs more than is there reads it.
-        if self._ids_ahead.done():
-            self._ids_ahead.result()
-            self._ids_ahead = self._start(self._cancels.look_ahead)
+        self._ahead.begin()
         failpoint("sealed")
 
 

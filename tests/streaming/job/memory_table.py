@@ -19,6 +19,7 @@ from state.buckets.parts import IdRows, chunks_of, is_metadata
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
 from state.message_ids import ID
+from tests.messages import ids_of_rows
 
 _KIND = re.compile(r"kind = '(\w+)'")
 
@@ -71,6 +72,7 @@ class MemoryTable:
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
         self._rows = STORED_SCHEMA.empty_table()
+        self._version = 0
 
     def frame(self, table: pa.Table) -> Rows:
         """Return a frame with the rows of `table`."""
@@ -80,6 +82,7 @@ class MemoryTable:
         """Store rows once."""
         if batch_id > self._newest.get(writer_id, -1):
             self._newest[writer_id] = batch_id
+            self._version += 1
             self._rows = pa.concat_tables([self._rows, rows.select(STORED_SCHEMA.names).cast(STORED_SCHEMA)])
 
     def newest_of(self, writer_id: str) -> int | None:
@@ -88,12 +91,12 @@ class MemoryTable:
 
     def version(self) -> int:
         """As of `BucketTable`."""
-        return len(self._newest)
+        return self._version
 
-    def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> Rows | None:
+    def stored_ids(self, kind: IdRows, before_bucket: int) -> Rows | None:
         """As of `BucketTable`."""
-        rows = self._in_partitions(lambda part: kind.bucket_of(part) is not None)
-        return Rows(rows.filter(pc.field("bucket") < before_bucket).select(list(columns))) if rows.num_rows else None
+        ids = self._ids(kind)
+        return Rows(ids.filter(pc.field("bucket") < before_bucket)) if ids.num_rows else None
 
     def metadata_partitions(self, version: int) -> set[str]:
         """As of `BucketTable`."""
@@ -116,10 +119,13 @@ class MemoryTable:
 
     def cancelled_between(self, start_ms: int, end_ms: int, until_bucket: int) -> CancelledIds:
         """As of `BucketTable`."""
-        rows = self._in_partitions(lambda part: IdRows.CANCELLED.bucket_of(part) is not None)
+        rows = self._ids(IdRows.CANCELLED)
         in_time = (pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= start_ms)
         in_a_bucket = in_time & (pc.field("deliver_at_ms") > NEVER_MS) & (pc.field("bucket") <= until_bucket)
         return CancelledIds.of(rows.filter(in_a_bucket).select([*ID, "bucket"]))
+
+    def _ids(self, kind: IdRows) -> pa.Table:
+        return ids_of_rows(self._in_partitions(lambda part: kind.bucket_of(part) is not None))
 
     def _in_partitions(self, is_wanted: Callable[[str], bool]) -> pa.Table:
         return self._rows.filter(

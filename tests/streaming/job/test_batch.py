@@ -79,7 +79,7 @@ def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(overrid
     runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
     runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
     table: Any = SimpleNamespace(buckets={}, merges=Merges(), size=lambda: None)
-    runner._catalog = runner._maintenance = runner._store = table
+    runner._catalog = runner._maintenance = runner._ahead = table
     span: Any = SimpleNamespace(read_by_topic={})
     runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)
     assert ("delayline_sealed_buckets" in {metric.name for metric in counts.collect()}) == counted

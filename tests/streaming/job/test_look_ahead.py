@@ -1,0 +1,73 @@
+"""What is read of the table beside the batches."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streaming.job.look_ahead import LookAhead
+
+Start = Callable[[Callable[[], None]], Future[None]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Run a function in another thread."""
+    with ThreadPoolExecutor(2) as threads:
+        yield threads.submit
+
+
+def look_ahead_of(start: Start, ids: Callable[[], None] = lambda: None, **store: Any) -> LookAhead:
+    """Return one for a table whose methods are `store`, where `ids` reads the ids."""
+    table: Any = SimpleNamespace(**{"version": lambda: 1, "size": lambda: (10, 1), "look_ahead": lambda: None} | store)
+    desk: Any = SimpleNamespace(look_ahead=ids)
+    return LookAhead(table, desk, start)
+
+
+def test_nobody_waits_for_the_size_while_a_version_is_read(start: Start) -> None:
+    may_go_on, reading, versions = Event(), Event(), [1]
+
+    def read() -> None:
+        reading.set()
+        assert may_go_on.wait(10)
+
+    ahead = look_ahead_of(start, version=lambda: versions[-1], size=lambda: (10 * versions[-1], 1), look_ahead=read)
+    ahead.size()
+    assert reading.wait(10)
+    versions.append(2)
+    assert ahead.size() == (10, 1)
+    may_go_on.set()
+    ahead.wait()
+    # A merge has made another version: whoever asks lets it be read.
+    ahead.size()
+    ahead.wait()
+    assert ahead.size() == (20, 1)
+
+
+def test_a_reading_of_ids_that_takes_long_is_not_begun_again_before_it_ends(start: Start) -> None:
+    may_go_on = Event()
+    begun: list[int] = []
+
+    def read() -> None:
+        begun.append(0)
+        assert may_go_on.wait(10)
+
+    ahead = look_ahead_of(start, ids=read)
+    for _ in range(3):
+        ahead.begin()
+        ahead.wait()
+    assert len(begun) == 1
+    may_go_on.set()
+
+
+def test_what_fails_beside_a_batch_fails_the_next(start: Start) -> None:
+    def fail() -> None:
+        raise ValueError("the log is gone")
+
+    ahead = look_ahead_of(start, look_ahead=fail)
+    ahead.begin()
+    with pytest.raises(ValueError, match="the log is gone"):
+        ahead.wait()
