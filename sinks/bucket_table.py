@@ -13,6 +13,7 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from conf.errors import ApplicationHeld, BucketUnreadable
@@ -20,7 +21,8 @@ from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
 from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
-from state.buckets.cancelled import NEVER_MS, NONE_CANCELLED, CancelledIds
+from state.buckets.cancelled import NEVER_MS, NONE_CANCELLED, CancelledIds, Forgettable
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, joined_ids, packed_ids, unpacked_ids
 from state.buckets.parts import (
     IS_MARKER,
     IS_METADATA,
@@ -33,6 +35,7 @@ from state.buckets.parts import (
     metadata_of,
     part_of,
 )
+from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating
 from state.message_ids import ID, Ids, ids_in
 from state.order import ORDER
@@ -319,7 +322,7 @@ class BucketTable:
 
     def cancelled_ids(self) -> Ids:
         """Return the ids of all cancelled messages that the table still has."""
-        return ids_in(self._cancelled(ALL_BUCKETS).select(*ID).toArrow())
+        return ids_in(self._ids(IdRows.CANCELLED, ALL_BUCKETS).select(*ID).toArrow())
 
     def cancelled_between(
         self, start_ms: int, end_ms: int, until_bucket: int, version: int | None = None
@@ -328,24 +331,21 @@ class BucketTable:
 
         Those that batches after the one of `until_bucket` cancelled are left out. Now, or at `version`.
         """
-        rows = self._cancelled(until_bucket, version)
         # Most tables have none, and to know that takes no Spark job.
-        if not _delta_partitions(rows):
+        if not _delta_partitions(self._all(version).where(IdRows.CANCELLED.condition)):
             return NONE_CANCELLED
-        rows = rows.where(
-            f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms} AND deliver_at_ms > {NEVER_MS}"
-        )
+        due = f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms} AND deliver_at_ms > {NEVER_MS}"
+        rows = self._ids(IdRows.CANCELLED, until_bucket, due, version)
         return CancelledIds.of(rows.select(*ID, "bucket").toArrow())
 
-    def id_rows(self, kind: IdRows, before_bucket: int, columns: Iterable[str]) -> DataFrame | None:
-        """Return `columns` of the rows of a `kind` that batches before that of `before_bucket` have stored.
+    def stored_ids(self, kind: IdRows, before_bucket: int) -> DataFrame | None:
+        """Return the ids of a `kind` that batches before that of `before_bucket` have stored (`ID_ROW_SCHEMA`).
 
-        None if there are no rows of the kind: most tables have none, and to know that takes no Spark job.
+        None if there are none: most tables have none, and to know that takes no Spark job.
         """
-        rows = self._all().where(kind.condition)
-        if not _delta_partitions(rows):
+        if not _delta_partitions(self._all().where(kind.condition)):
             return None
-        return rows.where(f"bucket < {before_bucket}").select(*columns)
+        return self._ids(kind, before_bucket - 1)
 
     def id_partitions(self, kind: IdRows) -> dict[int, int]:
         """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""
@@ -356,24 +356,28 @@ class BucketTable:
         rows = sizes.groupBy("part").sum("size").collect()
         return {kind.bucket_of(row["part"]) or 0: row["sum(size)"] for row in rows}
 
-    def join_ids(self, kind: IdRows, buckets: Iterable[int], forget: str) -> None:
-        """Join several Delta partitions with rows of a `kind` in that of the last one, without the rows that `forget`.
+    def join_cancelled(self, buckets: Iterable[int], forget: Forgettable) -> None:
+        """Join several Delta partitions with cancelled ids in that of the last one, without those to `forget`."""
+        numbers = sorted(buckets)
+        partitions = [IdRows.CANCELLED.partition(number) for number in numbers]
+        joined = joined_ids(IdRows.CANCELLED, numbers[-1], lambda ids: ~forget.among(ids))
+        rows = self._stored_ids(self._all().where(F.col("part").isin(partitions)))
+        ordered = rows.coalesce(1).sortWithinPartitions(*ORDER)
+        self._overwrite(partitions, ordered.mapInArrow(joined, from_arrow_schema(STORED_SCHEMA)))
 
-        `forget` is a SQL condition. Of each name, only the newest row stays.
+    def join_names(self, buckets: Iterable[int], due_before_ms: int) -> None:
+        """Join several Delta partitions with names in that of the last one. Of each name, only the newest row stays.
+
+        And that goes as well if it is of no use since `due_before_ms`, epoch ms.
         """
         numbers = sorted(buckets)
-        partitions = [kind.partition(number) for number in numbers]
-        rows = self._all().where(F.col("part").isin(partitions))
-        if kind is IdRows.NAMED:
-            # Before anything is forgotten: otherwise the row that a newer one has replaced would count again.
-            rows = _newest(rows)
-        joined = (
-            rows.where(f"NOT ({forget})")
-            .withColumn("part", F.lit(partitions[-1]))
-            .coalesce(1)
-            .sortWithinPartitions(*ID)
-        )
-        self._overwrite(partitions, joined)
+        partitions = [IdRows.NAMED.partition(number) for number in numbers]
+        rows = self._unpacked(self._all().where(F.col("part").isin(partitions)))
+        # Before anything is forgotten: otherwise the row that a newer one has replaced would count again.
+        left = _newest(rows).where(f"max_deliver_at_ms >= {due_before_ms}").select(*ID_ROW_SCHEMA.names)
+        joined = left.coalesce(1).sortWithinPartitions(*ORDER)
+        packing = packed_ids(IdRows.NAMED, numbers[-1])
+        self._overwrite(partitions, joined.mapInArrow(packing, from_arrow_schema(STORED_SCHEMA)))
 
     def slots(self, instants_ms: Iterable[int], version: int | None = None) -> DataFrame:
         """Return the counts by time slot of the segments that one of `instants_ms` cuts, now or at `version`.
@@ -444,9 +448,7 @@ class BucketTable:
         """Return all rows of the table, with the name of the row's file in the additional column `file`."""
         every = self._all()
         live = every.where(f"NOT {IS_MARKER}").where(is_live(_markers(every)))
-        rows = live.select("*", F.col("_metadata.file_name").alias("file"))
-        # A table of an earlier version, which only a start of the job changes.
-        return rows if "name" in rows.columns else rows.withColumn("name", F.lit(None).cast("binary"))
+        return _with_name(live.select("*", F.col("_metadata.file_name").alias("file")))
 
     def replace_partitions(self, partitions: Iterable[str], rows: DataFrame) -> None:
         """Replace all rows of Delta partitions by `rows`, in one commit and without reading the old rows.
@@ -492,8 +494,20 @@ class BucketTable:
             if merge_version is None or not is_concurrent(problem):
                 raise
 
-    def _cancelled(self, until_bucket: int, version: int | None = None) -> DataFrame:
-        return self._all(version).where(IdRows.CANCELLED.condition).where(f"bucket <= {until_bucket}")
+    def _ids(self, kind: IdRows, until_bucket: int, where: str = "true", version: int | None = None) -> DataFrame:
+        """Return the ids of a `kind` (`ID_ROW_SCHEMA`) that batches up to that of `until_bucket` have stored.
+
+        `where` is a condition on their due times. Now, or at `version`.
+        """
+        # Of a chunk, by its bounds; then of each id in it.
+        wanted = f"bucket <= {until_bucket} AND {where}"
+        return self._unpacked(self._all(version).where(kind.condition).where(wanted)).where(wanted)
+
+    def _unpacked(self, rows: DataFrame) -> DataFrame:
+        return self._stored_ids(rows).mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))
+
+    def _stored_ids(self, rows: DataFrame) -> DataFrame:
+        return _with_name(rows).select(*STORED_IDS_SCHEMA.names)
 
     def _metadata(self, version: int | None) -> DataFrame:
         rows = self._all(version)
@@ -502,6 +516,11 @@ class BucketTable:
     def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+
+def _with_name(rows: DataFrame) -> DataFrame:
+    """Return `rows` of the table with the column `name`, which an old table gains at a start of the job alone."""
+    return rows if "name" in rows.columns else rows.withColumn("name", F.lit(None).cast("binary"))
 
 
 def _newest(names: DataFrame) -> DataFrame:

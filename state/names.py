@@ -15,8 +15,8 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
+from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
-from state.buckets.table_rows import id_rows
 from state.message_ids import ID, ID_SCHEMA
 
 # On a record of an input topic: the name of the message; the name whose message shall be cancelled.

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
-from state.buckets.table_rows import id_rows
 from state.cancel import NONE_REPLACED, MessageId
 from state.message_ids import ID, ID_SCHEMA, Ids, by_source, rows_among, table_of
 
@@ -73,6 +73,31 @@ class CancelledIds:
 NONE_CANCELLED = CancelledIds({}, {}, 0)
 
 
+@dataclass(frozen=True)
+class Forgettable:
+    """Which cancelled ids are of no use any more: those that are all of these.
+
+    - due before `due_before_ms`, epoch ms
+    - cancelled by a batch before that which seals `bucket`
+    - below the offset that `old_below` has for their input partition
+    """
+
+    due_before_ms: int
+    bucket: int
+    old_below: Mapping[tuple[str, int], int]
+
+    def among(self, ids: pa.Table) -> npt.NDArray[np.bool_]:
+        """Return which of some ids (`state.buckets.id_rows.ID_ROW_SCHEMA`) are."""
+        dues, buckets, offsets = (ids.column(name).to_numpy() for name in ("max_deliver_at_ms", "bucket", "offset"))
+        old_below = np.zeros(ids.num_rows, dtype=np.int64)
+        for source, rows in by_source(ids):
+            old_below[rows] = self.old_below.get(source, 0)
+        return np.asarray((dues < self.due_before_ms) & (buckets < self.bucket) & (offsets < old_below))
+
+
+NOTHING_FORGETTABLE = Forgettable(0, 0, {})
+
+
 def in_no_bucket(ids: Ids, until_ms: int) -> pa.Table:
     """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`.
 
@@ -90,12 +115,10 @@ def cancelled_rows(
 
     `replaced` has the replacement of each message that one has cancelled (`state.cancel.replaced_by`).
     """
-    # As the table sorts them: it has less to do then.
-    ordered = cancelled.sort_by([(name, "ascending") for name in ("from_ms", *ID)])
-    columns = {name: ordered.column(name) for name in ID} | {
-        "deliver_at_ms": ordered.column("from_ms"),
-        "max_deliver_at_ms": ordered.column("until_ms"),
-        "name": replacement_texts(ordered, replaced),
+    columns = {name: cancelled.column(name) for name in ID} | {
+        "deliver_at_ms": cancelled.column("from_ms"),
+        "max_deliver_at_ms": cancelled.column("until_ms"),
+        "name": replacement_texts(cancelled, replaced),
     }
     return id_rows(IdRows.CANCELLED, bucket, columns)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.buckets.parts import IdRows, chunks_of, is_old, metadata_of, part_of
+from state.buckets.parts import chunks_of, is_old, metadata_of, part_of
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
 from state.message import decode_chunk, encode_chunk
@@ -63,13 +63,13 @@ STORED_SCHEMA = pa.schema(
         # Stored with the entries, since each segment has its own.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
-        # Chunks only: the id of the first message; with `deliver_at_ms` it is the message's order key.
+        # Chunks of messages, and of ids (`state.buckets.id_rows`): the id of the first; with `deliver_at_ms` it is its
+        # order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("chunk", pa.binary()),
-        # Names (`state.names`). Of cancelled ids, the id of the replacement (`state.buckets.cancelled`), which rows of
-        # earlier versions have not. Tables of these gain the column at a start.
+        # Rows of ids that earlier versions have stored one by one. Tables before these gain the column at a start.
         pa.field("name", pa.binary()),
     ]
 )
@@ -119,21 +119,6 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
             "chunk": encode_chunk(piece),
         }
         yield pa.RecordBatch.from_pylist([row], schema=STORED_SCHEMA)
-
-
-def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
-    """Return the rows of a `kind` that the batch that seals `bucket` stores, as a table of `STORED_SCHEMA`.
-
-    `columns` are those that the rows have beside their place, one at least.
-    """
-    count = len(next(iter(columns.values())))
-    place = {
-        "part": pa.array([kind.partition(bucket)] * count, pa.string()),
-        "bucket": pa.array([bucket] * count, pa.int64()),
-    }
-    every = {**columns, **place}
-    rows = [every.get(field.name, pa.nulls(count, field.type)) for field in STORED_SCHEMA]
-    return pa.table(rows, names=STORED_SCHEMA.names).cast(STORED_SCHEMA)
 
 
 def described_segment(metadata: Mapping[str, Any]) -> Segment:

@@ -37,7 +37,7 @@ from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
-from streaming.job.cancels import CancelDesk, Decision
+from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.look_ahead import LookAhead
 from streaming.job.prefetch_window import PrefetchWindow
@@ -146,7 +146,7 @@ class BatchRunner:
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
             with self._counts.timed("state"):
-                rows = shard_output.drop("chunk").collect()
+                rows = rows_with_asks(shard_output)
             _check_cutoffs(rows, span.cutoff_ms)
             # 6. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
             if self._settings.topics.skip_expired:

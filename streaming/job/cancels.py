@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BrokerUnreachable
@@ -44,7 +45,15 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.topics import input_offsets_at
-from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds, in_no_bucket
+from state.buckets.cancelled import (
+    CANCELLED_SCHEMA,
+    NEVER_MS,
+    NONE_CANCELLED,
+    NOTHING_FORGETTABLE,
+    CancelledIds,
+    Forgettable,
+    in_no_bucket,
+)
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from state.buckets.parts import part_of
 from state.cancel import (
@@ -164,8 +173,8 @@ class CancelDesk:
         """Read of the table what the next batch must know if it is asked for as much as this one. Any thread may."""
         self._sealed_ids.look_ahead()
 
-    def forgettable(self, cutoff_ms: int) -> str:
-        """Return the SQL condition for rows of cancelled ids that are of no use any more. Any thread may call it.
+    def forgettable(self, cutoff_ms: int) -> Forgettable:
+        """Return which cancelled ids are of no use any more. Any thread may call it.
 
         Such a message is due before `cutoff_ms` (epoch ms), below which everything is handed over, and old: its input
         topic has deleted the record, or it is older than `cancels.known_for`. Whoever asks for it again gets `unknown`.
@@ -175,19 +184,13 @@ class CancelDesk:
         marker is written. And a later process must know for how long this one knows messages.
         """
         if not self._recalled.has_noted:
-            return "false"
+            return NOTHING_FORGETTABLE
         with suppress(BrokerUnreachable):
             self._read_old_below(cutoff_ms)
-        old = [
-            f"(topic = '{topic}' AND partition = {partition} AND offset < {end})"
-            for (topic, partition), end in self._old_below.items()
-            if end
-        ]
         newest = self._newest_shown()
-        if not old or newest is None:
-            return "false"
-        cutoff_ms = min(cutoff_ms, newest.previous_ms)
-        return f"max_deliver_at_ms < {cutoff_ms} AND bucket < {newest.bucket} AND ({' OR '.join(old)})"
+        if newest is None:
+            return NOTHING_FORGETTABLE
+        return Forgettable(min(cutoff_ms, newest.previous_ms), newest.bucket, self._old_below)
 
     def _newest_shown(self) -> BatchSpan | None:
         """Return the newest batch by the markers, as they were not long ago; None if they show none."""
@@ -240,7 +243,7 @@ class CancelDesk:
 
         Args:
             shard_output: what the state stage gives.
-            rows: the same, without chunks.
+            rows: the same (`rows_with_asks`).
             span: the batch.
             clock_ms: its clock, epoch ms.
             batch_settings: its settings.
@@ -249,7 +252,7 @@ class CancelDesk:
             return Decision()
         self.before_batch()
         self._note.result()
-        every_ask, found = _asks(shard_output)
+        every_ask, found = _asks(rows)
         asked_ms = time.time_ns() // 1_000_000
         self._open(span)
         asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
@@ -413,10 +416,14 @@ class CancelDesk:
         return _dues(chunks, ids_in(doubtful), self._settings.results_topic).filter(pc.field("from_ms") >= previous_ms)
 
 
-def _asks(shard_output: DataFrame) -> tuple[pa.Table, pa.Table]:
+def rows_with_asks(shard_output: DataFrame) -> list[Row]:
+    """Return the rows that the state stage of a batch gives. Only asks have their chunk: the driver reads no other."""
+    return shard_output.withColumn("chunk", expr(f"IF(kind = '{ASKED}', chunk, NULL)")).collect()
+
+
+def _asks(rows: Iterable[Row]) -> tuple[pa.Table, pa.Table]:
     """Return the asks of a batch, and the messages that the state stage has taken out (`CANCELLED_SCHEMA`)."""
-    rows = shard_output.where(f"kind = '{ASKED}'").select("shard", "chunk").collect()
-    tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows]
+    tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] == ASKED]
     asks = pa.concat_tables([table for shard, table in tables if shard == 0])
     found = pa.concat_tables([table for _, table in tables]).filter(pc.is_valid(pc.field("found_due_ms")))
     # Several asks may name one message.

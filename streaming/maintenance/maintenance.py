@@ -13,6 +13,7 @@ from itertools import groupby
 from conf.failpoints import failpoint
 from conf.setting_types import HOUR
 from sinks.bucket_table import BucketTable
+from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import choose, most_behind
 from state.buckets.parts import OLD_METADATA, IdRows, MergeName, chunks_of, is_old, marker_of, metadata_of
@@ -38,8 +39,8 @@ _KEPT_S = 3660.0
 _FIRST_VACUUM_S = 300.0
 # The scheduler pool in Spark.
 _POOL = "maintenance"
-# About what a row takes in the table.
-_ROW_BYTES = {IdRows.CANCELLED: 16, IdRows.NAMED: 40}
+# About what an id takes in the table.
+_ROW_BYTES = {IdRows.CANCELLED: 24, IdRows.NAMED: 44}
 # Rows of messages that were due this long ago, in ms, are not needed any more. Longer than `clock.horizon` may be: a
 # batch asks for what has a name until it is due and handed over, and its replay must find the same.
 _IDS_KEPT_MS = 2 * HOUR
@@ -65,7 +66,7 @@ class Maintenance:
         fan_in: int,
         threads: int = 1,
         id_rows: Mapping[IdRows, Mapping[int, int]] | None = None,
-        forgettable: Callable[[int], str] = lambda _: "false",
+        forgettable: Callable[[int], Forgettable] = lambda _: NOTHING_FORGETTABLE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads in which the steps run.
@@ -80,8 +81,8 @@ class Maintenance:
             fan_in: how many buckets a merge has.
             threads: how many slices of merges may run at the same time.
             id_rows: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
-            forgettable: returns the SQL condition for rows of cancelled ids that are of no use any more, given the
-                cutoff (epoch ms) below which everything is delivered.
+            forgettable: returns which cancelled ids are of no use any more, given the cutoff (epoch ms) below which
+                everything is delivered.
             now: a clock that returns seconds.
         """
         self._store = store
@@ -258,9 +259,10 @@ class Maintenance:
 
     def _join(self, kind: IdRows, buckets: list[int], forget_before_ms: int) -> _Outcome:
         log.info("joining %d partitions of %s ids", len(buckets), kind.name.lower())
-        of_no_use = f"max_deliver_at_ms < {forget_before_ms}"
-        forget = self._forgettable(forget_before_ms) if kind is IdRows.CANCELLED else of_no_use
-        self._store.join_ids(kind, buckets, forget)
+        if kind is IdRows.CANCELLED:
+            self._store.join_cancelled(buckets, self._forgettable(forget_before_ms))
+        else:
+            self._store.join_names(buckets, forget_before_ms)
         sizes = self._store.id_partitions(kind)
 
         def adopt() -> None:

@@ -198,10 +198,10 @@ def names_of(store: BucketTable, named: DataFrame, origin: CheckpointOrigin, can
         cancelled: what was cancelled before.
         overdue: what waits in the table, and is due before the cutoff of `origin`.
     """
-    columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "bucket")
-    stored = store.id_rows(IdRows.NAMED, ALL_BUCKETS, columns)
+    stored = store.stored_ids(IdRows.NAMED, ALL_BUCKETS)
     if stored is not None:
-        named = named.union(stored.selectExpr("*", "false AS is_left"))
+        columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "bucket", "false AS is_left")
+        named = named.union(stored.selectExpr(*columns))
     by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
     return by_name.mapInArrow(settled(origin, cancelled, overdue), from_arrow_schema(STORED_SCHEMA))
 

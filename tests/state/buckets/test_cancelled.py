@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds, cancelled_rows
+from state.buckets.cancelled import NONE_CANCELLED, NOTHING_FORGETTABLE, CancelledIds, Forgettable, cancelled_rows
 from state.message_ids import ID_SCHEMA
-from tests.messages import cancelled
+from tests.messages import cancelled, ids_of_rows
 
 PLACED_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64()))
 Placed = tuple[str, int, int, int]
@@ -25,14 +25,24 @@ def placed(rows: list[Placed]) -> pa.Table:
 def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
     table = cancelled([("in", 0, 2, 500, 510), ("in", 0, 1, 600, 610), ("other/x", 3, 1, -1, -1)])
     replaced = {("in", 0, 1): ("in", 0, 7), ("other/x", 3, 1): ("other/x", 2, 8)}
-    rows = cancelled_rows(table, 4, replaced).to_pylist()
+    rows = ids_of_rows(cancelled_rows(table, 4, replaced)).to_pylist()
     assert [(row["topic"], row["offset"], row["name"]) for row in rows] == [
         ("other/x", 1, b"other/x/2/8"),
         ("in", 2, None),
         ("in", 1, b"in/0/7"),
     ]
-    assert {row["part"] for row in rows} == {"cancelled-000000000004"}
-    assert [row["name"] for row in cancelled_rows(table, 4).to_pylist()] == [None] * 3
+    assert [row["name"] for row in ids_of_rows(cancelled_rows(table, 4)).to_pylist()] == [None] * 3
+
+
+def test_only_what_is_old_due_and_cancelled_long_ago_can_be_forgotten() -> None:
+    forgettable = Forgettable(500, 4, {("in", 0): 10, ("in", 1): 10})
+    several = [("in", 0, 9, 1, 499), ("in", 0, 10, 1, 499), ("in", 0, 9, 1, 500), ("in", 2, 9, 1, 499)]
+    ids = ids_of_rows(cancelled_rows(cancelled(several), 3)).sort_by("max_deliver_at_ms")
+    gone = ids.filter(pa.array(forgettable.among(ids))).to_pylist()
+    assert [(row["partition"], row["offset"]) for row in gone] == [(0, 9)]
+    assert gone[0]["max_deliver_at_ms"] == 499
+    assert not forgettable.among(ids_of_rows(cancelled_rows(cancelled(several), 4))).any()
+    assert not NOTHING_FORGETTABLE.among(ids).any()
 
 
 def test_a_cancelled_id_counts_in_buckets_up_to_that_of_the_last_batch_that_cancelled_it() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from state.buckets.cancelled import NEVER_MS, cancelled_rows
+from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
@@ -24,12 +24,12 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id, table_of
-from streaming.job.cancels import CancelDesk, Decision
+from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
-from tests.messages import messages, some_batch_settings
+from tests.messages import messages, some_batch_settings, stored_one_by_one
 from tests.streaming.sealed import seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
@@ -129,7 +129,7 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
     empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
     frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
-    return frame, frame.drop("chunk").collect()
+    return frame, rows_with_asks(frame)
 
 
 def _due_ms(is_found: bool) -> int | None:
@@ -281,18 +281,16 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
     old_below: dict[tuple[str, int], int], markers: list[Progress | None]
 ) -> None:
     no_store: Any = None
-    assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
     old_below[TOPIC, 0] = 5
     desk = CancelDesk(no_store, Settings())
     # The batch of the newest marker may not be over.
-    rest = f"bucket < {BATCH} AND ((topic = '{TOPIC}' AND partition = 0 AND offset < 5))"
-    assert desk.forgettable(900) == f"max_deliver_at_ms < 700 AND {rest}"
-    assert desk.forgettable(650) == f"max_deliver_at_ms < 650 AND {rest}"
+    assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
+    assert desk.forgettable(650) == Forgettable(650, BATCH, {(TOPIC, 0): 5})
     # A checkpoint that has not handed over anything.
     markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
-    assert CancelDesk(no_store, Settings()).forgettable(900).startswith("max_deliver_at_ms < 0 AND ")
+    assert CancelDesk(no_store, Settings()).forgettable(900).due_before_ms == 0
     markers[:] = [None, None]
-    assert CancelDesk(no_store, Settings()).forgettable(900) == "false"
+    assert CancelDesk(no_store, Settings()).forgettable(900) == NOTHING_FORGETTABLE
 
 
 def test_nothing_is_forgotten_before_a_later_process_will_know_for_how_long_it_was_known(
@@ -302,7 +300,7 @@ def test_nothing_is_forgotten_before_a_later_process_will_know_for_how_long_it_w
     no_store: Any = None
     desk = CancelDesk(no_store, Settings())
     monkeypatch.setattr(RecalledMessages, "has_noted", False)
-    assert desk.forgettable(900) == "false"
+    assert desk.forgettable(900) == NOTHING_FORGETTABLE
     # A minute after the start, by the first batch that ends then, and each minute until the broker takes it.
     now_s = time.monotonic()
     for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
@@ -312,7 +310,7 @@ def test_nothing_is_forgotten_before_a_later_process_will_know_for_how_long_it_w
         desk.before_batch()
         assert len(looks) == count
     monkeypatch.setattr(RecalledMessages, "has_noted", True)
-    assert desk.forgettable(900) != "false"
+    assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
     desk.close()
 
 
@@ -377,12 +375,25 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     old_below[TOPIC, 0] = 5
-    store.join_ids(IdRows.CANCELLED, [2, 3], CancelDesk(store, Settings()).forgettable(1_000))
+    store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     left = store.cancelled_ids()
     assert left[TOPIC, 0].tolist() == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
     assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
+
+
+def test_what_an_earlier_version_has_cancelled_is_found_and_joined_with_the_rest(store: BucketTable) -> None:
+    old = cancelled_table([(TOPIC, 0, 1, 500, 510), (TOPIC, 0, 4, 700, 710), (TOPIC, 1, 1, NEVER_MS, 900)])
+    store.append(store.spark.createDataFrame(stored_one_by_one(cancelled_rows(old, 2))), "earlier", 2)
+    cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
+    for _ in range(2):
+        found = store.cancelled_between(500, 600, ALL_BUCKETS)
+        assert {source: own.tolist() for source, own in found.ids.items()} == {(TOPIC, 0): [1, 2]}
+        assert found.until_bucket[TOPIC, 0].tolist() == [2, 3]
+        assert store.cancelled_ids()[TOPIC, 0].tolist() == [1, 2, 4]
+        store.join_cancelled([2, 3], NOTHING_FORGETTABLE)
+    assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
 
 
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:

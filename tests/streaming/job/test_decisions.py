@@ -182,7 +182,7 @@ class Service:
 
     def _decide(self, output: pa.Table, span: BatchSpan, clock_ms: int) -> Decision:
         self.desk = self.desk or CancelDesk(self.table, Settings())
-        rows: list[Any] = output.drop_columns(["chunk"]).to_pylist()
+        rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
         return self.desk.decide(frame, rows, span, clock_ms, BATCH_SETTINGS)
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkFiles
 
 from sinks.bucket_table import BucketTable
-from state.buckets.cancelled import cancelled_rows
+from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
 from state.message_ids import ids_of, table_of
 from state.names import NAMED_SCHEMA, name_rows
@@ -100,7 +100,7 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
 class EmptyTable:
     """A table of sealed buckets without any ids."""
 
-    def id_rows(self, *_: object) -> None:
+    def stored_ids(self, *_: object) -> None:
         return None
 
 
@@ -143,7 +143,7 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
         stored.open(9, STARTS)
         assert stored.replaced_among(ids_of((TOPIC, 0, offset) for offset in (1, 2, 3))) == replaced
         stored.close()
-        store.join_ids(IdRows.CANCELLED, [0, 1, 2], "false")
+        store.join_cancelled([0, 1, 2], NOTHING_FORGETTABLE)
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
 
 

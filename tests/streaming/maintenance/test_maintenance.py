@@ -18,8 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import state.buckets.merge
 import streaming.maintenance.merging
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
-from state.buckets.cancelled import cancelled_rows
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.cancelled import Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import MergeSlice, most_behind
 from state.buckets.parts import IdRows, MergeName, abandoned
@@ -432,13 +432,18 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
     run_until_idle(maintenance, FAN_IN - 1, delivered_ms)
     maintenance.close()
     assert table.store.id_partitions(IdRows.NAMED).keys() == {FAN_IN - 1}
-    (left,) = table.store.rows().select("name", "offset").collect()
+    names_left = table.store.stored_ids(IdRows.NAMED, ALL_BUCKETS)
+    assert names_left is not None
+    (left,) = names_left.select("name", "offset").collect()
     assert (bytes(left["name"]), left["offset"]) == (b"shared", 10 * (FAN_IN - 1))
 
 
 def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_join_them_with(table: Table) -> None:
     long_ago, waits = table.now_ms - 3 * _HOUR_MS, table.now_ms + 1_000 * _HOUR_MS
-    maintenance = maintenance_of(table, SegmentCatalog(), forgettable=lambda at_ms: f"max_deliver_at_ms < {at_ms}")
+    old_below = {("in", 0): 1_000}
+    maintenance = maintenance_of(
+        table, SegmentCatalog(), forgettable=lambda at_ms: Forgettable(at_ms, ALL_BUCKETS, old_below)
+    )
     for number, dues in enumerate(([long_ago, waits], [long_ago], [waits])):
         rows = cancelled_rows(cancelled(("in", 0, 10 * number + at, due, due) for at, due in enumerate(dues)), number)
         table.store.append(table.store.spark.createDataFrame(rows), "checkpoint", number)

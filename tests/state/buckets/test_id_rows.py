@@ -1,0 +1,94 @@
+"""Ids of messages as rows of the bucket table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, id_rows, joined_ids
+from state.buckets.parts import IdRows
+from state.buckets.table_rows import CHUNK_MESSAGES, STORED_SCHEMA
+from state.order import ORDER
+from tests.messages import ids_of_rows, stored_one_by_one
+
+Row = tuple[int, int, int]
+# Due time (few, so that they meet; -1 is that of what is in no bucket), partition and offset.
+ROWS = st.lists(st.tuples(st.sampled_from([-1, 0, 5, 6]), st.integers(0, 1), st.integers(0, 50)), unique=True)
+
+
+def ids(rows: Iterable[Row], bucket: int = 1) -> pa.Table:
+    """Return ids of a topic, due up to 10 ms later than at the time that is given."""
+    several = [
+        {"bucket": bucket, "topic": "in", "deliver_at_ms": due_ms, "max_deliver_at_ms": due_ms + 10}
+        | {"partition": partition, "offset": offset, "name": b"%d" % offset}
+        for due_ms, partition, offset in rows
+    ]
+    return pa.Table.from_pylist(several, schema=ID_ROW_SCHEMA)
+
+
+def stored(rows: Iterable[Row], bucket: int = 1) -> pa.Table:
+    """Return them as a batch stores them."""
+    table = ids(rows, bucket)
+    columns = {name: table.column(name) for name in table.column_names if name != "bucket"}
+    return id_rows(IdRows.CANCELLED, bucket, columns)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Return a table in the order in which tasks get it."""
+    return table.sort_by([(name, "ascending") for name in ORDER])
+
+
+def test_ids_take_a_row_for_as_many_as_a_chunk_has_with_the_bounds_of_their_due_times() -> None:
+    rows = [(due_ms, 0, due_ms) for due_ms in range(CHUNK_MESSAGES + 1)]
+    whole, rest = stored([*reversed(rows), (-1, 1, 7)]).to_pylist()[1:]
+    assert [(row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]) for row in (whole, rest)] == [
+        (0, CHUNK_MESSAGES + 9, CHUNK_MESSAGES),
+        (CHUNK_MESSAGES, CHUNK_MESSAGES + 10, 1),
+    ]
+    assert {row["part"] for row in (whole, rest)} == {IdRows.CANCELLED.partition(1)}
+    assert stored([]).num_rows == 0
+
+
+def test_what_no_window_takes_is_in_chunks_of_its_own() -> None:
+    rows = stored([(500, 0, 1), (-1, 0, 2), (-1, 0, 3)]).to_pylist()
+    assert [(row["deliver_at_ms"], row["count"]) for row in rows] == [(-1, 2), (500, 1)]
+
+
+@given(ROWS, ROWS)
+def test_ids_are_read_as_they_were_stored_whatever_version_stored_them(new: list[Row], old: list[Row]) -> None:
+    table = in_order(pa.concat_tables([stored(new, 4), stored_one_by_one(stored(old, 3))]))
+    expected = pa.concat_tables([ids(new, 4), ids(old, 3)])
+    columns = [(name, "ascending") for name in ID_ROW_SCHEMA.names]
+    assert ids_of_rows(table).sort_by(columns) == expected.sort_by(columns)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4), ROWS, st.integers(0, 50))
+def test_joined_ids_are_those_that_are_kept_in_order_in_the_partition_of_the_last_bucket(
+    several: list[list[Row]], old: list[Row], kept_from: int
+) -> None:
+    tables = [stored(rows, 10 + number) for number, rows in enumerate(several)]
+    table = in_order(pa.concat_tables([*tables, stored_one_by_one(stored(old, 2))]))
+
+    def is_kept(some: pa.Table) -> np.ndarray:
+        return np.asarray(some.column("offset").to_numpy() >= kept_from)
+
+    run = joined_ids(IdRows.CANCELLED, 13, is_kept)
+    joined = pa.Table.from_batches(
+        run(table.select(STORED_IDS_SCHEMA.names).to_batches(max_chunksize=3)), STORED_SCHEMA
+    )
+    every = pa.concat_tables([*(ids(rows, 10 + number) for number, rows in enumerate(several)), ids(old, 2)])
+    columns = [(name, "ascending") for name in (*ORDER, "bucket")]
+    assert ids_of_rows(joined).sort_by(columns) == every.filter(pa.array(is_kept(every))).sort_by(columns)
+    assert in_order(joined) == joined
+    assert set(joined.column("part").to_pylist()) <= {IdRows.CANCELLED.partition(13)}
+
+
+def test_a_joined_chunk_is_found_by_the_lowest_bucket_in_it() -> None:
+    table = in_order(pa.concat_tables([stored([(5, 0, 1)], 10), stored([(6, 0, 2)], 11)]))
+    run = joined_ids(IdRows.CANCELLED, 11, lambda some: np.ones(some.num_rows, dtype=bool))
+    (row,) = pa.Table.from_batches(run(table.select(STORED_IDS_SCHEMA.names).to_batches()), STORED_SCHEMA).to_pylist()
+    assert (row["bucket"], row["count"], row["max_deliver_at_ms"]) == (10, 2, 16)
