@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -338,14 +339,28 @@ class BucketTable:
         rows = self._ids(IdRows.CANCELLED, until_bucket, due, version)
         return CancelledIds.of(rows.select(*ID, "bucket").toArrow())
 
-    def stored_ids(self, kind: IdRows, before_bucket: int) -> DataFrame | None:
-        """Return the ids of a `kind` that batches before that of `before_bucket` have stored (`ID_ROW_SCHEMA`).
-
-        None if there are none: most tables have none, and to know that takes no Spark job.
-        """
+    def ids(self, kind: IdRows) -> DataFrame | None:
+        """Return the ids of a `kind` (`ID_ROW_SCHEMA`). None if there are none."""
+        # Most tables have none, and to know that takes no Spark job.
         if not _delta_partitions(self._all().where(kind.condition)):
             return None
-        return self._ids(kind, before_bucket - 1)
+        return self._ids(kind, ALL_BUCKETS)
+
+    def ids_before(self, kind: IdRows, bucket: int) -> Iterator[pa.Table]:
+        """Yield the ids of a `kind` that batches before that of `bucket` have stored, as tables of `ID_ROW_SCHEMA`.
+
+        They are never all in memory.
+        """
+        rows = self._all().where(kind.condition)
+        if not _delta_partitions(rows):
+            return
+
+        def before(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for ids in unpacked_ids(batches):
+                yield ids.filter(pc.less(ids.column("bucket"), bucket))
+
+        # Not as rows of the JVM: there may be millions.
+        yield from unpacked(packed(self._stored_ids(rows.where(f"bucket < {bucket}")), before).toLocalIterator())
 
     def id_partitions(self, kind: IdRows) -> dict[int, int]:
         """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""

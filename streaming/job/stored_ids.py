@@ -8,14 +8,12 @@ number of rows.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
 from sinks.bucket_table import BucketTable
-from sinks.packed_rows import packed, unpacked
 from state.buckets.cancelled import CancelledIds, replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
@@ -66,9 +64,9 @@ class StoredIds:
         if self._ids is not None:
             return
         self._ids = local_database(_TABLES)
-        for table in _read(self._store.stored_ids(IdRows.CANCELLED, before_bucket)):
+        for table in self._store.ids_before(IdRows.CANCELLED, before_bucket):
             self._add_cancelled(table)
-        for table in _read(self._store.stored_ids(IdRows.NAMED, before_bucket)):
+        for table in self._store.ids_before(IdRows.NAMED, before_bucket):
             rows = as_tuples(table.select(["name", *ID, _DUE, "max_deliver_at_ms", "bucket"]))
             self._ids.executemany(_ADD_NAMED, (row for row in rows if not _is_read_again(row, starts)))
 
@@ -136,12 +134,6 @@ class StoredIds:
         if self._ids is not None:
             self._ids.close()
             self._ids, self._cancelled = None, IdRuns()
-
-
-def _read(rows: DataFrame | None) -> Iterator[pa.Table]:
-    """Yield `rows` as Arrow tables, some at a time: there may be millions."""
-    if rows is not None:
-        yield from unpacked(packed(rows).toLocalIterator())
 
 
 def _is_read_again(row: tuple[object, ...], starts: Mapping[str, Mapping[str, int]]) -> bool:

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
@@ -198,7 +198,7 @@ def names_of(store: BucketTable, named: DataFrame, origin: CheckpointOrigin, can
         cancelled: what was cancelled before.
         overdue: what waits in the table, and is due before the cutoff of `origin`.
     """
-    stored = store.stored_ids(IdRows.NAMED, ALL_BUCKETS)
+    stored = store.ids(IdRows.NAMED)
     if stored is not None:
         columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "bucket", "false AS is_left")
         named = named.union(stored.selectExpr(*columns))

@@ -93,10 +93,9 @@ class MemoryTable:
         """As of `BucketTable`."""
         return self._version
 
-    def stored_ids(self, kind: IdRows, before_bucket: int) -> Rows | None:
+    def ids_before(self, kind: IdRows, bucket: int) -> Iterator[pa.Table]:
         """As of `BucketTable`."""
-        ids = self._ids(kind)
-        return Rows(ids.filter(pc.field("bucket") < before_bucket)) if ids.num_rows else None
+        yield self._ids(kind).filter(pc.field("bucket") < bucket)
 
     def metadata_partitions(self, version: int) -> set[str]:
         """As of `BucketTable`."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.settings import Settings
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
@@ -387,7 +387,7 @@ def test_a_name_is_free_once_its_message_is_delivered(store: BucketTable) -> Non
 
 def names_left(store: BucketTable) -> int:
     """Return how many rows of names the table has."""
-    left = store.stored_ids(IdRows.NAMED, ALL_BUCKETS)
+    left = store.ids(IdRows.NAMED)
     return 0 if left is None else left.count()
 
 

@@ -100,8 +100,8 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
 class EmptyTable:
     """A table of sealed buckets without any ids."""
 
-    def stored_ids(self, *_: object) -> None:
-        return None
+    def ids_before(self, *_: object) -> list[pa.Table]:
+        return []
 
 
 def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

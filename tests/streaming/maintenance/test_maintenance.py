@@ -432,7 +432,7 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
     run_until_idle(maintenance, FAN_IN - 1, delivered_ms)
     maintenance.close()
     assert table.store.id_partitions(IdRows.NAMED).keys() == {FAN_IN - 1}
-    names_left = table.store.stored_ids(IdRows.NAMED, ALL_BUCKETS)
+    names_left = table.store.ids(IdRows.NAMED)
     assert names_left is not None
     (left,) = names_left.select("name", "offset").collect()
     assert (bytes(left["name"]), left["offset"]) == (b"shared", 10 * (FAN_IN - 1))
