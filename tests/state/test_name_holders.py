@@ -7,13 +7,16 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state.buckets.parts import IdRows
+from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
 from state.message_ids import NO_IDS, Ids, ids_of
 from state.name_holders import HOLDER_SCHEMA, settled
+from tests.messages import ids_of_rows
 
 TOPIC = "delayline-in"
 # The rest is sealed in bucket 8, and nothing is delivered that is due at 1,000 or later.
@@ -38,11 +41,13 @@ def settle(*rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_ID
     in_order = sorted(rows, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
     batches = settled(ORIGIN, cancelled, overdue)(iter(table.to_batches(max_chunksize=at_once)))
-    out = [row for batch in batches for row in batch.to_pylist()]
-    assert all(row["bucket"] == LEFT_IN for row in out)
-    names = [row for row in out if row["part"] == IdRows.NAMED.partition(LEFT_IN)]
-    gone = [row for row in out if row["part"] == IdRows.CANCELLED.partition(LEFT_IN)]
-    assert len(names) + len(gone) == len(out)
+    out = pa.Table.from_batches(batches, STORED_SCHEMA)
+    names, gone = (
+        ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()
+        for kind in (IdRows.NAMED, IdRows.CANCELLED)
+    )
+    assert all(row["bucket"] == LEFT_IN for row in (*names, *gone))
+    assert len(names) + len(gone) == ids_of_rows(out).num_rows
     assert all(row["deliver_at_ms"] == row["max_deliver_at_ms"] for row in gone)
     return (
         {row["name"].decode(): (row["offset"], row["max_deliver_at_ms"]) for row in names},
