@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ class Version:
 
 
 def installed(commit: str, folder: Path) -> Version:
-    """Install an earlier version in an environment that has the packages of this one, and jars of its own."""
+    """Install an earlier version, with its own Spark and jars, in an environment that has our other packages."""
     if spark_line() != _ITS_SPARK:
         pytest.skip(f"an earlier version runs with Spark {_ITS_SPARK} alone")
     git = shutil.which("git")
@@ -53,14 +54,24 @@ def installed(commit: str, folder: Path) -> Version:
     code.mkdir(parents=True)
     archive = subprocess.run([git, "-C", _REPOSITORY, "archive", commit], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", code], input=archive, check=True)
+    packages, has_our_spark = folder / "packages", not (pins := _other_pins(code))
+    if pins:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *pins]
+        subprocess.run(pip, check=True)
     # Or else Python would take the packages in the working folder of the tests.
-    version = Version(new_environment(folder / "environment", code), {"PYTHONSAFEPATH": "1"})
-    subprocess.run(
-        [version.python, "-m", "streaming.cli", "jars"],
-        env={**os.environ, **version.environment, "DELAYLINE_JARS__FOLDER": str(jars_folder("spark").parent)},
-        check=True,
-    )
+    version = Version(new_environment(folder / "environment", code, packages), {"PYTHONSAFEPATH": "1"})
+    ours = {"DELAYLINE_JARS__FOLDER": str(jars_folder("spark").parent)} if has_our_spark else {}
+    environment = {**os.environ, **version.environment, **ours}
+    subprocess.run([version.python, "-m", "streaming.cli", "jars"], env=environment, check=True)
     return version
+
+
+def _other_pins(code: Path) -> list[str]:
+    """Return the pins of Spark and Delta in a checkout that are not what is installed here."""
+    pins = (line.partition("#")[0].strip() for line in (code / "constraints.txt").read_text().splitlines())
+    of_spark = [pin for pin in pins if pin.partition("==")[0] in ("pyspark", "delta-spark")]
+    assert len(of_spark) == 2, "the versions that were run together"
+    return [pin for pin in of_spark if metadata.version(pin.partition("==")[0]) != pin.partition("==")[2]]
 
 
 def run_on(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
