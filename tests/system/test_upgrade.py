@@ -23,7 +23,7 @@ from tests.system.service import Service
 
 _REPOSITORY = Path(__file__).parent.parent.parent
 # A version that reads what this one has written; and one before some settings of batches that this one records.
-_BEFORE, _LONG_BEFORE = "762853c", "8a487f7"
+_BEFORE, _LONG_BEFORE = "a465f8b", "8a487f7"
 _ITS_SPARK = "4.0"
 _DELIVERED = 100
 
@@ -85,6 +85,7 @@ def run_on(service: Service, ledger: Ledger, application: Application, seed: int
 
 @pytest.mark.thorough
 @pytest.mark.takes(120)
+@pytest.mark.xdist_group("Ivy's cache, which takes one process at a time")
 @pytest.mark.parametrize(("commit", "goes_back"), [(_BEFORE, True), (_LONG_BEFORE, False)])
 def test_a_newer_version_goes_on_where_an_older_one_was_stopped(
     application: Application, make_service: MakeService, tmp_path: Path, commit: str, goes_back: bool
