@@ -85,7 +85,8 @@ def run_on(service: Service, ledger: Ledger, application: Application, seed: int
 
 @pytest.mark.thorough
 @pytest.mark.takes(120)
-@pytest.mark.xdist_group("Ivy's cache, which takes one process at a time")
+# Both fetch jars, and Ivy's cache takes one process at a time.
+@pytest.mark.xdist_group("ivy")
 @pytest.mark.parametrize(("commit", "goes_back"), [(_BEFORE, True), (_LONG_BEFORE, False)])
 def test_a_newer_version_goes_on_where_an_older_one_was_stopped(
     application: Application, make_service: MakeService, tmp_path: Path, commit: str, goes_back: bool
