@@ -332,8 +332,7 @@ class BucketTable:
 
         Those that batches after the one of `until_bucket` cancelled are left out. Now, or at `version`.
         """
-        # Most tables have none, and to know that takes no Spark job.
-        if not _delta_partitions(self._all(version).where(IdRows.CANCELLED.condition)):
+        if not self._has_ids(IdRows.CANCELLED, version):
             return NONE_CANCELLED
         due = f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms} AND deliver_at_ms > {NEVER_MS}"
         rows = self._ids(IdRows.CANCELLED, until_bucket, due, version)
@@ -341,8 +340,7 @@ class BucketTable:
 
     def ids(self, kind: IdRows) -> DataFrame | None:
         """Return the ids of a `kind` (`ID_ROW_SCHEMA`). None if there are none."""
-        # Most tables have none, and to know that takes no Spark job.
-        if not _delta_partitions(self._all().where(kind.condition)):
+        if not self._has_ids(kind):
             return None
         return self._ids(kind, ALL_BUCKETS)
 
@@ -351,20 +349,20 @@ class BucketTable:
 
         They are never all in memory.
         """
-        rows = self._all().where(kind.condition)
-        if not _delta_partitions(rows):
+        if not self._has_ids(kind):
             return
 
         def before(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for ids in unpacked_ids(batches):
                 yield ids.filter(pc.less(ids.column("bucket"), bucket))
 
+        rows = self._all().where(kind.condition).where(f"bucket < {bucket}")
         # Not as rows of the JVM: there may be millions.
-        yield from unpacked(packed(self._stored_ids(rows.where(f"bucket < {bucket}")), before).toLocalIterator())
+        yield from unpacked(packed(self._stored_ids(rows), before).toLocalIterator())
 
     def id_partitions(self, kind: IdRows) -> dict[int, int]:
         """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""
-        if not _delta_partitions(self._all().where(kind.condition)):
+        if not self._has_ids(kind):
             return {}
         files = DataFrame(self._log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
         sizes = files.selectExpr("partitionValues['part'] AS part", "size").where(kind.condition)
@@ -508,6 +506,10 @@ class BucketTable:
             # Delta refuses, and does not skip, a write that began before the later merge was committed.
             if merge_version is None or not is_concurrent(problem):
                 raise
+
+    def _has_ids(self, kind: IdRows, version: int | None = None) -> bool:
+        # Most tables have none, and to know that takes no Spark job.
+        return bool(_delta_partitions(self._all(version).where(kind.condition)))
 
     def _ids(self, kind: IdRows, until_bucket: int, where: str = "true", version: int | None = None) -> DataFrame:
         """Return the ids of a `kind` (`ID_ROW_SCHEMA`) that batches up to that of `until_bucket` have stored.

@@ -74,6 +74,14 @@ def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
     return found
 
 
+def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt.NDArray[np.bool_]:
+    """Return which offsets are below the bound of their input partition; none is where there is no bound."""
+    own = np.zeros(messages.num_rows, dtype=np.int64)
+    for source, rows in by_source(messages):
+        own[rows] = bounds.get(source, 0)
+    return np.asarray(messages.column("offset").to_numpy() < own)
+
+
 def are_in(ascending: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which of `numbers` are among those in `ascending`, of which there is one at least."""
     at = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, by_source, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, by_source, is_below, rows_among, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -88,11 +88,8 @@ class Forgettable:
 
     def among(self, ids: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which of some ids (`state.buckets.id_rows.ID_ROW_SCHEMA`) are."""
-        dues, buckets, offsets = (ids.column(name).to_numpy() for name in ("max_deliver_at_ms", "bucket", "offset"))
-        old_below = np.zeros(ids.num_rows, dtype=np.int64)
-        for source, rows in by_source(ids):
-            old_below[rows] = self.old_below.get(source, 0)
-        return np.asarray((dues < self.due_before_ms) & (buckets < self.bucket) & (offsets < old_below))
+        dues, buckets = (ids.column(name).to_numpy() for name in ("max_deliver_at_ms", "bucket"))
+        return np.asarray((dues < self.due_before_ms) & (buckets < self.bucket) & is_below(ids, self.old_below))
 
 
 NOTHING_FORGETTABLE = Forgettable(0, 0, {})

@@ -69,12 +69,12 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
-from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, is_below, united
 from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
-from streaming.job.outcomes import Mask, Outcomes, is_below
+from streaming.job.outcomes import Mask, Outcomes
 from streaming.job.recalled import RecalledMessages
 from streaming.job.sealed_ids import SealedIds
 from streaming.job.stored_ids import StoredIds

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets
-from state.message_ids import NO_IDS, Ids, among, by_source, ids_in, places_in, table_of
+from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, table_of
 
 # Open: not known yet. Unsure: handed over, and an answer is lost that may have said that it is cancelled. Old: its
 # record is deleted, or so old that nobody may know whether it was cancelled.
@@ -72,11 +72,3 @@ class Outcomes:
 def by_partition(offsets: Offsets) -> dict[tuple[str, int], int]:
     """Return `offsets` by topic and number of the partition."""
     return {(topic, int(number)): offset for topic, own in offsets.items() for number, offset in own.items()}
-
-
-def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> Mask:
-    """Return which offsets are below the bound of their input partition; none is where there is no bound."""
-    own = np.zeros(messages.num_rows, dtype=np.int64)
-    for source, rows in by_source(messages):
-        own[rows] = bounds.get(source, 0)
-    return np.asarray(messages.column("offset").to_numpy() < own)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, id_rows, joined_ids
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import CHUNK_MESSAGES, STORED_SCHEMA
-from state.order import ORDER
+from state.order import ORDER, in_order
 from tests.messages import ids_of_rows, stored_one_by_one
 
 Row = tuple[int, int, int]
@@ -35,11 +35,6 @@ def stored(rows: Iterable[Row], bucket: int = 1) -> pa.Table:
     table = ids(rows, bucket)
     columns = {name: table.column(name) for name in table.column_names if name != "bucket"}
     return id_rows(IdRows.CANCELLED, bucket, columns)
-
-
-def in_order(table: pa.Table) -> pa.Table:
-    """Return a table in the order in which tasks get it."""
-    return table.sort_by([(name, "ascending") for name in ORDER])
 
 
 def test_ids_take_a_row_for_as_many_as_a_chunk_has_with_the_bounds_of_their_due_times() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from state.buckets.cancelled import in_no_bucket
-from state.message_ids import ID_SCHEMA, each_of, ids_of
+from state.message_ids import ID_SCHEMA, each_of, ids_of, is_below
 from streaming.job.outcomes import (
     CANCELLED,
     HANDED_OVER,
@@ -17,7 +17,6 @@ from streaming.job.outcomes import (
     Mask,
     Outcomes,
     by_partition,
-    is_below,
 )
 
 ENDS = {"in": {"0": 10, "1": 5}}
