@@ -51,7 +51,7 @@ class Recovered:
     - `abandoned`: the Delta partitions that merges have left, and nothing needs.
     - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
     - `merge_token`: for the merges of this process.
-    - `delivered_before_ms`: the last committed cutoff, epoch ms.
+    - `handed_over_before_ms`: the last committed cutoff, epoch ms.
     - `overdue`: the segments with messages below that cutoff that the checkpoint's first batch must deliver.
     """
 
@@ -64,7 +64,7 @@ class Recovered:
     abandoned: set[str]
     id_rows: dict[IdRows, dict[int, int]]
     merge_token: int
-    delivered_before_ms: int
+    handed_over_before_ms: int
     overdue: list[Segment]
 
 

@@ -66,14 +66,14 @@ class BatchRunner:
         self._window = PrefetchWindow(
             state.store,
             state.catalog,
-            state.delivered_before_ms,
+            state.handed_over_before_ms,
             state.overdue,
             settings.window.ahead,
             settings.window.max_bytes,
             settings.bucket.shards,
             settings.results_topic,
         )
-        self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.delivered_before_ms)
+        self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.handed_over_before_ms)
         self._admission = Admission(state.checkpoint, state.store, settings)
         self._maintenance = Maintenance(
             state.store,

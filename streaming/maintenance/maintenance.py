@@ -120,10 +120,10 @@ class Maintenance:
         if count:
             self._id_rows[kind][bucket] = count * _ROW_BYTES[kind]
 
-    def before_batch(self, last_bucket: int, delivered_before_ms: int) -> None:
+    def before_batch(self, last_bucket: int, handed_over_before_ms: int) -> None:
         """Take over the results of steps that have ended, and start the next steps that are due.
 
-        `last_bucket` and `delivered_before_ms` are the bucket number and the cutoff of the batch before, which is
+        `last_bucket` and `handed_over_before_ms` are the bucket number and the cutoff of the batch before, which is
         committed: everything due before that cutoff is delivered for good. The batch that begins may be replayed, and
         must then find all that it reads now. Raises the error of a step that failed, which fails this batch.
         """
@@ -133,17 +133,17 @@ class Maintenance:
         for merge in self._merging.take_finished():
             self._adopt(merge)
         for merge in self._merging.take_sliced():
-            merge.check(delivered_before_ms)
+            merge.check(handed_over_before_ms)
             self._finished += 1
             self._catalog.announce(merge.replaced, merge.merged)
             self._merging.finish(merge)
         if self._unplanned:
             self._plan_merges(last_bucket)
-        self._merging.go_on(last_bucket, delivered_before_ms)
-        if self._step is None and (step := self._due_step(last_bucket, delivered_before_ms)):
+        self._merging.go_on(last_bucket, handed_over_before_ms)
+        if self._step is None and (step := self._due_step(last_bucket, handed_over_before_ms)):
             self._step = self._worker.submit(step)
 
-    def catch_up(self, last_bucket: int, delivered_before_ms: int, timeout_s: float) -> float:
+    def catch_up(self, last_bucket: int, handed_over_before_ms: int, timeout_s: float) -> float:
         """Wait until merges are not far behind, at the longest for `timeout_s` seconds, and return the seconds waited.
 
         A batch that takes a flood in can seal faster than one thread merges. Then it must slow down, since each bucket
@@ -154,7 +154,7 @@ class Maintenance:
         begun = time.monotonic()
         while (left_s := begun + timeout_s - time.monotonic()) > 0 and not self._woken.is_set():
             self._merging.wait(min(left_s, _LOOK_EVERY_S))
-            self.before_batch(last_bucket, delivered_before_ms)
+            self.before_batch(last_bucket, handed_over_before_ms)
             if not (self._merging.busy and self._far_behind()):
                 break
         return time.monotonic() - begun
@@ -200,19 +200,19 @@ class Maintenance:
             last_ms = max(self._parts.get(segment.part, 0), segment.max_deliver_at_ms)
             self._parts[segment.part] = last_ms
 
-    def _due_step(self, last_bucket: int, delivered_before_ms: int) -> Callable[[], _Outcome] | None:
+    def _due_step(self, last_bucket: int, handed_over_before_ms: int) -> Callable[[], _Outcome] | None:
         """Return the step that is due next, other than of a merge, if there is one."""
         now = self._now()
         if self._leftovers.due(now):
             self._leftovers.vacuumed(now)
             return self._vacuum
-        if now >= self._next_delete and (delivered := self._delivered(delivered_before_ms)):
+        if now >= self._next_delete and (delivered := self._delivered(handed_over_before_ms)):
             self._next_delete = now + _DELETE_EVERY_S
             return lambda: self._clean(delivered)
         if now >= self._next_log:
             self._next_log = now + _CLEAN_LOG_EVERY_S
             return self._clean_log
-        forget_before_ms = delivered_before_ms - _IDS_KEPT_MS
+        forget_before_ms = handed_over_before_ms - _IDS_KEPT_MS
         cancelled = sorted(number for number in self._id_rows[IdRows.CANCELLED] if number <= last_bucket)
         if now >= self._next_forget and cancelled:
             self._next_forget = now + _FORGET_EVERY_S / len(cancelled)
@@ -233,12 +233,14 @@ class Maintenance:
         self._store.clean_log()
         return lambda: None
 
-    def _delivered(self, delivered_before_ms: int) -> set[str]:
+    def _delivered(self, handed_over_before_ms: int) -> set[str]:
         """Return the Delta partitions that nothing needs any more, and forget their parts."""
         # A merge removes what it replaces when it is finished. Until then its slices read that: in Delta, what a commit
         # has read and another one has deleted meanwhile is a conflict, and fails it.
         merging = {segment.part for merge in self._merges for segment in merge.replaced}
-        gone = [part for part, last_ms in self._parts.items() if last_ms < delivered_before_ms and part not in merging]
+        gone = [
+            part for part, last_ms in self._parts.items() if last_ms < handed_over_before_ms and part not in merging
+        ]
         for part in gone:
             del self._parts[part]
         partitions = {chunks_of(part) for part in gone} | {metadata_of(part) for part in gone} | self._abandoned

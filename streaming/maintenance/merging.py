@@ -33,7 +33,7 @@ class Merging:
         # Guards all below.
         self._lock = threading.Lock()
         # Of the last committed batch.
-        self._last_bucket, self._delivered_before_ms = 0, 0
+        self._last_bucket, self._handed_over_before_ms = 0, 0
         # With slices left, and none of them being merged.
         self._open: list[Merge] = []
         # With all slices merged.
@@ -73,14 +73,14 @@ class Merging:
             finished, self._finished = self._finished, []
         return finished
 
-    def go_on(self, last_bucket: int, delivered_before_ms: int) -> None:
+    def go_on(self, last_bucket: int, handed_over_before_ms: int) -> None:
         """Let the threads work on what there is.
 
-        `last_bucket` and `delivered_before_ms` are the bucket number and the cutoff of the last committed batch: slices
-        leave out what is cancelled up to that bucket, and what is due before that cutoff.
+        `last_bucket` and `handed_over_before_ms` are the bucket number and the cutoff of the last committed batch:
+        slices leave out what is cancelled up to that bucket, and what is due before that cutoff.
         """
         with self._lock:
-            self._last_bucket, self._delivered_before_ms = last_bucket, delivered_before_ms
+            self._last_bucket, self._handed_over_before_ms = last_bucket, handed_over_before_ms
             work = len(self._open) + len(self._to_finish)
         idle = self._threads - sum(not future.done() for future in self._working)
         for _ in range(min(work, idle)):
@@ -127,7 +127,7 @@ class Merging:
             while self._open:
                 merge = min(self._open, key=lambda merge: merge.left)
                 self._open.remove(merge)
-                within = merge.next_slice(self._delivered_before_ms)
+                within = merge.next_slice(self._handed_over_before_ms)
                 if within is not None:
                     last_bucket = self._last_bucket
                     return lambda: self._slice(merge, within, last_bucket)

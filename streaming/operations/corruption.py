@@ -49,9 +49,9 @@ class CorruptSegment:
     described: Segment | None
     readable: int
 
-    def waits(self, delivered_before_ms: int) -> bool:
-        """Return whether any of its messages may still wait; those due before `delivered_before_ms` are delivered."""
-        return self.described is None or self.described.max_deliver_at_ms >= delivered_before_ms
+    def waits(self, handed_over_before_ms: int) -> bool:
+        """Return whether any of its messages may still wait; those due before `handed_over_before_ms` are delivered."""
+        return self.described is None or self.described.max_deliver_at_ms >= handed_over_before_ms
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Corruption:
     segments: list[CorruptSegment]
 
 
-def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
+def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
     """Read the whole table, and compare it with the table's log and the metadata.
 
     Leaves out segments that are delivered whole: their time partition may be deleted already. The session must have the
@@ -92,7 +92,7 @@ def find_corruption(store: BucketTable, delivered_before_ms: int) -> Corruption:
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)
     files = _corrupt_files(store, readable_rows)
-    return Corruption(files, [segment for segment in corrupt if segment.waits(delivered_before_ms)])
+    return Corruption(files, [segment for segment in corrupt if segment.waits(handed_over_before_ms)])
 
 
 def _corrupt_files(store: BucketTable, readable_rows: Mapping[str, int]) -> list[CorruptFile]:

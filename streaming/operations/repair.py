@@ -86,11 +86,13 @@ def _check_report(report: Path) -> None:
 
 def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
     delivered = newest_checkpoint(read_markers(settings))
-    delivered_before_ms = delivered.whole_before_ms if delivered else 0
+    handed_over_before_ms = delivered.whole_before_ms if delivered else 0
     store.check_log()
     version = store.version()
-    corruption = find_corruption(store, delivered_before_ms)
-    ids = lost_ids(store, corruption, settings.index.precision_bits, delivered_before_ms) if corruption.segments else {}
+    corruption = find_corruption(store, handed_over_before_ms)
+    ids = (
+        lost_ids(store, corruption, settings.index.precision_bits, handed_over_before_ms) if corruption.segments else {}
+    )
     lost = list(_lost(settings, ids, delivered.origin.offsets if delivered else {}))
     result = Repair(
         store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)

@@ -39,18 +39,18 @@ def merge_of(buckets: dict[int, list[Segment]]) -> Merge:
     return Merge(MergeName(min(buckets), max(buckets), 1), buckets)
 
 
-def run(store: BucketTable, merge: Merge, delivered_before_ms: int = 0) -> Iterator[None]:
+def run(store: BucketTable, merge: Merge, handed_over_before_ms: int = 0) -> Iterator[None]:
     """Run a merge, and yield after each slice."""
-    while within := merge.next_slice(delivered_before_ms):
+    while within := merge.next_slice(handed_over_before_ms):
         merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
         yield
-    merge.check(delivered_before_ms)
+    merge.check(handed_over_before_ms)
     finish_merge(store, merge, next(_NUMBERS))
 
 
-def merged(store: BucketTable, buckets: dict[int, list[Segment]], delivered_before_ms: int = 0) -> list[Segment]:
+def merged(store: BucketTable, buckets: dict[int, list[Segment]], handed_over_before_ms: int = 0) -> list[Segment]:
     merge = merge_of(buckets)
-    list(run(store, merge, delivered_before_ms))
+    list(run(store, merge, handed_over_before_ms))
     return merge.merged
 
 
