@@ -21,7 +21,7 @@ from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import grown
 from benchmarks.waiting import say
 from benchmarks.watch import Watch
-from state.buckets.parts import marker_of, part_of
+from state.buckets.parts import has_part, marker_of, part_of
 
 RATE, SECONDS, SPREAD = 30_000, 3600.0, "366d"
 CASE = f"{RATE:,} messages/s"
@@ -99,7 +99,7 @@ def draw(outcome: Outcome) -> Any:
 def buckets_of(paths: Iterable[str]) -> set[str]:
     """Return the names of the live buckets that have live files: sealed ones, and merged ones by their markers."""
     partitions = {path.partition("/")[0].removeprefix("part=") for path in paths}
-    parts = {part for partition in partitions if (part := part_of(partition))}
+    parts = set(map(part_of, filter(has_part, partitions)))
     return {name for part in parts if (name := marker_of(part) or part) == part or name in partitions}
 
 
@@ -153,5 +153,7 @@ class TableWatch(Watch):
             self._seen = version
             for action in map(json.loads, commit.read_text().splitlines()):
                 if "add" in action:
-                    part = part_of(action["add"]["partitionValues"]["part"])
-                    self._written[bool(part and marker_of(part))] += action["add"]["size"]
+                    partition = action["add"]["partitionValues"]["part"]
+                    self._written[has_part(partition) and marker_of(part_of(partition)) is not None] += action["add"][
+                        "size"
+                    ]

@@ -23,7 +23,7 @@ from conf.java.spark_line import spark_line
 from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
 from state.buckets.cancelled import NEVER_MS, NONE_CANCELLED, CancelledIds, Forgettable
-from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, joined_ids, packed_ids, unpacked_ids
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, joined_ids, packed_ids, unpacked_ids
 from state.buckets.parts import (
     IS_MARKER,
     IS_METADATA,
@@ -55,7 +55,7 @@ _PROPERTIES = {
 }
 
 METADATA_COLUMNS = (
-    "part", "bucket", "shard", "segment", "time_partition", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
+    "part", "bucket", "shard", "segment", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
 _DUES = ("deliver_at_ms", "max_deliver_at_ms")
 # Parquet's compression: the chunks are compressed already.
@@ -104,10 +104,7 @@ class BucketTable:
         return DeltaTable.isDeltaTable(self.spark, self.path)
 
     def create(self, schema: StructType) -> None:
-        """Create the table if it does not exist. `schema` must have the column `part`.
-
-        A table that an earlier version has made gets the properties and the columns of this one.
-        """
+        """Create the table if it does not exist. `schema` must have the column `part`."""
         self._before_append()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("part")
@@ -119,10 +116,6 @@ class BucketTable:
         if changed:
             properties = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
             self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ({properties})")
-        known = set(self._all().columns)
-        if added := [field for field in schema if field.name not in known]:
-            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in added)
-            self.spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({columns})")
 
     def version(self) -> int:
         """Return the version of the table that this process saw last, including its own commits."""
@@ -237,8 +230,8 @@ class BucketTable:
         """Make the parts of the merged bucket `name` live, and remove the parts `replaced`, in one commit.
 
         Reads no row. `number` counts the finished merges of this process from 1, and no call may begin before that of
-        the number before has ended: Delta would take one of the two for that of an earlier process. Old parts must be
-        replaced all at once, since they share their metadata. Raises ApplicationHeld if another process has taken over.
+        the number before has ended: Delta would take one of the two for that of an earlier process. Raises
+        ApplicationHeld if another process has taken over.
         """
         parts = set(replaced)
         partitions = {name.live, *map(chunks_of, parts), *map(metadata_of, parts), *filter(None, map(marker_of, parts))}
@@ -311,7 +304,7 @@ class BucketTable:
         """
         partitions = _delta_partitions(self._all(version))
         of_metadata = filter(is_metadata, partitions)
-        return {each for each in of_metadata if marker_of(part_of(each) or "") in (None, *partitions)}
+        return {each for each in of_metadata if marker_of(part_of(each)) in (None, *partitions)}
 
     def index_entries_of(self, partitions: Iterable[str], version: int) -> Iterator[pa.Table]:
         """Yield the index entries in Delta partitions with metadata at `version`, as tables of `ENTRY_SCHEMA`.
@@ -461,7 +454,7 @@ class BucketTable:
         """Return all rows of the table, with the name of the row's file in the additional column `file`."""
         every = self._all()
         live = every.where(f"NOT {IS_MARKER}").where(is_live(_markers(every)))
-        return _with_name(live.select("*", F.col("_metadata.file_name").alias("file")))
+        return live.select("*", F.col("_metadata.file_name").alias("file"))
 
     def replace_partitions(self, partitions: Iterable[str], rows: DataFrame) -> None:
         """Replace all rows of Delta partitions by `rows`, in one commit and without reading the old rows.
@@ -524,7 +517,7 @@ class BucketTable:
         return self._stored_ids(rows).mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))
 
     def _stored_ids(self, rows: DataFrame) -> DataFrame:
-        return _with_name(rows).select(*STORED_IDS_SCHEMA.names)
+        return rows.select(*STORED_IDS)
 
     def _metadata(self, version: int | None) -> DataFrame:
         rows = self._all(version)
@@ -533,11 +526,6 @@ class BucketTable:
     def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
-
-
-def _with_name(rows: DataFrame) -> DataFrame:
-    """Return `rows` of the table with the column `name`, which an old table gains at a start of the job alone."""
-    return rows if "name" in rows.columns else rows.withColumn("name", F.lit(None).cast("binary"))
 
 
 def _newest(names: DataFrame) -> DataFrame:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from state.buckets.cancelled import CANCELLED_SCHEMA, CancelledIds
-from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, unpacked_ids
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, unpacked_ids
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA
@@ -81,16 +81,7 @@ def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
 
 def ids_of_rows(rows: pa.Table) -> pa.Table:
     """Return the ids (`ID_ROW_SCHEMA`) in rows of the bucket table."""
-    return pa.Table.from_batches(unpacked_ids(rows.select(STORED_IDS_SCHEMA.names).to_batches()), ID_ROW_SCHEMA)
-
-
-def stored_one_by_one(rows: pa.Table) -> pa.Table:
-    """Return rows of the bucket table that have ids, as earlier versions stored them: a row for each."""
-    ids = ids_of_rows(rows)
-    nothing = {field.name: pa.nulls(ids.num_rows, field.type) for field in rows.schema}
-    part = pa.repeat(rows.column("part")[0], ids.num_rows) if ids.num_rows else nothing["part"]
-    columns = nothing | {name: ids.column(name) for name in ids.column_names} | {"part": part}
-    return pa.table([columns[name] for name in rows.column_names], schema=rows.schema)
+    return pa.Table.from_batches(unpacked_ids(rows.select(STORED_IDS).to_batches()), ID_ROW_SCHEMA)
 
 
 def cancelled_in(bucket: int, offsets: Iterable[int]) -> CancelledIds:

@@ -12,7 +12,7 @@ from kafka.errors import AuthorizationError, TopicAlreadyExistsError, for_code
 from kafka.structs import TopicPartition
 
 from conf.errors import RightMissing, TopicMismatch, TopicMissing
-from conf.settings import INTERNAL_SUFFIXES, Settings
+from conf.settings import Settings
 from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected, topic_configs
 from sinks.topics.limits import dead_letter_limits
 from sinks.topics.record_protection import INPUT_PROTECTION, READY_MAX_BYTES, check_records
@@ -245,7 +245,7 @@ def _writable(settings: Settings, names: Collection[str]) -> list[str]:
     listed = (*written, *settings.topics.allowed_outputs)
     # A message sent to an input topic still has its delay header, and would loop forever.
     barred = {*settings.topics.input, *settings.own_topics}
-    return [name for name in names if name not in barred and is_listed(name, listed, INTERNAL_SUFFIXES)]
+    return [name for name in names if name not in barred and is_listed(name, listed)]
 
 
 def _names(admin: KafkaAdminClient) -> list[str]:

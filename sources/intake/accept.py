@@ -59,8 +59,6 @@ def accept(
         rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
         accepted = pa.concat_tables(tables).take(pa.array(rows))
     messages = accepted.select(MESSAGE_SCHEMA.names)
-    if not batch_settings.results:
-        return messages
     replaced = with_asks(messages, batch_settings, clock_ms)
     names = one_array(accepted.column(_NAME))
     if names.null_count == len(names):
@@ -84,21 +82,18 @@ def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
     """
     kinds = np.zeros(records.num_rows, dtype=np.int8)
     topics = records.column("topic")
-    # Settings that were recorded before names existed give their headers no meaning.
-    if batch_settings.results and batch_settings.policy.names:
-        for topic, names in batch_settings.presets.items():
-            own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
-            if len(own):
-                of_topic = records.take(pa.array(own))
-                by_key = cancels_by_key(of_topic, presets_named(names), batch_settings)
-                # A record with one of Delayline's own headers is a message, whatever a preset makes of it.
-                for header in (batch_settings.headers.deliver_at, batch_settings.headers.deliver_after,
-                               batch_settings.headers.delay_level):  # fmt: skip
-                    by_key &= ~has_header(of_topic, header)
-                kinds[own[by_key]] = _Kind.ASKS_BY_NAME.value
-        kinds[has_header(records, CANCEL_NAME_HEADER)] = _Kind.ASKS_BY_NAME.value
-    if batch_settings.results:
-        kinds[has_header(records, CANCEL_HEADER)] = _Kind.ASKS.value
+    for topic, names in batch_settings.presets.items():
+        own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
+        if len(own):
+            of_topic = records.take(pa.array(own))
+            by_key = cancels_by_key(of_topic, presets_named(names), batch_settings)
+            # A record with one of Delayline's own headers is a message, whatever a preset makes of it.
+            for header in (batch_settings.headers.deliver_at, batch_settings.headers.deliver_after,
+                           batch_settings.headers.delay_level):  # fmt: skip
+                by_key &= ~has_header(of_topic, header)
+            kinds[own[by_key]] = _Kind.ASKS_BY_NAME.value
+    kinds[has_header(records, CANCEL_NAME_HEADER)] = _Kind.ASKS_BY_NAME.value
+    kinds[has_header(records, CANCEL_HEADER)] = _Kind.ASKS.value
     groups = [(np.flatnonzero(kinds == _Kind.ASKS.value), _Kind.ASKS)]
     apart = batch_settings.presets or batch_settings.policies
     for kind in (_Kind.MESSAGES, _Kind.ASKS_BY_NAME):
@@ -140,8 +135,7 @@ def _accepted(
         else:
             by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
             has_names = policy.names != OFF or any(preset.named for preset in presets)
-            if batch_settings.cancel_has_version:
-                check_cancels(presets, headers, by_key, rejections)
+            check_cancels(presets, headers, by_key, rejections)
             asked = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
             terms, asked = cancel_terms(topic, asked), ask_keys(records.column("topic"), asked)
     else:
@@ -150,14 +144,12 @@ def _accepted(
             check_expiry(headers, policy.expiry_header, deliver_at, rejections)
         refuse_waiting(records, deliver_at, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
-        if batch_settings.results:
-            check_replacements(headers, records, rejections)
-            given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
+        check_replacements(headers, records, rejections)
+        given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
         counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
         envelope.check_partitions(counts, rejections)
     carried, stubs = _check_sizes(records, envelope.growth(records), batch_settings, rejections)
-    if batch_settings.marks_whole:
-        carried = with_marks(carried, np.setdiff1d(np.array(list(rejections.errors), np.int64), stubs))
+    carried = with_marks(carried, np.setdiff1d(np.array(list(rejections.errors), np.int64), stubs))
     keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)

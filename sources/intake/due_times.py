@@ -21,6 +21,8 @@ from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 # Values of a header that asks for more than one delivery, if it asks for none.
 _ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
 _ZERO_OR_LESS = r'^\s*"?\s*(0+|-[0-9]+)\s*"?\s*$'
+# In April 1970. Timestamps in seconds are below it from 1973 to the year 2286.
+_LEAST_TIMESTAMP_MS = 10**10
 # How far a publisher's clock may be ahead of the job's.
 _MOST_SKEW_MS = 24 * 60 * 60 * 1000
 
@@ -145,7 +147,7 @@ class _Rules:
         since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
         delays = parsed - since if is_instant else parsed
         if not is_instant:
-            no_stamp = timestamps[rows] < self.batch_settings.least_timestamp_ms
+            no_stamp = timestamps[rows] < _LEAST_TIMESTAMP_MS
             rejections.reject(
                 rows[no_stamp],
                 BadTimestamp(

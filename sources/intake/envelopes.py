@@ -49,11 +49,10 @@ def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings:
         if preset.cancels_by_null_value:
             # The reader leaves out a large value, but never its length.
             is_null = np.array(pc.is_null(records.column("value_bytes")))
-            if batch_settings.null_value_alone:
-                headers = headers or flatten(one_array(records.column("headers")))
-                # Not the preset's own: the scheduler's tombstones have all headers of their schedules.
-                names = _delivery_headers(batch_settings.headers, [each for each in presets if each != preset])
-                is_null[headers.rows[np.asarray(pc.is_in(headers.keys, pa.array(names, pa.string())))]] = False
+            headers = headers or flatten(one_array(records.column("headers")))
+            # Not the preset's own: the scheduler's tombstones have all headers of their schedules.
+            names = _delivery_headers(batch_settings.headers, [each for each in presets if each != preset])
+            is_null[headers.rows[np.asarray(pc.is_in(headers.keys, pa.array(names, pa.string())))]] = False
             cancels |= is_null
         if preset.cancel_header:
             headers = headers or flatten(one_array(records.column("headers")))

@@ -40,7 +40,7 @@ class Grouping:
         """Yield key and messages of each group that takes some of `messages`, and how many fillers go with them."""
         settings = self._batch.settings
         for shard, own in by_shard(messages, settings.shards):
-            ends = self._bytes.get(shard, 0) + np.cumsum(row_bytes(own, settings.header_bytes))
+            ends = self._bytes.get(shard, 0) + np.cumsum(row_bytes(own))
             self._bytes[shard] = int(ends[-1])
             numbers = np.where(ends <= self._own_bytes, -1, (ends - self._own_bytes) // self._overflow_bytes)
             bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(ends)]

@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 def gives_names(batch_settings: BatchSettings) -> bool:
     """Return whether messages of any input topic may have names."""
     policies = (batch_settings.policy, *batch_settings.policies.values())
-    if any(policy.names not in ("", OFF) for policy in policies):
+    if any(policy.names != OFF for policy in policies):
         return True
     return any(map(name_messages, batch_settings.presets.values()))
 

@@ -1,8 +1,7 @@
 """How the ids of messages that were cancelled, or have a name, are stored: in chunks, as rows of the bucket table.
 
 A row for each id would cost the JVM more than all else that is done for the id. So a row has a chunk of them, with the
-bounds of their due times. Tables of earlier versions have such rows too, one for each id and without a chunk, until
-these are joined with others.
+bounds of their due times.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from state.buckets.parts import IdRows
 from state.buckets.table_rows import CHUNK_MESSAGES, STORED_SCHEMA, ArrowFunction
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
-from state.order import OrderKey, in_order, key_of, keys_of
+from state.order import ORDER, OrderKey, in_order, key_of, keys_of
 
 # An id, with what is stored of it. `deliver_at_ms` is negative for what no window may take.
 ID_ROW_SCHEMA = pa.schema(
@@ -33,8 +32,8 @@ ID_ROW_SCHEMA = pa.schema(
         pa.field("name", pa.binary()),
     ]
 )
-# A row of the table, with the columns that ids have in it: one of them, or a chunk.
-STORED_IDS_SCHEMA = ID_ROW_SCHEMA.append(pa.field("chunk", pa.binary()))
+# The columns of the table's rows that have ids: the order key of the first, and the chunk.
+STORED_IDS = (*ORDER, "chunk")
 
 
 def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
@@ -73,16 +72,17 @@ def packed_ids(kind: IdRows, bucket: int) -> ArrowFunction:
 
 
 def unpacked_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn rows of `STORED_IDS_SCHEMA` into ids (`ID_ROW_SCHEMA`): for `mapInArrow`."""
+    """Turn rows with the columns `STORED_IDS` into ids (`ID_ROW_SCHEMA`): for `mapInArrow`."""
     for batch in batches:
         for _, ids in _unpacked(batch):
             yield from ids.to_batches()
 
 
 def joined_ids(kind: IdRows, bucket: int, is_kept: Callable[[pa.Table], npt.NDArray[np.bool_]]) -> ArrowFunction:
-    """Return the `mapInArrow` function that joins rows of `STORED_IDS_SCHEMA`, which are in order, in one partition.
+    """Return the `mapInArrow` function that joins rows with the columns `STORED_IDS`, which are in order.
 
-    `is_kept` says which of some ids (`ID_ROW_SCHEMA`) stay. All rows are in one task, and few chunks in its memory.
+    The joined rows belong to the Delta partition of `bucket`. `is_kept` says which of some ids (`ID_ROW_SCHEMA`) stay.
+    All rows are in one task, and few chunks in its memory.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,20 +94,9 @@ def joined_ids(kind: IdRows, bucket: int, is_kept: Callable[[pa.Table], npt.NDAr
 
 
 def _unpacked(rows: pa.RecordBatch) -> Iterator[tuple[OrderKey, pa.Table]]:
-    """Yield the ids in rows of `STORED_IDS_SCHEMA`, with the key of the first: one chunk after the other."""
-    chunks, keys = rows.column("chunk"), keys_of(rows)
-    single = pa.Table.from_batches([rows]).select(ID_ROW_SCHEMA.names).cast(ID_ROW_SCHEMA)
-    at = 0
-    while at < rows.num_rows:
-        if chunks[at].is_valid:
-            yield keys[at], decode_chunk(chunks[at].as_py())
-            at += 1
-            continue
-        end = at + 1
-        while end < rows.num_rows and not chunks[end].is_valid:
-            end += 1
-        yield keys[at], single.slice(at, end - at)
-        at = end
+    """Yield the ids in rows with the columns `STORED_IDS`, with the key of the first: one chunk after the other."""
+    for key, chunk in zip(keys_of(rows), rows.column("chunk"), strict=True):
+        yield key, decode_chunk(chunk.as_py())
 
 
 def _pieces(ids: pa.Table) -> Iterator[pa.Table]:

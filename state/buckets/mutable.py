@@ -56,7 +56,7 @@ def advance(
     due, rest = _split([waiting, *arrivals], cutoff_ms, batch_settings.results)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
-        keep = _rows_to_keep(rest, cutoff_ms, batch_settings)
+        keep = _rows_to_keep(rest, batch_settings)
     sealed, kept = rest.slice(keep), rest.slice(0, keep)
     if apart:
         passed = pass_by(apart, cutoff_ms, batch_settings.results)
@@ -115,20 +115,15 @@ def _split(tables: list[pa.Table], cutoff_ms: int, results: str) -> tuple[pa.Tab
     return due, rest
 
 
-def _rows_to_keep(rest: pa.Table, cutoff_ms: int, batch_settings: BatchSettings) -> int:
+def _rows_to_keep(rest: pa.Table, batch_settings: BatchSettings) -> int:
     """Return how many rows stay: those due first, up to a quarter of each threshold.
 
     With the rest of it free, the next batches need not seal again. The nearest messages stay even if they are far away:
     so what is sealed is due after the kept ones, and thus seldom within what the prefetch window has loaded already.
-    (Batches of earlier versions kept up to half, and only messages that were due within `near_ms`.)
     """
-    share = 4 if batch_settings.near_ms is None else 2
-    by_count = batch_settings.bucket_max_messages // share
-    by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // share) // max(1, rest.nbytes)
+    by_count = batch_settings.bucket_max_messages // 4
+    by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 4) // max(1, rest.nbytes)
     keep: int = min(by_count, by_bytes)
-    if batch_settings.near_ms is not None:
-        near = pc.less(rest.column("deliver_at_ms"), cutoff_ms + batch_settings.near_ms)
-        keep = min(keep, pc.sum(near).as_py() or 0)
     # `by_bytes` assumes messages of equal size, but the near ones can be the large ones.
     while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2

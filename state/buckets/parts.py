@@ -4,29 +4,23 @@ A bucket that a batch seals is one part. A merged bucket has a part for each sli
 one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.
 
 In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
-are separate Delta partitions, and so is the marker of a merged bucket. Tables written before merges worked in slices
-have other names: all metadata is in one Delta partition, and chunks lie by range of due time. The ids of messages that
-were cancelled, or have a name, are in Delta partitions of their own (`IdRows`), one for each batch until these are
-joined.
+are separate Delta partitions, and so is the marker of a merged bucket. The ids of messages that were
+cancelled, or have a name, are in Delta partitions of their own (`IdRows`), one for each batch until these are joined.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 _CHUNKS, _METADATA, _LIVE = "chunks-", "metadata-", "live-"
-# Of tables written before merges worked in slices.
-OLD_METADATA = "metadata"
 # The name of a merged bucket, and the number of its part.
 _MERGED = "[0-9]{12}-[0-9]{12}-[0-9]{12}-"
 _NAME_LENGTH = 38
-_OLD_CHUNKS = re.compile(r"\d{15,}-(\d{15,})", re.ASCII)
 
 # SQL conditions that Delta decides by partition alone: whether a row of the table is metadata, or a marker.
-IS_METADATA = f"(part = '{OLD_METADATA}' OR part LIKE '{_METADATA}%')"
+IS_METADATA = f"part LIKE '{_METADATA}%'"
 IS_MARKER = f"part LIKE '{_LIVE}%'"
 
 
@@ -92,41 +86,35 @@ def sealed_part(bucket: int) -> str:
 
 def chunks_of(part: str) -> str:
     """Return the Delta partition that has the chunks of a part."""
-    return part if is_old(part) else _CHUNKS + part
+    return _CHUNKS + part
 
 
 def metadata_of(part: str) -> str:
     """Return the Delta partition that has the metadata of a part."""
-    return OLD_METADATA if is_old(part) else _METADATA + part
+    return _METADATA + part
 
 
-def part_of(delta_partition: str) -> str | None:
-    """Return the part whose chunks or metadata a Delta partition has; None for markers and for old metadata."""
-    for prefix in (_CHUNKS, _METADATA):
-        if delta_partition.startswith(prefix):
-            return delta_partition.removeprefix(prefix)
-    return delta_partition if is_old(delta_partition) else None
+def has_part(delta_partition: str) -> bool:
+    """Return whether a Delta partition has the chunks or the metadata of a part."""
+    return delta_partition.startswith((_CHUNKS, _METADATA))
+
+
+def part_of(delta_partition: str) -> str:
+    """Return the part whose chunks or metadata a Delta partition has. Raises ValueError for any other partition."""
+    if not has_part(delta_partition):
+        raise ValueError(f"{delta_partition!r} has neither chunks nor metadata")
+    return delta_partition.removeprefix(_CHUNKS).removeprefix(_METADATA)
 
 
 def is_metadata(delta_partition: str) -> bool:
     """Return whether a Delta partition has metadata."""
-    return delta_partition == OLD_METADATA or delta_partition.startswith(_METADATA)
-
-
-def is_old(part: str) -> bool:
-    """Return whether a part's chunks share their Delta partition with those of other buckets."""
-    return _OLD_CHUNKS.fullmatch(part) is not None
-
-
-def old_end_ms(part: str) -> int:
-    """Return the instant, epoch ms, before which all messages of an old Delta partition of chunks are due."""
-    return int(part.split("-")[1])
+    return delta_partition.startswith(_METADATA)
 
 
 def marker_of(part: str) -> str | None:
     """Return the Delta partition of the marker without which a part is not live; None if it needs none."""
     name = part.rpartition("-")[0]
-    return _LIVE + name if name and not is_old(part) else None
+    return _LIVE + name if name else None
 
 
 def is_live(markers: Iterable[str]) -> str:
@@ -149,6 +137,6 @@ def abandoned(delta_partitions: Iterable[str]) -> set[str]:
     A merged bucket without a part is a marker alone.
     """
     partitions = set(delta_partitions)
-    markers = {partition: marker_of(part) for partition in partitions if (part := part_of(partition))}
+    markers = {partition: marker_of(part_of(partition)) for partition in partitions if has_part(partition)}
     unfinished = {partition for partition, marker in markers.items() if marker and marker not in partitions}
     return unfinished | {each for each in partitions if each.startswith(_LIVE)} - set(markers.values())

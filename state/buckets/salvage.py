@@ -66,8 +66,7 @@ def salvaged(precision_bits: int) -> ArrowFunction:
             chunks = list(own)
             messages = _messages(chunks)
             if messages is not None:
-                part = chunks[0]["part"]
-                segment = segment_of(messages, bucket, shard, number, part_of(part) or part)
+                segment = segment_of(messages, bucket, shard, number, part_of(chunks[0]["part"]))
                 yield from segment_rows(segment, messages, precision_bits)
 
     return run

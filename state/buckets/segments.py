@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.parts import sealed_part
-from state.checkpoint.batch_settings import HEADER_BYTES, BatchSettings
+from state.checkpoint.batch_settings import BatchSettings
+from state.stub import HEADER_BYTES
 
 # The shard of a segment whose messages belong to several shards, as those of a merged bucket do.
 ANY_SHARD = -1
@@ -93,7 +94,7 @@ class SegmentCutter:
         if messages is None or not messages.num_rows:
             return
         due = messages.column("deliver_at_ms").to_numpy()
-        sizes = row_bytes(messages, self._batch_settings.header_bytes)
+        sizes = row_bytes(messages)
         start = 0
         while start < len(due):
             end = self._end(sizes, start)
@@ -161,25 +162,24 @@ def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, part: s
     )
 
 
-def row_bytes(messages: pa.Table, header_bytes: int = HEADER_BYTES) -> np.ndarray:
+def row_bytes(messages: pa.Table) -> np.ndarray:
     """Return the approximate bytes of each message: key, value, headers, error text, and a constant for the rest.
 
-    Each header takes `header_bytes` beside its name and value.
+    Each header takes `HEADER_BYTES` more than its name and value.
     """
     sizes = np.full(messages.num_rows, 64, dtype=np.int64)
-    # A version that counted nothing for a header did not count the text either, and a batch of it may be replayed.
-    for name in ("key", "value", "error_text") if header_bytes else ("key", "value"):
+    for name in ("key", "value", "error_text"):
         sizes += pc.binary_length(messages.column(name)).fill_null(0).to_numpy().astype(np.int64)
     start = 0
     for headers in messages.column("headers").chunks:
-        sizes[start : start + len(headers)] += _header_bytes(headers, header_bytes)
+        sizes[start : start + len(headers)] += _header_bytes(headers)
         start += len(headers)
     return sizes
 
 
-def _header_bytes(headers: pa.ListArray, each: int) -> np.ndarray:
+def _header_bytes(headers: pa.ListArray) -> np.ndarray:
     flat = headers.flatten()
-    lengths = np.full(len(flat), each, dtype=np.int64)
+    lengths = np.full(len(flat), HEADER_BYTES, dtype=np.int64)
     for name in ("key", "value"):
         lengths += np.asarray(pc.binary_length(pc.struct_field(flat, name)).fill_null(0))
     rows = np.repeat(np.arange(len(headers)), np.asarray(pc.list_value_length(headers).fill_null(0)))

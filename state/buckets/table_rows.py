@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.buckets.parts import chunks_of, is_old, metadata_of, part_of
+from state.buckets.parts import chunks_of, metadata_of, part_of
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
 from state.message import decode_chunk, encode_chunk
@@ -58,8 +58,6 @@ STORED_SCHEMA = pa.schema(
         pa.field("count", pa.int64()),
         # Metadata rows only.
         pa.field("bytes", pa.int64()),
-        # Old metadata only: the Delta partition of the segment's chunks.
-        pa.field("time_partition", pa.string()),
         # Stored with the entries, since each segment has its own.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
@@ -69,8 +67,6 @@ STORED_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("chunk", pa.binary()),
-        # Rows of ids that earlier versions have stored one by one. Tables before these gain the column at a start.
-        pa.field("name", pa.binary()),
     ]
 )
 
@@ -104,7 +100,6 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
         "max_deliver_at_ms": segment.max_deliver_at_ms,
         "count": segment.count,
         "bytes": segment.bytes,
-        "time_partition": segment.part if is_old(segment.part) else None,
         "precision_bits": precision_bits,
         "index_entries": index_entries(messages, precision_bits),
     }
@@ -127,7 +122,7 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
         bucket=metadata["bucket"],
         shard=metadata["shard"],
         segment=metadata["segment"],
-        part=part_of(metadata["part"]) or metadata["time_partition"],
+        part=part_of(metadata["part"]),
         min_deliver_at_ms=metadata["deliver_at_ms"],
         max_deliver_at_ms=metadata["max_deliver_at_ms"],
         count=metadata["count"],

@@ -33,8 +33,7 @@ class DelayPolicy:
     - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
     - `most_waiting`: how many messages of the topic may wait; None: any number
     - `expiry_header`: the header that says until when a message is of use; none: ""
-    - `names`: where the names of messages come from, as the policy `names` says (`state.names`); "" in settings that
-      were recorded before names existed, when their headers had no meaning
+    - `names`: where the names of messages come from, as the policy `names` says (`state.names`)
     """
 
     default_ms: int = 0
@@ -42,15 +41,9 @@ class DelayPolicy:
     most_ms: int | None = None
     clamps: bool = False
     expiry_header: str = ""
-    names: str = ""
+    names: str = "off"
     most_waiting: int | None = None
 
-
-# What Arrow needs to know where a header's name and value end. A publisher may send tens of thousands of empty ones.
-HEADER_BYTES = 8
-
-# In April 1970. As seconds, timestamps from 1973 on to the year 2286 are below it.
-_LEAST_TIMESTAMP_MS = 10**10
 
 # A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
 _GROUP_BYTES = 64 * 1024 * 1024
@@ -61,23 +54,13 @@ class BatchSettings:
     """The settings of a range of batches. Durations in ms, sizes in bytes.
 
     - `forbidden_outputs`: the job's own topics, which no pattern of `allowed_outputs` can allow
-    - `internal_suffixes`: the ends of names that no pattern matches (`is_listed`)
     - `partitions`: the partition count of each topic that may be written to
     - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
-    - `results`: the topic of the answers to cancels; none before that existed, when the header had no meaning
+    - `results`: the topic of the answers to cancels
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
     - `policy`: what holds for the delays of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
-    - `least_timestamp_ms`: no delay counts from an earlier timestamp of a record: it is one in seconds, or none
-    - `header_bytes`: what a header counts beside its name and value, when messages are counted in bytes
-    - `marks_whole`: whether a whole dead letter that looks like a stub is marked (`state.stub`)
-    - `null_value_alone`: whether a null value, where it cancels by key, does so only in a record that nothing else says
-      when or where to deliver (`sources.intake.envelopes`); before, also with headers of other presets
-    - `cancel_has_version`: whether a cancel in the headers of a version that a preset does not understand is a dead
-      letter; before, it was obeyed
-    - `overdue_has_name`: whether a message that is overdue and waits has its name (`streaming.job.names`); before, a
-      name was free as soon as its message was due
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     """
@@ -97,23 +80,13 @@ class BatchSettings:
     index_precision_bits: int
     first_bucket: int
     first_cutoff_ms: int
-    # Recorded by earlier versions alone, whose mutable buckets kept only what was due within it: a replay must, too.
-    near_ms: int | None = None
-    # Settings recorded before these existed have none, and a replay with them applies none.
-    max_message_bytes: int = 2**63 - 1
-    dead_letter_bytes: int = 2**63 - 1
-    internal_suffixes: tuple[str, ...] = ()
-    group_bytes: int = 2**63 - 1
-    header_bytes: int = 0
-    least_timestamp_ms: int = 0
-    marks_whole: bool = False
-    null_value_alone: bool = False
-    cancel_has_version: bool = False
-    overdue_has_name: bool = False
+    max_message_bytes: int
+    dead_letter_bytes: int
+    results: str
+    group_bytes: int = _GROUP_BYTES
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
-    results: str = ""
 
     @property
     def shards(self) -> int:
@@ -136,7 +109,7 @@ class BatchSettings:
         """
         if topic in self.forbidden_outputs:
             return False
-        return topic == self.output or is_listed(topic, self.allowed_outputs, self.internal_suffixes)
+        return topic == self.output or is_listed(topic, self.allowed_outputs)
 
 
 def batch_settings_from(
@@ -173,14 +146,6 @@ def batch_settings_from(
         first_cutoff_ms=origin.cutoff_ms,
         max_message_bytes=settings.limits.max_message_bytes,
         dead_letter_bytes=dead_letter_bytes,
-        internal_suffixes=INTERNAL_SUFFIXES,
-        group_bytes=_GROUP_BYTES,
-        header_bytes=HEADER_BYTES,
-        least_timestamp_ms=_LEAST_TIMESTAMP_MS,
-        marks_whole=True,
-        null_value_alone=True,
-        cancel_has_version=True,
-        overdue_has_name=True,
         presets=settings.presets.by_topic,
         policy=_policy_from(settings.policies.of_all),
         policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
@@ -235,15 +200,15 @@ class RunningBatch:
     refusal: Refusal = NONE_REFUSED
 
 
-def is_listed(topic: str, allowed_outputs: Sequence[str], internal_suffixes: tuple[str, ...]) -> bool:
+def is_listed(topic: str, allowed_outputs: Sequence[str]) -> bool:
     """Return whether an allow-list has `topic`, by its name or by a pattern that matches it.
 
-    No pattern matches a name with one of `internal_suffixes`: it may be an internal topic of another application, which
+    No pattern matches a name with one of `INTERNAL_SUFFIXES`: it may be an internal topic of another application, which
     a stray record would stop. Whoever means such a topic names it.
     """
     if topic in allowed_outputs:
         return True
-    return not topic.endswith(internal_suffixes) and any(fnmatchcase(topic, pattern) for pattern in allowed_outputs)
+    return not topic.endswith(INTERNAL_SUFFIXES) and any(fnmatchcase(topic, pattern) for pattern in allowed_outputs)
 
 
 @dataclass(frozen=True)
@@ -283,29 +248,20 @@ class SettingsHistory:
 
     def to_json(self) -> str:
         """Return the history as one JSON object."""
-        return json.dumps({"rules": [_entry(first, each) for first, each in self.entries]}, indent=1)
+        return json.dumps({"settings": [_entry(first, each) for first, each in self.entries]}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> SettingsHistory:
         """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        entries = []
-        for entry in map(dict, json.loads(text)["rules"]):
-            first = int(entry.pop("from_batch"))
-            for name in _NO_LONGER_USED:
-                entry.pop(name, None)
-            entries.append((first, read_stored(_SETTINGS, json.dumps(entry))))
-        return SettingsHistory(tuple(entries))
+        entries = map(dict, json.loads(text)["settings"])
+        return SettingsHistory(
+            tuple((int(each.pop("from_batch")), read_stored(_SETTINGS, json.dumps(each))) for each in entries)
+        )
 
 
 def _entry(first: int, batch_settings: BatchSettings) -> dict[str, Any]:
-    # Without what has its default, which the version before may not know: it can be installed again.
-    changed: dict[str, Any] = _SETTINGS.dump_python(batch_settings, mode="json", exclude_defaults=True)
-    # The default names of headers are no promise to checkpoints.
-    return {"from_batch": first} | changed | {"headers": batch_settings.headers.model_dump()}
+    stored: dict[str, Any] = _SETTINGS.dump_python(batch_settings, mode="json")
+    return {"from_batch": first} | stored
 
-
-# Recorded by earlier versions, which cut segments by due time. How a batch is cut does not matter to its replay: a
-# bucket that is sealed stays as it is.
-_NO_LONGER_USED = ("segment_max_ms", "time_partition_ms")
 
 _SETTINGS = TypeAdapter(BatchSettings)

@@ -18,9 +18,8 @@ from state.index.message_index import stored_offsets
 from state.message_ids import Ids, are_in, by_source
 
 _SEGMENT = [
-    # The Delta partition of the segment's metadata, and that of its chunks if the table is old.
+    # The Delta partition of the segment's metadata.
     pa.field("part", pa.string()),
-    pa.field("time_partition", pa.string()),
     pa.field("bucket", pa.int64()),
     # The message is due in [from_ms, until_ms], epoch ms.
     pa.field("from_ms", pa.int64()),
@@ -45,7 +44,7 @@ ENTRY_SCHEMA = pa.schema(
 )
 # The columns of a metadata row that make its entries.
 METADATA = (
-    "part", "time_partition", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits", "index_entries",
+    "part", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits", "index_entries",
 )  # fmt: skip
 _MOST_NARROW = (1 << 32) - 1
 # How many ids are searched at once, about: each takes 20 bytes meanwhile.
@@ -119,7 +118,7 @@ def _entries(segments: pa.RecordBatch) -> pa.Table:
     offsets = [stored_offsets(entry) for entry in own.to_pylist()]
     columns = {
         **{name: pc.struct_field(own, name) for name in ("topic", "partition")},
-        **{name: segments.column(name).take(pa.array(row)) for name in ("part", "time_partition", "bucket")},
+        **{name: segments.column(name).take(pa.array(row)) for name in ("part", "bucket")},
         # Cut to the bounds of the segment.
         "from_ms": np.maximum(first_ms, ticks_ms),
         "until_ms": np.minimum(last_ms, ticks_ms + (1 << bits.astype(np.int64)) - 1),

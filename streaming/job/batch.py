@@ -155,8 +155,7 @@ class BatchRunner:
             sealed = [row for row in rows if row["kind"] == SEALED]
             # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
-                batch_settings = self._settings_history.at(batch_id)
-                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms, batch_settings)
+                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
             stores = bool(sealed or decision.cancelled.num_rows or decision.names.num_rows)
             stores_first = decision.shows(span.cutoff_ms)

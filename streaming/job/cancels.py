@@ -65,7 +65,6 @@ from state.cancel import (
     goes_on_at_once,
     replacement_ids,
 )
-from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
@@ -237,7 +236,6 @@ class CancelDesk:
         rows: Iterable[Row],
         span: BatchSpan,
         clock_ms: int,
-        batch_settings: BatchSettings,
     ) -> Decision:
         """Return the decision about the asks of a batch.
 
@@ -246,7 +244,6 @@ class CancelDesk:
             rows: the same (`rows_with_asks`).
             span: the batch.
             clock_ms: its clock, epoch ms.
-            batch_settings: its settings.
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
@@ -255,7 +252,7 @@ class CancelDesk:
         every_ask, found = _asks(rows)
         asked_ms = time.time_ns() // 1_000_000
         self._open(span)
-        asks, for_nothing, named = self._by_id(every_ask, span, clock_ms, batch_settings)
+        asks, for_nothing, named = self._by_id(every_ask, span, clock_ms)
         outcomes = Outcomes(ids_in(asks), span.ends)
         outcomes.cancel(found)
         outcomes.cancel(named.superseded)
@@ -291,19 +288,15 @@ class CancelDesk:
             self._is_replay = stored is not None and stored >= span.batch_id
         self._stored_ids.open(span.bucket, span.starts)
 
-    def _by_id(
-        self, asks: pa.Table, span: BatchSpan, clock_ms: int, batch_settings: BatchSettings
-    ) -> tuple[pa.Table, pa.Table, LookedUp]:
+    def _by_id(self, asks: pa.Table, span: BatchSpan, clock_ms: int) -> tuple[pa.Table, pa.Table, LookedUp]:
         """Look up the names that `asks` ask by.
 
         Returns the asks, by the id of a message now; those by a name that nothing has, which need no decision; and what
         was found.
         """
         has_name = pc.is_valid(asks.column("name"))
-        named = look_up(
-            asks.filter(has_name), self._stored_ids, span, clock_ms, batch_settings.overdue_has_name,
-            partial(self._waiting, span=span),
-        )  # fmt: skip
+        waiting = partial(self._waiting, span=span)
+        named = look_up(asks.filter(has_name), self._stored_ids, span, clock_ms, waiting)
         every = pa.concat_tables([asks.filter(pc.invert(has_name)), named.asks])
         is_for_something = pc.greater_equal(every.column("offset"), 0)
         return every.filter(is_for_something), every.filter(pc.invert(is_for_something)), named
@@ -408,8 +401,7 @@ class CancelDesk:
         """Return those that are due at `previous_ms` or later, which the index does not know exactly."""
         if not doubtful.num_rows:
             return CANCELLED_SCHEMA.empty_table()
-        places = doubtful.select(["part", "time_partition"]).group_by(["part", "time_partition"]).aggregate([])
-        parts = {part_of(row["part"]) or row["time_partition"] for row in places.to_pylist()}
+        parts = {part_of(metadata) for metadata in doubtful.column("part").unique().to_pylist()}
         end_ms = 1 + pc.max(doubtful.column("until_ms")).as_py()
         buckets = set(doubtful.column("bucket").unique().to_pylist())
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)

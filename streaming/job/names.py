@@ -61,7 +61,6 @@ def look_up(
     stored: StoredIds,
     span: BatchSpan,
     clock_ms: int,
-    overdue_has_name: bool,
     waiting: Callable[[Ids], pa.Table],
 ) -> LookedUp:
     """Look up the names of `asks` for the batch of `span`.
@@ -71,13 +70,13 @@ def look_up(
         stored: the rows of earlier batches.
         span: the batch.
         clock_ms: its clock, epoch ms.
-        overdue_has_name: whether a message that waits has its name although it is due (`BatchSettings`).
         waiting: returns which of some messages wait in the table (`CANCELLED_SCHEMA`).
     """
     previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
-    free_ms = min(clock_ms, previous_ms) if overdue_has_name else clock_ms
+    # A message that waits has its name although it is due.
+    free_ms = min(clock_ms, previous_ms)
     # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch hands them over.
-    may_be_left = overdue_has_name and not span.batch_id
+    may_be_left = not span.batch_id
     rows = stored.named_among(asks.column("name").to_pylist(), 0 if may_be_left else free_ms)
     known = {
         name: Holder((topic, partition, offset), deliver_at_ms, until_ms)

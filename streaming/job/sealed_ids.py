@@ -26,13 +26,13 @@ from streaming.job.local_database import as_tuples, local_database, table_from
 
 # The columns of `ENTRY_SCHEMA`, in its order.
 _TABLES = """
-    CREATE TABLE entries (topic TEXT, partition INTEGER, part TEXT, time_partition TEXT, bucket INTEGER,
+    CREATE TABLE entries (topic TEXT, partition INTEGER, part TEXT, bucket INTEGER,
         from_ms INTEGER, until_ms INTEGER, max_deliver_at_ms INTEGER, first_offset INTEGER, last_offset INTEGER,
         offsets BLOB);
     CREATE INDEX by_offset ON entries (topic, partition, last_offset, first_offset, max_deliver_at_ms, bucket);
     CREATE INDEX by_part ON entries (part);
 """
-_ADD = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _REMOVE = "DELETE FROM entries WHERE part = ?"
 # By the index alone.
 _MAY_HAVE = """

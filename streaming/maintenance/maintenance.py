@@ -16,7 +16,7 @@ from sinks.bucket_table import BucketTable
 from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import choose, most_behind
-from state.buckets.parts import OLD_METADATA, IdRows, MergeName, chunks_of, is_old, marker_of, metadata_of
+from state.buckets.parts import IdRows, MergeName, chunks_of, marker_of, metadata_of
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merge
@@ -247,9 +247,6 @@ class Maintenance:
         self._abandoned = set()
         # The marker of a merged bucket goes with the last of its parts.
         partitions |= set(filter(None, map(marker_of, gone))) - set(map(marker_of, self._parts))
-        if any(map(is_old, self._parts)):
-            # Old parts share their metadata.
-            partitions.discard(OLD_METADATA)
         return partitions
 
     def _clean(self, partitions: set[str]) -> _Outcome:
@@ -280,11 +277,6 @@ class Maintenance:
         self._unplanned = any(number > last_bucket for number in all_buckets)
         merging = {number for merge in self._merges for number in merge.buckets}
         buckets = {number: list(segments) for number, segments in all_buckets.items() if number <= last_bucket}
-        old = [number for number in buckets if any(is_old(segment.part) for segment in buckets[number])]
-        if old and not merging.intersection(old):
-            # All at once, since old buckets share Delta partitions. This happens once for a table.
-            self._begin(old, buckets)
-            merging |= set(old)
         for stretch in _stretches(buckets, merging):
             sizes = {number: sum(segment.bytes for segment in buckets[number]) for number in stretch}
             if chosen := choose(sizes, self._fan_in):

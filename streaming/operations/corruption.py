@@ -86,8 +86,7 @@ def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruptio
             known.add(identity)
         elif not has_ids(row["part"]):
             before = left.get(identity, ("", 0))[1]
-            # A Delta partition of chunks has them of one part, or of old parts, which have its name.
-            left[identity] = part_of(row["part"]) or row["part"], before + row["sum(messages)"]
+            left[identity] = part_of(row["part"]), before + row["sum(messages)"]
     # `metadata` reads only some columns. From a damaged file it may return rows that cannot be read whole.
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)

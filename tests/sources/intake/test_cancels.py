@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,13 +63,6 @@ def test_an_ask_that_names_no_message_is_a_dead_letter(bad: dict[str, Any]) -> N
     assert (message["error_code"], message["output_topic"]) == ("bad-cancel", "delayline-dead-letter")
     assert (message["key"], message["value"]) == (b"k", b"v")
     assert good["error_code"] is None
-
-
-def test_batches_recorded_before_there_were_cancels_take_the_header_for_any_other() -> None:
-    table = records([{"timestamp_ms": CLOCK_MS, **ask(b"in/0/1")}])
-    (message,) = accept(table, replace(BATCH_SETTINGS, results=""), CLOCK_MS).to_pylist()
-    assert message["output_topic"] == "delayline-out"
-    assert asks_in(messages([{"key": b"in/0/1"}]), "").num_rows == 0
 
 
 def test_ids_are_read_in_each_form_and_kept_in_one() -> None:

@@ -201,8 +201,6 @@ def test_a_cancel_in_another_version_of_karafkas_headers_is_refused(
     assert (message["key"], message["value"], message["headers"]) == (b"k", value, given)
     assert "schedule_schema_version begins with 1." in message["error_text"]
     assert ask.id[2] == 1
-    # A replay decides as the batch did.
-    assert len(accepted(presets, row, known, cancel_has_version=False)[1]) == 2
 
 
 def test_a_cancel_by_delaylines_own_header_has_no_version() -> None:
@@ -241,13 +239,6 @@ def test_a_null_value_that_others_schedule_is_a_message_beside_etf1(
         (message, *_), asks = accepted(order, row)
         assert (message["error_code"], message["deliver_at_ms"], message["output_topic"]) == (None, due_ms, output)
         assert all(ask.condition == ALWAYS for ask in asks), "nobody asks for a cancel"
-
-
-@pytest.mark.parametrize("own", [[("x-delay", b"60000")], KARAFKA, [("deliver-to", b"orders")]])
-def test_a_replayed_batch_takes_a_null_value_for_a_cancel_as_it_did(own: list[tuple[str, bytes]]) -> None:
-    row = {"headers": headers(*own), "key": b"k", "value": None}
-    (message,), (ask,) = accepted("etf1,rabbitmq,karafka", row, null_value_alone=False)
-    assert (message["output_topic"], ask.condition) == (RESULTS, None)
 
 
 def test_a_cancel_of_karafka_and_a_tombstone_of_etf1_cancel_beside_the_other() -> None:

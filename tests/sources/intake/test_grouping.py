@@ -81,12 +81,6 @@ def test_a_message_larger_than_any_group_comes_out_all_the_same() -> None:
     assert sorted(offsets.values()) == [[0], [1, 2], [3]]
 
 
-def test_settings_recorded_before_there_were_overflow_groups_use_none() -> None:
-    offsets, filling = divided([large([40] * 3)], BatchSettings.group_bytes)
-    assert list(offsets.values()) == [[0, 1, 2]]
-    assert not filling
-
-
 @given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 3)), min_size=1, max_size=60), st.data())
 def test_the_groups_do_not_depend_on_how_spark_cuts_the_records(
     rows: list[tuple[int, int]], data: st.DataObject

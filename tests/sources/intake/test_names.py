@@ -113,13 +113,6 @@ def test_a_long_key_is_a_name_and_its_ask_is_not_as_large() -> None:
     assert len(ask["key"]) == 32
 
 
-def test_settings_of_a_version_without_names_give_the_headers_no_meaning() -> None:
-    rows = [{"headers": headers(NAME)}, {"headers": headers(("delayline-cancel-name", b"order 7"))}]
-    messages, asks = accepted(*rows, policies={}, policy=DelayPolicy())
-    assert asks == []
-    assert [(each["error_code"], each["output_topic"]) for each in messages] == [(None, "delayline-out")] * 2
-
-
 def test_many_names_of_many_records_each_find_their_own() -> None:
     rows = [{"key": b"%d" % (at % 7), "headers": headers(DELAY, ("x", b"%d" % at))} for at in range(50)]
     messages, asks = accepted(*rows, names="key")

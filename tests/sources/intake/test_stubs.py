@@ -139,13 +139,6 @@ def test_a_stub_is_not_marked_as_whole_whatever_its_record_ends_with() -> None:
         assert (stub.key_bytes, stub.headers) == (len(key), 2)
 
 
-def test_settings_from_before_the_mark_mark_nothing() -> None:
-    given = headers(BAD, FORGED)
-    before = some_batch_settings(marks_whole=False)
-    (message,) = accept(records([{"value": None, "headers": given}]), before, CLOCK_MS).to_pylist()
-    assert (message["error_code"], message["headers"]) == ("bad-deliver-at", given)
-
-
 NAMES = st.one_of(
     st.sampled_from(["deliver-at", "deliver-after", "delay-level", "deliver-to", "", STUB_HEADER]),
     st.text(st.characters(codec="utf-8"), max_size=2_000),

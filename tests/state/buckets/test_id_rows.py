@@ -9,11 +9,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS_SCHEMA, id_rows, joined_ids
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, id_rows, joined_ids
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import CHUNK_MESSAGES, STORED_SCHEMA
 from state.order import ORDER, in_order
-from tests.messages import ids_of_rows, stored_one_by_one
+from tests.messages import ids_of_rows
 
 Row = tuple[int, int, int]
 # Due time (few, so that they meet; -1 is that of what is in no bucket), partition and offset.
@@ -53,29 +53,24 @@ def test_what_no_window_takes_is_in_chunks_of_its_own() -> None:
     assert [(row["deliver_at_ms"], row["count"]) for row in rows] == [(-1, 2), (500, 1)]
 
 
-@given(ROWS, ROWS)
-def test_ids_are_read_as_they_were_stored_whatever_version_stored_them(new: list[Row], old: list[Row]) -> None:
-    table = in_order(pa.concat_tables([stored(new, 4), stored_one_by_one(stored(old, 3))]))
-    expected = pa.concat_tables([ids(new, 4), ids(old, 3)])
+@given(ROWS)
+def test_ids_are_read_as_they_were_stored(rows: list[Row]) -> None:
     columns = [(name, "ascending") for name in ID_ROW_SCHEMA.names]
-    assert ids_of_rows(table).sort_by(columns) == expected.sort_by(columns)
+    assert ids_of_rows(stored(rows, 4)).sort_by(columns) == ids(rows, 4).sort_by(columns)
 
 
-@given(st.lists(ROWS, min_size=1, max_size=4), ROWS, st.integers(0, 50))
+@given(st.lists(ROWS, min_size=1, max_size=4), st.integers(0, 50))
 def test_joined_ids_are_those_that_are_kept_in_order_in_the_partition_of_the_last_bucket(
-    several: list[list[Row]], old: list[Row], kept_from: int
+    several: list[list[Row]], kept_from: int
 ) -> None:
-    tables = [stored(rows, 10 + number) for number, rows in enumerate(several)]
-    table = in_order(pa.concat_tables([*tables, stored_one_by_one(stored(old, 2))]))
+    table = in_order(pa.concat_tables([stored(rows, 10 + number) for number, rows in enumerate(several)]))
 
     def is_kept(some: pa.Table) -> np.ndarray:
         return np.asarray(some.column("offset").to_numpy() >= kept_from)
 
     run = joined_ids(IdRows.CANCELLED, 13, is_kept)
-    joined = pa.Table.from_batches(
-        run(table.select(STORED_IDS_SCHEMA.names).to_batches(max_chunksize=3)), STORED_SCHEMA
-    )
-    every = pa.concat_tables([*(ids(rows, 10 + number) for number, rows in enumerate(several)), ids(old, 2)])
+    joined = pa.Table.from_batches(run(table.select(STORED_IDS).to_batches(max_chunksize=3)), STORED_SCHEMA)
+    every = pa.concat_tables([ids(rows, 10 + number) for number, rows in enumerate(several)])
     columns = [(name, "ascending") for name in (*ORDER, "bucket")]
     assert ids_of_rows(joined).sort_by(columns) == every.filter(pa.array(is_kept(every))).sort_by(columns)
     assert in_order(joined) == joined
@@ -85,5 +80,5 @@ def test_joined_ids_are_those_that_are_kept_in_order_in_the_partition_of_the_las
 def test_a_joined_chunk_is_found_by_the_lowest_bucket_in_it() -> None:
     table = in_order(pa.concat_tables([stored([(5, 0, 1)], 10), stored([(6, 0, 2)], 11)]))
     run = joined_ids(IdRows.CANCELLED, 11, lambda some: np.ones(some.num_rows, dtype=bool))
-    (row,) = pa.Table.from_batches(run(table.select(STORED_IDS_SCHEMA.names).to_batches()), STORED_SCHEMA).to_pylist()
+    (row,) = pa.Table.from_batches(run(table.select(STORED_IDS).to_batches()), STORED_SCHEMA).to_pylist()
     assert (row["bucket"], row["count"], row["max_deliver_at_ms"]) == (10, 2, 16)

@@ -143,11 +143,6 @@ def test_an_advance_without_messages_gives_none() -> None:
     assert [table.num_rows for table in (result.due, result.sealed, result.kept)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("near_ms", "kept"), [(10, 10), (49, 49), (90, 49)])
-def test_a_replayed_batch_of_an_earlier_version_keeps_what_it_kept_then(near_ms: int, kept: int) -> None:
-    assert advance_full_bucket(bucket_max_messages=99, near_ms=near_ms).kept.num_rows == kept
-
-
 def test_a_replacement_is_handed_over_or_sealed_and_never_kept() -> None:
     waiting = messages([{"deliver_at_ms": 15, "offset": 1}])
     rows = [{"deliver_at_ms": due, "offset": at} for at, due in enumerate((20, 5, 30, 5, 40), start=2)]

@@ -76,7 +76,7 @@ def test_each_segment_has_one_metadata_row_that_describes_its_messages(stored: p
     assert [row["segment"] for row in metadata] == list(range(6))
     for described in metadata:
         chunks = [row for row in rows if not is_metadata(row["part"]) and row["segment"] == described["segment"]]
-        assert (described["part"], described["time_partition"]) == ("metadata-000000000004", None)
+        assert described["part"] == "metadata-000000000004"
         assert {row["part"] for row in chunks} == {"chunks-000000000004"}
         for name in ("bucket", "shard"):
             assert {row[name] for row in chunks} == {described[name]}
@@ -126,21 +126,19 @@ def test_a_large_segment_is_stored_in_chunks_of_bounded_length_and_bytes() -> No
 
 
 @pytest.mark.parametrize(
-    ("part", "metadata", "chunks", "time_partition"),
+    ("part", "metadata", "chunks"),
     [
-        (sealed_part(9), "metadata-000000000009", "chunks-000000000009", None),
-        (MergeName(1, 9, 3).part(2), *(f"{of}-{MergeName(1, 9, 3)}-000002" for of in ("metadata", "chunks")), None),
-        # Of a table written before merges worked in slices.
-        ("000000000000000-000000003600000", "metadata", *["000000000000000-000000003600000"] * 2),
+        (sealed_part(9), "metadata-000000000009", "chunks-000000000009"),
+        (MergeName(1, 9, 3).part(2), *(f"{of}-{MergeName(1, 9, 3)}-000002" for of in ("metadata", "chunks"))),
     ],
 )
 def test_a_segment_is_described_as_it_was_stored_whatever_the_form_of_its_part(
-    part: str, metadata: str, chunks: str, time_partition: str | None
+    part: str, metadata: str, chunks: str
 ) -> None:
     rows = messages({"deliver_at_ms": at, "offset": at} for at in range(3))
     segment = segment_of(rows, 9, ANY_SHARD, 4, part)
     described, chunk = (batch.to_pylist()[0] for batch in segment_rows(segment, rows, BITS))
-    assert (described["part"], chunk["part"], described["time_partition"]) == (metadata, chunks, time_partition)
+    assert (described["part"], chunk["part"]) == (metadata, chunks)
     assert described_segment(described) == segment
 
 

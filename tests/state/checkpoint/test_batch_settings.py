@@ -37,12 +37,6 @@ def test_a_topic_that_is_named_like_an_internal_one_is_allowed_by_its_name_alone
     assert replace(batch_settings, allowed_outputs=("*", topic)).allows(topic)
 
 
-def test_settings_from_when_patterns_matched_internal_topics_do_so_in_a_replay() -> None:
-    written = json.loads(SettingsHistory(((0, some_batch_settings(allowed_outputs=("*",))),)).to_json())
-    del written["rules"][0]["internal_suffixes"]
-    assert SettingsHistory.from_json(json.dumps(written)).newest.allows("other-ready")
-
-
 def test_deliver_to_may_name_the_default_output_and_topics_that_match_the_list_in_case_too() -> None:
     batch_settings = some_batch_settings(allowed_outputs=("orders", "mail-?", "log-[ab]*", "eu.[!x]"))
     allowed = ("delayline-out", "orders", "mail-1", "log-a", "log-b.7", "eu.y")
@@ -62,58 +56,16 @@ def test_a_history_is_read_as_it_was_written() -> None:
     assert SettingsHistory.from_json(history.to_json()) == history
 
 
-def test_what_has_its_default_is_not_written_so_that_an_earlier_version_reads_the_rest() -> None:
-    (entry,) = json.loads(SettingsHistory(((0, replace(OLD, policy=DelayPolicy(most_ms=9))),)).to_json())["rules"]
-    assert entry["policy"] == {"most_ms": 9}
-    assert not {"presets", "policies", "near_ms"} & entry.keys()
-    assert entry["headers"]["deliver_to"] == "deliver-to"
-
-
-def test_settings_from_before_policies_and_presets_have_none() -> None:
-    policies = {"a": DelayPolicy(default_ms=1)}
-    recorded = replace(OLD, presets={"a": ("nats",)}, policy=DelayPolicy(default_ms=2), policies=policies)
-    written = json.loads(SettingsHistory(((0, recorded),)).to_json())
-    for name in ("presets", "policy", "policies"):
-        del written["rules"][0][name]
-    read = SettingsHistory.from_json(json.dumps(written)).newest
-    assert (read.presets, read.policy, read.policies) == ({}, DelayPolicy(), {})
-
-
-@pytest.mark.parametrize("name", ["max_message_bytes", "dead_letter_bytes", "group_bytes"])
-def test_settings_from_before_a_size_limit_have_no_limit(name: str) -> None:
-    limited = replace(OLD, max_message_bytes=5, dead_letter_bytes=6, group_bytes=7)
-    written = json.loads(SettingsHistory(((0, limited),)).to_json())
-    del written["rules"][0][name]
-    assert getattr(SettingsHistory.from_json(json.dumps(written)).newest, name) > 2**60
-
-
-@pytest.mark.parametrize("name", ["null_value_alone", "cancel_has_version", "overdue_has_name"])
-def test_settings_from_before_a_rule_do_without_it(name: str) -> None:
-    assert getattr(OLD, name)
-    written = json.loads(SettingsHistory(((0, OLD),)).to_json())
-    del written["rules"][0][name]
-    assert not getattr(SettingsHistory.from_json(json.dumps(written)).newest, name)
-
-
-def test_settings_from_when_segments_were_cut_by_due_time_are_read_without_those_of_the_cut() -> None:
-    history = SettingsHistory(((0, OLD), (7, NEW)))
-    written = json.loads(history.to_json())
-    for entry in written["rules"]:
-        entry |= {"near_ms": 60_000, "segment_max_ms": 300_000, "time_partition_ms": 3_600_000}
-    read = SettingsHistory.from_json(json.dumps(written))
-    assert [each for _, each in read.entries] == [replace(each, near_ms=60_000) for _, each in history.entries]
-
-
 def test_a_setting_that_no_version_has_recorded_is_refused() -> None:
     written = json.loads(SettingsHistory(((0, OLD),)).to_json())
-    written["rules"][0]["far_ms"] = 1
+    written["settings"][0]["far_ms"] = 1
     with pytest.raises(ValueError, match="far_ms"):
         SettingsHistory.from_json(json.dumps(written))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"rules": [{}]}', '{"rules": ["x"]}', '{"rules": [{"from_batch": 0, "headers": {}}]}'],
+    ["", "[]", "{}", '{"settings": [{}]}', '{"settings": ["x"]}', '{"settings": [{"from_batch": 0, "headers": {}}]}'],
 )
 def test_any_other_text_is_not_a_history(text: str) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):

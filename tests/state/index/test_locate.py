@@ -31,8 +31,6 @@ def metadata_row(number: int, dues: dict[tuple[str, int, int], int], bits: int) 
     ]
     return {
         "part": f"part-{number}",
-        # Metadata of an old table has it, and newer metadata does not.
-        "time_partition": f"chunks-{number}" if number % 2 else None,
         "bucket": 10 + number,
         "deliver_at_ms": min(dues.values()),
         "max_deliver_at_ms": max(dues.values()),
@@ -76,7 +74,7 @@ def test_each_wanted_id_is_found_in_each_segment_that_is_sought_and_has_it(
     for message_id, number in expected:
         dues, bits = segments[number]
         row = places[(*message_id, number)]
-        assert (row["part"], row["time_partition"]) == (f"part-{number}", f"chunks-{number}" if number % 2 else None)
+        assert row["part"] == f"part-{number}"
         assert row["from_ms"] <= dues[message_id] <= row["until_ms"] < row["from_ms"] + (1 << bits)
         assert min(dues.values()) <= row["from_ms"]
         assert row["until_ms"] <= max(dues.values())
@@ -109,7 +107,7 @@ def test_entries_by_themselves_have_the_same_ids_and_know_their_bounds(
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
-    return sorted((*row.values(),) for row in table.drop_columns(["time_partition"]).to_pylist())
+    return sorted((*row.values(),) for row in table.to_pylist())
 
 
 @pytest.mark.parametrize("last", [(1 << 32) - 1, 1 << 32, (1 << 63) - 10])

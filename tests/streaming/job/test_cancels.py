@@ -29,7 +29,7 @@ from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
-from tests.messages import messages, some_batch_settings, stored_one_by_one
+from tests.messages import messages, some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
@@ -147,7 +147,7 @@ def decide(
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS, BATCH_SETTINGS)
+    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
     answers = [by_ask["asks", 1, at] for at in range(len(asks))]
@@ -170,7 +170,7 @@ def replace(
     asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
-    decision = CancelDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS, BATCH_SETTINGS)
+    decision = CancelDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
@@ -178,7 +178,7 @@ def replace(
 
 def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
     frame, rows = output_of(store, [{"kind": SEALED}])
-    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS) == Decision()
+    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
 
 
 def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_due(store: BucketTable) -> None:
@@ -384,19 +384,6 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
 
 
-def test_what_an_earlier_version_has_cancelled_is_found_and_joined_with_the_rest(store: BucketTable) -> None:
-    old = cancelled_table([(TOPIC, 0, 1, 500, 510), (TOPIC, 0, 4, 700, 710), (TOPIC, 1, 1, NEVER_MS, 900)])
-    store.append(store.spark.createDataFrame(stored_one_by_one(cancelled_rows(old, 2))), "earlier", 2)
-    cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    for _ in range(2):
-        found = store.cancelled_between(500, 600, ALL_BUCKETS)
-        assert {source: own.tolist() for source, own in found.ids.items()} == {(TOPIC, 0): [1, 2]}
-        assert found.until_bucket[TOPIC, 0].tolist() == [2, 3]
-        assert store.cancelled_ids()[TOPIC, 0].tolist() == [1, 2, 4]
-        store.join_cancelled([2, 3], NOTHING_FORGETTABLE)
-    assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
-
-
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
@@ -497,7 +484,7 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, None), strict=True))
     chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS, BATCH_SETTINGS)
+    decision = CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
     (value,) = decision.answers.column("value").to_pylist()
     # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
@@ -517,7 +504,7 @@ def test_after_answers_were_lost_no_message_that_was_read_before_is_called_deliv
         chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
         frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
         of = span(number, ends={TOPIC: {"0": end}})
-        decision = desk.decide(frame, rows, of, CLOCK_MS, BATCH_SETTINGS)
+        decision = desk.decide(frame, rows, of, CLOCK_MS)
         answers = sorted(zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value")), strict=True))
         return [Undecided.from_bytes(value).asked_ms > 0 for _, value in answers]
 
@@ -558,7 +545,7 @@ def test_many_answers_are_read_back_beside_the_next_batch_and_not_before_it_begi
     )
     counts = []
     for number in range(BATCH, BATCH + 4):
-        desk.stored(desk.decide(frame, rows, span(number), CLOCK_MS, BATCH_SETTINGS), span(number), CLOCK_MS)
+        desk.stored(desk.decide(frame, rows, span(number), CLOCK_MS), span(number), CLOCK_MS)
         before = len(looks)
         # The second call waits for what the first one has started.
         desk.before_batch()

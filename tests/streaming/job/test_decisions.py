@@ -184,7 +184,7 @@ class Service:
         self.desk = self.desk or CancelDesk(self.table, Settings())
         rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
-        return self.desk.decide(frame, rows, span, clock_ms, BATCH_SETTINGS)
+        return self.desk.decide(frame, rows, span, clock_ms)
 
     def _state_stage(
         self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, overflows: bool

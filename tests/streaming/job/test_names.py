@@ -18,7 +18,6 @@ from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks_of
-from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.message import encode_chunk
 from state.names import NAMED_SCHEMA, name_rows
@@ -28,7 +27,6 @@ from streaming.job.stored_ids import StoredIds
 from tests.messages import cancelled
 from tests.streaming.job.test_cancels import (
     BATCH,
-    BATCH_SETTINGS,
     CLOCK_MS,
     PREVIOUS_MS,
     READ,
@@ -68,7 +66,6 @@ def decide(
     *given: Given,
     of: BatchSpan | None = None,
     clock_ms: int = CLOCK_MS,
-    batch_settings: BatchSettings = BATCH_SETTINGS,
     found: Iterable[int] = (),
     desk: CancelDesk | None = None,
 ) -> tuple[dict[int, Any], Decision]:
@@ -85,7 +82,7 @@ def decide(
     chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64())))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
     desk = desk or CancelDesk(store, Settings())
-    decision = desk.decide(frame, rows, of or span(), clock_ms, batch_settings)
+    decision = desk.decide(frame, rows, of or span(), clock_ms)
     answers: dict[int, Any] = {}
     to_names = [answer for answer in decision.answers.to_pylist() if answer["topic"] == TOPIC]
     for answer in to_names:
@@ -174,12 +171,11 @@ def found(
     *given: Given,
     of: BatchSpan | None = None,
     clock_ms: int = AFTER_OUTAGE_MS,
-    keeps_name: bool = True,
     left: Iterable[int] = (),
 ) -> LookedUp:
     """Look names up at a clock that is behind the cutoffs, of which an outage has kept the batches."""
     still = cancelled((*place(offset), 0, 0) for offset in left)
-    return look_up(asks_for(*given), rows, of or span(), clock_ms, keeps_name, lambda _: still)
+    return look_up(asks_for(*given), rows, of or span(), clock_ms, lambda _: still)
 
 
 def asked_in(names: LookedUp) -> dict[int, int]:
@@ -200,11 +196,6 @@ def test_after_an_outage_what_is_overdue_and_waits_has_its_name() -> None:
     assert sorted(names.held.column("offset").to_pylist()) == [1, 2]
 
 
-def test_a_batch_from_before_that_calls_the_names_of_what_is_overdue_free_as_it_did() -> None:
-    rows = Rows(a=(1, PREVIOUS_MS + 5_000, FAR_MS))
-    assert asked_in(found(rows, (50, "a", FAR_MS), keeps_name=False)) == {50: -1}
-
-
 def test_the_name_of_what_is_accepted_overdue_is_stored_unless_the_batch_hands_it_over() -> None:
     cutoff_ms = span().cutoff_ms
     names = found(Rows(), (50, "a", cutoff_ms), (51, "b", cutoff_ms - 1), (52, "c", FAR_MS))
@@ -221,7 +212,6 @@ def test_the_first_batch_finds_by_name_what_an_earlier_checkpoint_has_left_overd
     first = span(0, 0, first_bucket=8, cutoff_ms=2_000)
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS)]
     assert asked_in(found(rows, *given, of=first, left=[2])) == {50: -1, 51: 2}
-    assert asked_in(found(rows, *given, of=first, left=[2], keeps_name=False)) == {50: -1, 51: -1}
     assert asked_in(found(rows, *given, left=[2])) == {50: -1, 51: -1}, "no later batch"
 
 
@@ -233,9 +223,6 @@ def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: Buc
     assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled"}}
     assert {each.id for each in each_of(decision.cancelled)} == {place(1), place(2)}
     assert holders(decision) == {"a": 50, "c": 52}
-    before = replace(BATCH_SETTINGS, overdue_has_name=False)
-    answers, decision = decide(store, *given, clock_ms=AFTER_OUTAGE_MS, batch_settings=before)
-    assert (answers[51]["result"], each_of(decision.cancelled)) == ("unknown", [])
 
 
 def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: BucketTable) -> None:

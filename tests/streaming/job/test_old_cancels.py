@@ -65,7 +65,7 @@ def results(desk: CancelDesk, store: BucketTable, settings: Settings, batch_id: 
     frame, rows = output_of(
         store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))}]
     )
-    decision = desk.decide(frame, rows, span(settings, batch_id), NOW_MS, BATCH_SETTINGS)
+    decision = desk.decide(frame, rows, span(settings, batch_id), NOW_MS)
     by_ask = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value")), strict=True)
     return {
         offset: min(Undecided.from_bytes(value).asked_ms, 1) if value[:1] == b"[" else json.loads(value)["result"]
