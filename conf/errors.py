@@ -201,6 +201,12 @@ class CheckpointVersion(StorageError):
     code = "checkpoint-version"
 
 
+class FormatMismatch(StorageError):
+    """The table, or a record of an internal topic, has a format that this version of Delayline cannot read."""
+
+    code = "format-mismatch"
+
+
 class StorageFailed(StorageError):
     """The storage cannot be read or written: it is full, read-only, missing, or denies access. Names the path."""
 

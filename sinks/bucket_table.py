@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from conf.errors import ApplicationHeld, BucketUnreadable
+from conf.errors import ApplicationHeld, BucketUnreadable, FormatMismatch
 from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
 from sinks.packed_rows import packed, unpacked
@@ -41,6 +41,8 @@ from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating
 from state.message_ids import ID, Ids, ids_in
 from state.order import ORDER
 
+# Raise this with every change after which an earlier Delayline would misread the table.
+_FORMAT = "delayline.format", "1"
 _PROPERTIES = {
     # A log checkpoint costs about two appends; with the default of 10, each tenth batch would be late.
     "delta.checkpointInterval": "50",
@@ -100,17 +102,21 @@ class BucketTable:
         self._before_change = before_change
 
     def exists(self) -> bool:
-        """Return whether the table exists."""
-        return DeltaTable.isDeltaTable(self.spark, self.path)
+        """Return whether the table exists. Raises FormatMismatch."""
+        found = bool(DeltaTable.isDeltaTable(self.spark, self.path))
+        if found:
+            self._check_format()
+        return found
 
     def create(self, schema: StructType) -> None:
-        """Create the table if it does not exist. `schema` must have the column `part`."""
+        """Create the table if it does not exist. `schema` must have the column `part`. Raises FormatMismatch."""
         self._before_append()
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path)
         builder = builder.addColumns(schema).partitionedBy("part")
-        for name, value in _PROPERTIES.items():
+        for name, value in (_FORMAT, *_PROPERTIES.items()):
             builder = builder.property(name, value)
         builder.execute()
+        self._check_format()
         present = self._log.unsafeVolatileSnapshot().metadata().configuration()
         changed = {name: value for name, value in _PROPERTIES.items() if present.getOrElse(name, None) != value}
         if changed:
@@ -142,6 +148,15 @@ class BucketTable:
         jvm: Any = self.spark.sparkContext._jvm
         nothing = jvm.scala.Option.empty()
         return int(self._log.update(False, nothing, nothing).version())
+
+    def _check_format(self) -> None:
+        name, known = _FORMAT
+        found = self._log.unsafeVolatileSnapshot().metadata().configuration().getOrElse(name, None)
+        if found != known:
+            raise FormatMismatch(
+                f"the table {self.path} is in format {found}, but this Delayline reads format {known}: run the version "
+                "that wrote it, or use another storage.path"
+            )
 
     @property
     def _log(self) -> Any:

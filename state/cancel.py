@@ -302,8 +302,7 @@ class Undecided(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the value of the ask."""
-        # Without what release processes of earlier versions do not know.
-        return json.dumps(self if self.replaces else self[:-1]).encode()
+        return json.dumps(self).encode()
 
     @staticmethod
     def from_bytes(value: bytes) -> Undecided:

@@ -7,13 +7,12 @@ import socket
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.stored_json import STORED, read_stored, stored_as
+from state.checkpoint.stored_json import STORED, RecordFormat
 
 # How many bytes an error shows of a value that is not a lease.
 _SHOWN_BYTES = 80
@@ -28,13 +27,13 @@ class Lease:
     - `since_ms`: when the holder claimed the lease, epoch ms by its host's clock; only for people to read
     """
 
-    fencing_token: Annotated[int, stored_as("number")]
+    fencing_token: int
     host: str
     pid: int
     command: str
     since_ms: int
     period_ms: int
-    heartbeat: Annotated[int, stored_as("beat")] = 0
+    heartbeat: int = 0
     released: bool = False
 
     @property
@@ -55,13 +54,13 @@ class Lease:
 
     def to_bytes(self) -> bytes:
         """Return the value of a lease record."""
-        return _LEASE.dump_json(self, by_alias=True)
+        return _FORMAT.dump(self)
 
     @staticmethod
     def from_bytes(value: bytes) -> Lease:
-        """Read the value of a lease record. Raises CheckpointMismatch if it is not one."""
+        """Read the value of a lease record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
         try:
-            return read_stored(_LEASE, value)
+            return _FORMAT.read(value)
         except ValueError as problem:
             raise CheckpointMismatch(
                 f"the lease topic holds {value[:_SHOWN_BYTES]!r}, which is not a lease of this Delayline version; "
@@ -69,7 +68,7 @@ class Lease:
             ) from problem
 
 
-_LEASE = TypeAdapter(Lease)
+_FORMAT = RecordFormat(TypeAdapter(Lease), "a record of the lease topic")
 
 
 def claim_after(last: Lease | None, command: str, period_ms: int) -> Lease:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
 from sinks.internal_topics.newest_record import newest_value
-from state.checkpoint.stored_json import STORED, read_stored
+from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey, count_before
 
 # How many bytes an error shows of a value that is not a position.
@@ -102,14 +102,13 @@ class Position:
 
     def to_bytes(self) -> bytes:
         """Return the value of a position record."""
-        # Without what is rare: versions that do not know it read the others.
-        return _POSITION.dump_json(self, exclude=None if self.ahead else {"ahead"})
+        return _FORMAT.dump(self)
 
     @staticmethod
     def from_bytes(value: bytes) -> Position:
-        """Read the value of a position record. Raises CheckpointMismatch if it is not one."""
+        """Read the value of a position record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
         try:
-            return read_stored(_POSITION, value)
+            return _FORMAT.read(value)
         except ValueError as problem:
             raise CheckpointMismatch(
                 f"the position topic holds {value[:_SHOWN_BYTES]!r}, which is not a position of this Delayline "
@@ -117,7 +116,7 @@ class Position:
             ) from problem
 
 
-_POSITION = TypeAdapter(Position)
+_FORMAT = RecordFormat(TypeAdapter(Position), "a position in the position topic")
 
 
 def position_key(shard: int) -> bytes:
@@ -128,7 +127,7 @@ def position_key(shard: int) -> bytes:
 def read_position(options: Mapping[str, str], topic: str, shard: int) -> Position | None:
     """Return the last committed position of `shard`, or None if it has none.
 
-    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, FormatMismatch.
     """
     value = newest_value(options, topic, shard)
     return None if value is None else Position.from_bytes(value)

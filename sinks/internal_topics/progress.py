@@ -40,7 +40,7 @@ def announce_origin(
     """
     topic = settings.progress_topic
     own = {
-        "transactional.id": f"{settings.application_id}-birth",
+        "transactional.id": f"{settings.application_id}-origin",
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
     options = librdkafka_options(settings.kafka)
@@ -65,7 +65,7 @@ def announce_origin(
 def read_progress(options: Mapping[str, str], topic: str, shard: int) -> Progress | None:
     """Return the last committed marker of `shard`, or None if it has none.
 
-    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, FormatMismatch.
     """
     value = newest_value(options, topic, shard)
     return None if value is None else Progress.from_bytes(value)

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
 from state.cancel import is_ask, is_undecided
-from state.checkpoint.stored_json import STORED, read_stored
+from state.checkpoint.stored_json import STORED, RecordFormat
 from state.message import encode_chunk
 from state.order import OrderKey, key_of
 
@@ -36,7 +36,7 @@ class ChunkSummary:
     asks: bool = False
 
 
-_SUMMARY = TypeAdapter(ChunkSummary)
+_FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic")
 
 
 def chunk_record(messages: pa.Table, batch: int = 0, results: str = "") -> tuple[bytes, RecordHeaders]:
@@ -46,8 +46,7 @@ def chunk_record(messages: pa.Table, batch: int = 0, results: str = "") -> tuple
     """
     asks = bool(results) and pc.any(is_ask(messages, results)).as_py() and _has_undecided(messages, results)
     summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes, asks)
-    # Without asks as versions wrote it that knew none.
-    return encode_chunk(messages), [(_HEADER, _SUMMARY.dump_json(summary, exclude_defaults=True))]
+    return encode_chunk(messages), [(_HEADER, _FORMAT.dump(summary))]
 
 
 def _has_undecided(messages: pa.Table, results: str) -> bool:
@@ -57,11 +56,14 @@ def _has_undecided(messages: pa.Table, results: str) -> bool:
 def summary_of(
     headers: Sequence[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None] | None, place: str
 ) -> ChunkSummary:
-    """Read the summary of a chunk from its record's headers. Raises ReadyLogLost, with `place`, if there is none."""
+    """Read the summary of a chunk from its record's headers.
+
+    Raises FormatMismatch, and ReadyLogLost, with `place`, if there is no summary.
+    """
     for name, value in dict(headers or ()).items():
         if name == _HEADER and value is not None:
             try:
-                return read_stored(_SUMMARY, value)
+                return _FORMAT.read(value)
             except ValueError as problem:
                 raise ReadyLogLost(f"{place} is no chunk of this Delayline version: {problem}") from problem
     raise ReadyLogLost(f"{place} is not written by Delayline: only the job may write to the ready log")

@@ -41,8 +41,7 @@ class SegmentCatalog:
     def add(self, segments: Iterable[Segment]) -> list[Segment]:
         """Add the segments of whole buckets, and return the new ones.
 
-        A bucket that is known already keeps its segments: a batch was replayed that had sealed it. An earlier version
-        of the service may have cut it in another way.
+        A bucket that is known already keeps its segments: a batch was replayed that had sealed it.
         """
         known = set(self._buckets)
         new = {(each.bucket, each.shard, each.segment): each for each in segments if each.bucket not in known}

@@ -19,17 +19,17 @@ def with_format(text: str) -> str:
 def without_format(text: str, file: str) -> str:
     """Return the JSON object `text`, read from `file`, without its format number.
 
-    A file without a number has format 1. Raises CheckpointVersion for any format but `FORMAT`, and
-    CheckpointUnreadable if `text` is not a JSON object.
+    Raises CheckpointVersion for any format but `FORMAT`, and CheckpointUnreadable if `text` is not a JSON object with a
+    format number.
     """
     try:
         content = dict(json.loads(text))
-    except (TypeError, ValueError) as problem:
+        version = content.pop(_KEY)
+    except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointUnreadable(
             f"{file} is damaged ({problem!r}). Restore it from a backup, or make a new checkpoint with "
             "`delayline rebuild --discard-checkpoint`"
         ) from problem
-    version = content.pop(_KEY, 1)
     if version != FORMAT:
         raise CheckpointVersion(
             f"{file} is in format {version!r}, but this Delayline reads format {FORMAT}: run the version that wrote "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, TypeAdapter, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.checkpoint.stored_json import STORED, read_stored, stored_as
+from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey
 
 # How many bytes an error shows of a value that is not a marker.
@@ -29,7 +29,7 @@ class BatchSpan:
     ends, and how many records were `read` in the partitions that had any.
     """
 
-    origin: Annotated[CheckpointOrigin, stored_as("birth")]
+    origin: CheckpointOrigin
     batch_id: int = -1
     previous_ms: int = 0
     cutoff_ms: int = 0
@@ -45,17 +45,19 @@ class BatchSpan:
     @model_validator(mode="before")
     @classmethod
     def _restored(cls, stored: Any) -> Any:
-        # Earlier versions stored the starts.
-        if not isinstance(stored, dict) or "read" not in stored or "starts" in stored:
+        # A span that is constructed is no dictionary, and has its starts.
+        if not isinstance(stored, dict):
             return stored
+        if "starts" in stored:
+            raise ValueError("starts are not stored")
         stored = dict(stored)
-        read, ends = stored.pop("read"), stored.get("ends")
         try:
+            read, ends = stored.pop("read"), stored["ends"]
             starts = {
                 topic: {number: end - read.get(topic, {}).get(number, 0) for number, end in of_topic.items()}
                 for topic, of_topic in ends.items()
             }
-        except (AttributeError, TypeError):
+        except (AttributeError, KeyError, TypeError):
             raise ValueError("read and ends must be offsets") from None
         return stored | {"starts": starts}
 
@@ -110,13 +112,13 @@ class Progress:
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""
-        return _PROGRESS.dump_json(self, by_alias=True)
+        return _FORMAT.dump(self)
 
     @staticmethod
     def from_bytes(value: bytes) -> Progress:
-        """Read the value of a marker record. Raises CheckpointMismatch if it is not one."""
+        """Read the value of a marker record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
         try:
-            return read_stored(_PROGRESS, value)
+            return _FORMAT.read(value)
         except ValueError as problem:
             raise CheckpointMismatch(
                 f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is not a marker of this Delayline version; "
@@ -124,7 +126,7 @@ class Progress:
             ) from problem
 
 
-_PROGRESS = TypeAdapter(Progress)
+_FORMAT = RecordFormat(TypeAdapter(Progress), "a marker in the progress topic")
 
 
 def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:

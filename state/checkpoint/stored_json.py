@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import json
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from conf.errors import FormatMismatch
 
 Value = TypeVar("Value")
 
 # Reading accepts exactly the types that were written, and no other keys.
-STORED = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
-
-
-def stored_as(name: str) -> Any:
-    """Declare a field whose stored JSON key is `name`: stored keys stay the same when a field is renamed."""
-    return Field(validation_alias=name, serialization_alias=name)
+STORED = ConfigDict(strict=True, extra="forbid")
+_KEY = "format"
 
 
 def read_stored(adapter: TypeAdapter[Value], text: str | bytes) -> Value:
@@ -26,3 +26,33 @@ def read_stored(adapter: TypeAdapter[Value], text: str | bytes) -> Value:
         where = ".".join(map(str, first["loc"]))
         # `from None`: pydantic's own text has several lines, with the values.
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+@dataclass(frozen=True)
+class RecordFormat(Generic[Value]):
+    """The format of the records of one kind in an internal topic: JSON objects with a format number.
+
+    - `adapter`: reads and writes the values
+    - `name`: what such a record is called in an error
+    - `number`: the format number. Raise it with every change after which an earlier Delayline would misread a record
+    """
+
+    adapter: TypeAdapter[Value]
+    name: str
+    number: int = 1
+
+    def dump(self, value: Value) -> bytes:
+        """Return the JSON of `value`, with the format number."""
+        return b'{"%s":%d,' % (_KEY.encode(), self.number) + self.adapter.dump_json(value).removeprefix(b"{")
+
+    def read(self, text: str | bytes) -> Value:
+        """Read what `dump` returned. Raises FormatMismatch for another format, and ValueError for anything else."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or _KEY not in fields:
+            raise ValueError("it has no format number")
+        if (number := fields.pop(_KEY)) != self.number:
+            raise FormatMismatch(
+                f"{self.name} is in format {number!r}, but this Delayline reads format {self.number}: run the version "
+                "that wrote it"
+            )
+        return read_stored(self.adapter, json.dumps(fields))

@@ -17,7 +17,7 @@ from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.folder import Folder
 
-_ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-birth.json", "delayline-rules.json", "delayline-retired"
+_ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-origin.json", "delayline-settings.json", "delayline-retired"
 _REFUSED = "delayline-refused.json"
 
 
@@ -124,18 +124,14 @@ class Checkpoint:
         """Record the history. Replaces the file in one step."""
         self._files.write(_SETTINGS_HISTORY, with_format(settings_history.to_json()))
 
-    def refused(self, batch_id: int, cutoff_ms: int) -> Refusal:
-        """Return what batch `batch_id` refuses; nothing if that is recorded of none.
-
-        An earlier version has recorded no due time with it: there it was the batch's `cutoff_ms`, epoch ms. Raises
-        CheckpointUnreadable, CheckpointVersion.
-        """
+    def refused(self, batch_id: int) -> Refusal:
+        """Return what batch `batch_id` refuses. Raises CheckpointUnreadable, CheckpointVersion."""
         text = self._files.read(_REFUSED)
         if text is None:
             return NONE_REFUSED
         try:
             stored = json.loads(without_format(text, f"{self.path}/{_REFUSED}"))
-            refusal = Refusal(stored["from_offsets"], int(stored.get("due_from_ms", cutoff_ms)))
+            refusal = Refusal(stored["from_offsets"], int(stored["due_from_ms"]))
             return refusal if int(stored["batch"]) == batch_id else NONE_REFUSED
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointUnreadable(

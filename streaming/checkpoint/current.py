@@ -31,16 +31,6 @@ def checkpoint_of(spark: SparkSession, settings: Settings, generation: int) -> C
     return Checkpoint(spark, checkpoint_path(settings, folder_of(generation)))
 
 
-def moved_successor(spark: SparkSession, settings: Settings) -> Checkpoint:
-    """Return the checkpoint that an earlier version has made and not moved to its place. It may not exist."""
-    return Checkpoint(spark, checkpoint_path(settings, f"{FIRST_FOLDER}-next"))
-
-
-def moved_predecessor(spark: SparkSession, settings: Settings, generation: int) -> Checkpoint:
-    """Return the checkpoint of this generation that an earlier version has moved aside. It may not exist."""
-    return Checkpoint(spark, checkpoint_path(settings, f"{FIRST_FOLDER}-retired-{generation}"))
-
-
 def newest_generation(spark: SparkSession, settings: Settings) -> int:
     """Return the generation of the newest pointer; 0 without pointers."""
     return newest_pointer(Folder(spark, pointers_path(settings)).names()) or 0

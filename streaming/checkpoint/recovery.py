@@ -30,7 +30,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.current import current_checkpoint, moved_successor, newest_generation
+from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path
@@ -140,14 +140,9 @@ def _begin(
 ) -> None:
     """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
 
-    Raises CheckpointMismatch if a second beginning is refused, or if an earlier version was cut off in a handover.
+    Raises CheckpointMismatch if a second beginning is refused.
     """
     if not checkpoint.is_initialized():
-        if moved_successor(spark, settings).is_initialized():
-            raise CheckpointMismatch(
-                f"the checkpoint at {checkpoint.path} was being replaced by an earlier version, and that was cut off: "
-                "run the command (`delayline rescale` or `delayline rebuild`) again"
-            )
         if fresh:
             _fence_earlier(store, markers)
         _refuse_second_beginning(checkpoint, store, markers, fresh)
@@ -272,7 +267,7 @@ def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | 
         )
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
     if planned is not None and not history.entries:
-        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-rules.json. {CHECKPOINT_REMEDY}")
+        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-settings.json. {CHECKPOINT_REMEDY}")
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
     batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes)

@@ -108,7 +108,7 @@ class Admission:
         if not batch_settings.limits_waiting:
             return NONE_REFUSED
         if span.batch_id == self._replayed:
-            return self._checkpoint.refused(span.batch_id, span.cutoff_ms)
+            return self._checkpoint.refused(span.batch_id)
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }

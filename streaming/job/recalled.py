@@ -38,9 +38,8 @@ _OPEN_S, _PAUSE_S = 0.2, 0.01
 _RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
 # How far cutoffs may be ahead of the time (`clock.horizon`).
 _AHEAD_MS = HOUR
-# What is stored with the broker beside the offsets, for a later process: `cancels.known_for` in ms, and the id of the
-# results topic, which earlier versions did not store.
-_NOTE = re.compile(r"known_for=([0-9]{1,13})(?: topic=([A-Za-z0-9+/_-]{1,40}))?")
+# The commit metadata, for a later process: `cancels.known_for` in ms, and the id of the results topic.
+_NOTE = re.compile(r"known_for=([0-9]{1,13}) topic=([A-Za-z0-9+/_-]{1,40})")
 _LEAST_KNOWN_FOR, _MOST_KNOWN_FOR = DAY, LONGEST
 # How old the last cutoff of earlier processes is if the broker may have forgotten the offsets of the group. They stored
 # them each hour, and brokers keep them for 7 days by default.
@@ -48,10 +47,10 @@ _FORGOTTEN_MS = DAY
 
 
 class Note(NamedTuple):
-    """What an earlier process has stored beside an offset: its `cancels.known_for`, and the id of the topic, if any."""
+    """What an earlier process has stored beside an offset: its `cancels.known_for`, and the id of the topic."""
 
     known_for_ms: int
-    topic_id: str | None = None
+    topic_id: str
 
 
 class RecalledMessages:
@@ -221,7 +220,7 @@ class RecalledMessages:
         self._let_be_unsure({(place.topic, place.partition): place.offset for place in places if place.topic in inputs})
         notes = [note for note in map(note_of, places) if note is not None]
         self._let_forgotten_be_unsure(min((note.known_for_ms for note in notes), default=_MOST_KNOWN_FOR))
-        if any(note.topic_id not in (None, self._topic_id) for note in notes):
+        if any(note.topic_id != self._topic_id for note in notes):
             self._note_loss()
             return dict.fromkeys(range(counts[topic]), 0)
         stored = {place.partition: place.offset for place in places if place.topic == topic}
@@ -368,16 +367,13 @@ class RecalledMessages:
 
 
 def note_of(place: TopicPartition) -> Note | None:
-    """Return what an earlier process has noted beside an offset; None for what none has.
-
-    There is nothing of earlier versions, and where a tool has set the offset.
-    """
+    """Return what an earlier process has noted beside an offset; None if nothing was, as where a tool has set it."""
     if not place.metadata:
         return None
     if (found := _NOTE.fullmatch(place.metadata)) and _LEAST_KNOWN_FOR <= int(found[1]) <= _MOST_KNOWN_FOR:
         return Note(int(found[1]), found[2])
     log.warning(
-        "beside the offset of %s/%d stands %.100r, which is no note of this job: it is passed over",
+        "ignoring unrecognized commit metadata of %s/%d: %.100r",
         place.topic, place.partition, place.metadata,
     )  # fmt: skip
     return None

@@ -11,7 +11,7 @@ from typing import Any, Self
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch, Offsets
 
 _POLL_S = 0.05
-_ORIGIN = "delayline-birth.json"
+_ORIGIN = "delayline-origin.json"
 # Below the storage: the first checkpoint, and the folder of files that name the one that follows.
 _FIRST, _POINTERS = "checkpoint", "checkpoints"
 

@@ -22,10 +22,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """The status code of an answer, its body, and the application whose process gave it.
-
-    Processes of earlier versions do not say theirs (None).
-    """
+    """The status code of an answer, its body, and the application that it names; None if it names none."""
 
     code: int
     body: bytes

@@ -41,7 +41,6 @@ class JobStatus:
     - `running`: the batch after it, once that is planned
     - `merged`: the messages in merged buckets, which belong to no shard
     - `due`: the number of messages in each span of `streaming.monitor.estimate`, estimated
-    - `merges`: None of a job of an earlier version
     """
 
     application_id: str
@@ -57,7 +56,7 @@ class JobStatus:
     buckets: int
     segments: int
     due: dict[str, int]
-    merges: Merges | None = None
+    merges: Merges
 
     def to_json(self) -> bytes:
         """Return this as one JSON object."""

@@ -10,14 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from pyroaring import BitMap64
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
-from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.delivered import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.recovery import read_markers
@@ -100,8 +98,6 @@ def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) ->
     if result.taken_out:
         # Before the commit, which removes the ids from the table.
         _write(report, result)
-        # A table of an earlier version does not take the rows of this one.
-        store.create(from_arrow_schema(STORED_SCHEMA))
         store.replace_partitions(*repaired(store, corruption, settings.index.precision_bits))
     return result
 

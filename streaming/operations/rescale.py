@@ -24,7 +24,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.current import current_checkpoint, make_current, moved_predecessor, moved_successor
+from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
 from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
 from streaming.job.service import finish_planned
@@ -72,14 +72,6 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     5. Seal the state, and switch over to a new checkpoint.
     """
     current = current_checkpoint(spark, settings)
-    moved = moved_successor(spark, settings)
-    if not current.exists() and moved.is_initialized():
-        # An earlier version was cut off before the last move of a rescale. It can stay where it is.
-        replaced = moved_predecessor(spark, settings, moved.origin.generation - 1)
-        before = replaced.origin
-        lease.check_now()
-        make_current(spark, settings, moved)
-        return Rescaled(before.shards, moved.origin.shards, 0, replaced.path)
     if not current.exists():
         raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
     before = current.origin
@@ -88,7 +80,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     # 1. Refuse a replaced checkpoint.
     refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
-    # A table of an earlier version does not take the rows of this one.
+    # The job may have sealed nothing yet.
     store.create(from_arrow_schema(STORED_SCHEMA))
     refuse_rebuilt(current, store)
     # 2. Create partitions of the progress topic.

@@ -36,10 +36,9 @@ class ProcessProblems:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # By address, what a process is called that does not say its name, as of an earlier version.
-        self._local = {each: f"release at {each}" for each in release_addresses(settings)}
+        self._local = release_addresses(settings)
         if settings.monitor.job:
-            self._local[settings.monitor.job] = "job"
+            self._local.append(settings.monitor.job)
         self._names = [_Asking(partial(_resolved, address)) for address in settings.monitor.release_addresses]
         self._processes: dict[str, _Asking[dict[str, Any]]] = {}
 
@@ -49,12 +48,12 @@ class ProcessProblems:
         Takes a second at the longest.
         """
         begun_s = time.monotonic()
-        here = {address: self._asking(address, name) for address, name in self._local.items()}
+        here = {address: self._asking(address) for address in self._local}
         _start(here.values())
         _start(self._names)
         # The other half is for the processes that the names stand for.
         resolved = _answers(self._names, begun_s + _WAIT_S / 2)
-        there = {each: self._asking(each, f"release at {each}") for each in resolved if each not in here}
+        there = {each: self._asking(each) for each in resolved if each not in here}
         _start(there.values())
         self._processes = here | there
         answers = _answers(self._processes.values(), begun_s + _WAIT_S)
@@ -62,8 +61,8 @@ class ProcessProblems:
         found = {tuple(problem.items()): problem for problem in answers}
         return sorted(found.values(), key=lambda problem: -int(problem["at_ms"]))[:_MOST_SHOWN]
 
-    def _asking(self, address: str, name: str) -> _Asking[dict[str, Any]]:
-        question = partial(_problems_at, address, name, self._settings)
+    def _asking(self, address: str) -> _Asking[dict[str, Any]]:
+        question = partial(_problems_at, address, self._settings)
         return self._processes.setdefault(address, _Asking(question))
 
 
@@ -116,7 +115,7 @@ def _resolved(address: str) -> list[str]:
     return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in numeric]
 
 
-def _problems_at(address: str, name: str, settings: Settings) -> list[dict[str, Any]]:
+def _problems_at(address: str, settings: Settings) -> list[dict[str, Any]]:
     answer = ask(address, "/problems")
     # Another job may have the address.
     if other_application(answer, settings) is not None:
@@ -124,7 +123,7 @@ def _problems_at(address: str, name: str, settings: Settings) -> list[dict[str, 
     return [
         {
             "at_ms": int(each["at_ms"]),
-            "process": _text(each.get("process", name)),
+            "process": _text(each["process"]),
             "level": _text(each["level"]),
             "message": _text(each["message"]),
         }

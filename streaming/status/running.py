@@ -40,8 +40,7 @@ def status_from(job: JobStatus, settings: Settings) -> Status:
     """Return the whole status: what `job` said, and what the broker says."""
     broker = ask_broker(settings, job.done.offsets if job.done else {}, job.done.batch_id if job.done else -1)
     ready = broker.ready or []
-    # A job of an earlier version counts fewer spans, and the rest as `LATER`.
-    due = [job.due.get(span, 0) for span in (*SPANS_MS, LATER)]
+    due = [job.due[span] for span in (*SPANS_MS, LATER)]
     shards, of_ready = shard_statuses(job.shards, ready), histogram_of(ready, job.now_ms).counts
     return Status(
         read_from="job",

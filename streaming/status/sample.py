@@ -18,7 +18,7 @@ class Sample:
     - `buckets`, `segments`: of the sealed messages
     - `merging`: merges under way
 
-    None is unknown: the broker did not answer, or the job is of an earlier version.
+    None is unknown: the broker or the job did not answer.
     """
 
     at_ms: int

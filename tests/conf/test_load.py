@@ -366,10 +366,7 @@ def test_looped_topics_are_refused() -> None:
         ("[policies]\nfixed_delay = '367d'", "policies: allowed are a default_delay and a fixed_delay up to"),
         ("[policies.delayline-in]\nmax_delay='1s'\nfixed_delay = '2s'", "policies.delayline-in: allowed are a"),
         ("[policies.orders]\nmax_delay = '1s'", "policies.orders: allowed is a topic that is in topics.input"),
-        # Settings of earlier versions.
-        ("[storage]\ntime_partition = '1h'", "storage.time_partition: no such setting"),
         ("[bucket]\nlimit = 500", "bucket.limit: no such setting"),
-        ("[segment]\nmax_seconds = 300", "segment.max_seconds: no such setting"),
     ],
 )
 def test_an_unknown_name_in_the_file_gets_the_nearest_known_one(toml: Any, text: str, names: str) -> None:

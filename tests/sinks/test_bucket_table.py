@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import ApplicationHeld, BucketUnreadable
+from conf.errors import ApplicationHeld, BucketUnreadable, FormatMismatch
 from sinks.bucket_table import BucketTable
 from state.buckets.parts import IS_METADATA, MergeName, abandoned, chunks_of, metadata_of, sealed_part
 from state.buckets.segments import cut
@@ -109,6 +109,15 @@ def test_only_chunks_that_overlap_the_range_are_read_and_only_of_the_given_bucke
     assert dues(store.chunks(25, 26, everywhere)) == [10, 15, 20, 25, 30]
     assert dues(store.chunks(0, 100, everywhere, buckets=[2])) == [15, 25]
     assert dues(store.chunks(31, 100, everywhere)) == []
+
+
+@pytest.mark.parametrize(("stored", "named"), [("'delayline.format' = '2'", "in format 2"), (None, "in format None")])
+def test_a_table_of_another_format_names_both(store: BucketTable, stored: str | None, named: str) -> None:
+    change = "UNSET TBLPROPERTIES ('delayline.format')" if stored is None else f"SET TBLPROPERTIES ({stored})"
+    store.spark.sql(f"ALTER TABLE delta.`{store.path}` {change}")
+    for use in (store.exists, lambda: store.create(from_arrow_schema(STORED_SCHEMA))):
+        with pytest.raises(FormatMismatch, match=f"{named}, but this Delayline reads format 1"):
+            use()
 
 
 def test_a_table_that_lost_its_newest_log_entry_is_not_read_as_the_version_before(

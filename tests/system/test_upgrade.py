@@ -1,4 +1,8 @@
-"""The upgrade of docs/compatibility.md, "Upgrade", from earlier versions, and the way back."""
+"""The upgrade of docs/compatibility.md, "Upgrade", from an earlier version, and the way back.
+
+No version was released yet. Until then the newest commit stands for it: what runs here is the procedure, in an
+environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,7 @@ from tests.system.load import publish_mixed
 from tests.system.service import Service
 
 _REPOSITORY = Path(__file__).parent.parent.parent
-# A version that reads what this one has written; and one before some settings of batches that this one records.
-_BEFORE, _LONG_BEFORE = "a465f8b", "8a487f7"
+_BEFORE = "HEAD"
 _ITS_SPARK = "4.0"
 _DELIVERED = 100
 
@@ -85,23 +88,19 @@ def run_on(service: Service, ledger: Ledger, application: Application, seed: int
 
 @pytest.mark.thorough
 @pytest.mark.takes(120)
-# Both fetch jars, and Ivy's cache takes one process at a time.
-@pytest.mark.xdist_group("ivy")
-@pytest.mark.parametrize(("commit", "goes_back"), [(_BEFORE, True), (_LONG_BEFORE, False)])
-def test_a_newer_version_goes_on_where_an_older_one_was_stopped(
-    application: Application, make_service: MakeService, tmp_path: Path, commit: str, goes_back: bool
+def test_a_newer_version_goes_on_where_an_older_one_was_stopped_and_back(
+    application: Application, make_service: MakeService, tmp_path: Path
 ) -> None:
-    this, earlier = Version(), installed(commit, tmp_path / "earlier")
+    this, earlier = Version(), installed(_BEFORE, tmp_path / "earlier")
     service, ledger = make_service()
     earlier.use(service)
     run_on(service, ledger, application, seed=1)
     this.use(service)
     assert service.command("topics", "create") == 0, service.log[-3000:]
     run_on(service, ledger, application, seed=2)
-    if goes_back:
-        earlier.use(service)
-        run_on(service, ledger, application, seed=3)
-        this.use(service)
+    earlier.use(service)
+    run_on(service, ledger, application, seed=3)
+    this.use(service)
     service.start()
     ledger.wait_for_all(120)
     ledger.verify_after_outage(120)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 
 import pytest
 
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, FormatMismatch
 from sinks.internal_topics.lease_record import Lease, claim_after
 
 
@@ -27,15 +28,24 @@ def test_heartbeats_belong_to_one_claim_and_are_read_back_as_written() -> None:
     assert not claim_after(lease, "run", 10_000).is_of_claim(lease)
 
 
+def _changed(**fields: object) -> bytes:
+    return json.dumps(json.loads(Lease(1, "h", 1, "run", 0, 1).to_bytes()) | fields).encode()
+
+
+def test_a_lease_of_another_format_names_both() -> None:
+    with pytest.raises(FormatMismatch, match=r"a record of the lease topic is in format 2, but .* reads format 1"):
+        Lease.from_bytes(_changed(format=2, more=1))
+
+
 @pytest.mark.parametrize(
     "value",
     [
         b"",
         b"[]",
         b"null",
-        b'{"number": 1}',
-        b'{"number": "1", "host": "h", "pid": 1, "command": "run", "since_ms": 0, "period_ms": 1}',
-        b'{"number": 1, "host": "h", "pid": 1, "command": "run", "since_ms": 0, "period_ms": 1, "more": 1}',
+        b'{"fencing_token": 1}',
+        _changed(heartbeat="1"),
+        _changed(more=1),
     ],
 )
 def test_a_value_that_is_not_a_lease_is_refused(value: bytes) -> None:

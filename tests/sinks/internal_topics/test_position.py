@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import CheckpointMismatch, TopicMissing
+from conf.errors import CheckpointMismatch, FormatMismatch, TopicMissing
 from sinks.internal_topics.position import Ahead, Lateness, Position, position_key, read_position
 from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
@@ -34,10 +34,6 @@ _POSITION = Position("id", 12, OrderKey(7, "in", 0, 3), 10, 90, "host-1", 1_000,
 @settings(max_examples=100)
 def test_a_position_is_read_as_it_was_written(position: Position) -> None:
     assert Position.from_bytes(position.to_bytes()) == position
-
-
-def test_a_position_is_written_as_before_if_no_clock_was_ahead() -> None:
-    assert "ahead" not in json.loads(_POSITION.to_bytes())
 
 
 def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_released() -> None:
@@ -65,6 +61,11 @@ def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_rele
 
 def _changed(name: str, value: Any) -> bytes:
     return json.dumps({**json.loads(_POSITION.to_bytes()), name: value}).encode()
+
+
+def test_a_position_of_another_format_names_both() -> None:
+    with pytest.raises(FormatMismatch, match=r"a position in the position topic is in format 2, but .* reads format 1"):
+        Position.from_bytes(_changed("format", 2))
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from conf.errors import ReadyLogLost
+from conf.errors import FormatMismatch, ReadyLogLost
 from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
 from state.message import decode_chunk
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 from tests.state.test_message import ROWS
 
-_SUMMARY = {"batch": 0, "first": [1, "in", 0, 0], "last": [2, "in", 0, 1], "count": 2, "nbytes": 100}
+_SUMMARY: dict[str, Any] = {
+    "format": 1,
+    "batch": 0,
+    "first": [1, "in", 0, 0],
+    "last": [2, "in", 0, 1],
+    "count": 2,
+    "nbytes": 100,
+    "asks": False,
+}
 
 
 @given(ROWS.filter(bool))
@@ -50,6 +58,12 @@ def test_a_record_of_another_writer_is_refused(headers: RecordHeaders | None) ->
         )),
     ],
 )  # fmt: skip
-def test_a_chunk_of_another_version_is_refused(value: bytes) -> None:
+def test_a_header_that_is_no_summary_is_refused(value: bytes) -> None:
     with pytest.raises(ReadyLogLost, match="here is no chunk of this Delayline version"):
+        summary_of([("delayline-chunk", value)], "here")
+
+
+def test_a_chunk_of_another_format_names_both() -> None:
+    value = json.dumps(_SUMMARY | {"format": 2, "more": 1}).encode()
+    with pytest.raises(FormatMismatch, match=r"a chunk in the ready topic is in format 2, but .* reads format 1"):
         summary_of([("delayline-chunk", value)], "here")

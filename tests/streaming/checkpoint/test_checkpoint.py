@@ -50,7 +50,7 @@ def overwrite(file: Path, text: str) -> None:
 def test_a_whole_checkpoint_is_read(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     read_all(spark, tmp_path)
     assert (checkpoint.planned(4).cutoff_ms, checkpoint.planned(4).offsets) == (10, {"in": {"0": 7}})
-    assert json.loads((tmp_path / "delayline-birth.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "delayline-origin.json").read_text())["format"] == 1
 
 
 @pytest.mark.parametrize("text", ["", "\0" * 64, "v1", 'v1\n{"batchTimestamp', "v1\n{}", "v1\n[]"])
@@ -69,11 +69,11 @@ def test_a_missing_offset_log_entry_is_named(spark: SparkSession, checkpoint: Ch
         read_all(spark, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["delayline-birth.json", "delayline-rules.json"])
+@pytest.mark.parametrize("name", ["delayline-origin.json", "delayline-settings.json"])
 def test_a_damaged_file_of_delayline_is_named(
     spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str
 ) -> None:
-    for text in ("", '{"format": 1, "rules": 3}', '{"format": 1}'):
+    for text in ("", '{"format": 1, "settings": 3}', '{"format": 1}'):
         overwrite(tmp_path / name, text)
         # On one line: pydantic's own text would have several.
         with pytest.raises(CheckpointUnreadable, match=rf"{name} is damaged.*delayline rebuild"):
@@ -83,26 +83,26 @@ def test_a_damaged_file_of_delayline_is_named(
 def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint"))
     refused = Refusal({"in": {"0": 5, "1": 0}}, 900)
-    assert checkpoint.refused(4, 70) == NONE_REFUSED
+    assert checkpoint.refused(4) == NONE_REFUSED
     checkpoint.write_refused(3, Refusal({"in": {"0": 2}}, 800))
     checkpoint.write_refused(4, refused)
-    assert [checkpoint.refused(batch_id, 70) for batch_id in (3, 4, 5)] == [NONE_REFUSED, refused, NONE_REFUSED]
+    assert [checkpoint.refused(batch_id) for batch_id in (3, 4, 5)] == [NONE_REFUSED, refused, NONE_REFUSED]
     overwrite(tmp_path / "checkpoint/delayline-refused.json", '{"format": 1, "batch": 4}')
     with pytest.raises(CheckpointUnreadable, match=r"delayline-refused.json is damaged.*delayline rebuild"):
-        checkpoint.refused(4, 70)
+        checkpoint.refused(4)
 
 
 def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "delayline-birth.json").unlink()
-    with pytest.raises(CheckpointUnreadable, match=r"delayline-birth.json is missing.*delayline rebuild"):
+    (tmp_path / "delayline-origin.json").unlink()
+    with pytest.raises(CheckpointUnreadable, match=r"delayline-origin.json is missing.*delayline rebuild"):
         read_all(spark, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "mismatch"),
     [
-        ("delayline-birth.json", '{"format": 2, "id": "c"}', "in format 2, but this Delayline reads format 1"),
-        ("delayline-rules.json", '{"format": 2, "book": []}', "in format 2, but this Delayline reads format 1"),
+        ("delayline-origin.json", '{"format": 2, "id": "c"}', "in format 2, but this Delayline reads format 1"),
+        ("delayline-settings.json", '{"format": 2, "book": []}', "in format 2, but this Delayline reads format 1"),
         ("offsets/4", "v2\n{}", "of version v2, and the Spark of this Delayline reads v1"),
         ("commits/3", "v9\n{}", "of version v9, and the Spark of this Delayline reads v1"),
     ],

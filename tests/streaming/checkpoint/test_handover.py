@@ -119,12 +119,3 @@ def test_a_damaged_pointer_is_an_error_and_not_taken_for_none(
     (tmp_path / "checkpoints" / ".2.crc").unlink(missing_ok=True)
     with pytest.raises(CheckpointUnreadable, match="checkpoints/2 is damaged"):
         current_checkpoint(spark, settings)
-
-
-def test_what_an_earlier_version_left_in_the_middle_of_its_moves_is_not_begun_anew(
-    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
-) -> None:
-    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint-retired-1")
-    Checkpoint(spark, f"{first.path}-next").initialize(replace(first.origin, checkpoint="two", generation=2))
-    with pytest.raises(CheckpointMismatch, match=r"being replaced by an earlier version.*delayline rescale"):
-        recover(spark, settings, True, lease)

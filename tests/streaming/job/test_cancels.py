@@ -436,7 +436,7 @@ def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_rea
     assert decision.left_out[TOPIC, 0].tolist() == [53]
     cancel(store, BATCH + 1, CancelledId((TOPIC, 0, 3), 7_000, 7_000))
     (answer,), _ = replace(store, (54, 3, "waiting"), of=span(1, first_bucket=BATCH + 1))
-    assert answer == ("cancelled", False), "of rows of earlier versions nobody knows what has cancelled them"
+    assert answer == ("cancelled", False), "a cancel has taken it out, and no replacement"
 
 
 def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:

@@ -12,7 +12,7 @@ def begin(folder: Path, name: str, cutoff_ms: int = 0, offsets: dict[str, dict[s
     (folder / "commits").mkdir(parents=True)
     (folder / "offsets").mkdir()
     origin = {"format": 1, "checkpoint": name, "generation": 1, "cutoff_ms": cutoff_ms, "offsets": offsets or {}}
-    _write(folder / "delayline-birth.json", json.dumps(origin), 0)
+    _write(folder / "delayline-origin.json", json.dumps(origin), 0)
 
 
 def point_to(folder: Path, generation: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -18,7 +17,7 @@ from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
-from streaming.monitor.estimate import LATER, SPANS_MS, MutableBounds
+from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts, TableState
 from streaming.monitor.job_status import JobStatus, LastMerge, Merges
 from streaming.monitor.server import Health, MonitorServer
@@ -85,20 +84,6 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert f"merges       {merges}" in table
     assert table[0] == f"checkpoint   {CHECKPOINT} (as the running job says)"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
-
-
-def test_a_job_of_an_earlier_version_counts_as_later_what_it_has_no_span_for(settings: Settings) -> None:
-    status = status_of(settings.application_id)
-    due = {span: count for span, count in status.due.items() if span not in ("90d", "366d")} | {"later": 7}
-    ensure_topics(settings, 1)
-    said = json.loads(replace(status, due=due).to_json())
-    del said["merges"]
-    with job_that_says(JobStatus.from_json(json.dumps(said).encode())) as address:
-        shown = status_of_job(with_monitor(settings, address))
-    assert shown is not None
-    assert shown.merges is None
-    assert [*shown.due] == [*SPANS_MS, LATER]
-    assert {span: count for span, count in shown.due.items() if count} == {"1m": 4, "6h": 9, "later": 7}
 
 
 def test_the_command_shows_what_lies_behind_an_open_transaction(settings: Settings) -> None:
