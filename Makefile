@@ -54,7 +54,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system"
+	$(BIN)/pytest --numprocesses 2 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system and not thorough and not soak"
 
 ifdef ARGS
 test: $(STAMP)
