@@ -117,8 +117,7 @@ class BucketTable:
             builder = builder.property(name, value)
         builder.execute()
         self._check_format()
-        present = self._log.unsafeVolatileSnapshot().metadata().configuration()
-        changed = {name: value for name, value in _PROPERTIES.items() if present.getOrElse(name, None) != value}
+        changed = {name: value for name, value in _PROPERTIES.items() if self._property(name) != value}
         if changed:
             properties = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
             self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ({properties})")
@@ -151,12 +150,16 @@ class BucketTable:
 
     def _check_format(self) -> None:
         name, known = _FORMAT
-        found = self._log.unsafeVolatileSnapshot().metadata().configuration().getOrElse(name, None)
+        found = self._property(name)
         if found != known:
             raise FormatMismatch(
                 f"the table {self.path} is in format {found}, but this Delayline reads format {known}: run the version "
                 "that wrote it, or use another storage.path"
             )
+
+    def _property(self, name: str) -> str | None:
+        found = self._log.unsafeVolatileSnapshot().metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
 
     @property
     def _log(self) -> Any:
