@@ -301,6 +301,12 @@ class TwoDelays(Rejected):
     code = "two-delays"
 
 
+class HeaderCase(Rejected):
+    """A header's name differs by case alone from one that has a meaning."""
+
+    code = "header-case"
+
+
 class BadDeliverAt(Rejected):
     """The deliver-at header is neither epoch milliseconds nor ISO-8601 with an offset."""
 

@@ -205,9 +205,14 @@ class HeaderSettings(Section):
     delay_level: HeaderName = "delay-level"
     deliver_to: HeaderName = "deliver-to"
 
+    @property
+    def delays(self) -> tuple[str, str, str]:
+        """The names of the headers that say when."""
+        return self.deliver_at, self.deliver_after, self.delay_level
+
     @model_validator(mode="after")
     def _distinct(self) -> HeaderSettings:
-        names = [self.deliver_at, self.deliver_after, self.delay_level, self.deliver_to]
+        names = [*self.delays, self.deliver_to]
         if len(set(names)) != len(names):
             raise ValueError(f"four names that differ from each other, not {names}")
         return self

@@ -10,12 +10,19 @@ from conf.errors import quoted
 # Far above any instant that limits.max_delay allows, and safe to add to in 64 bits.
 MAX_INSTANT_MS = 2**61
 _NANOSECONDS = re.compile(r"[.,]\d{6}0*[1-9]", re.ASCII)
+# The name of a zone behind the offset, as Java's ZonedDateTime writes it.
+_ZONE = re.compile(r"\[[A-Za-z0-9_+\-/.:]+\]$", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# Epoch ms of these lengths are before April 1970, and after the year 33,000.
-_DIGITS_OF_SECONDS = (9, 10)
-_LEAST_DIGITS_OF_MICROSECONDS = 15
+# September 2001: a smaller number of ms is a delay in the wrong header, or an instant in seconds.
+_LEAST_EPOCH_MS = 10**12
+_SECONDS = range(10**8, 10**10)
+# Whoever means an instant of milliseconds before the year 2200 and writes microseconds or nanoseconds has these.
+_FINER_UNITS = {
+    name: range(_LEAST_EPOCH_MS * per_ms, 7_258_118_400_000 * per_ms)
+    for name, per_ms in (("microseconds", 1_000), ("nanoseconds", 1_000_000))
+}
 # Far above what any form needs, so that none has to be searched for in a value of megabytes.
 MOST_TEXT_BYTES = 1_024
 
@@ -45,36 +52,42 @@ def whole_number(text: str, maximum: int = MAX_INSTANT_MS) -> int:
     return min(int(text.lstrip("0")[:40] or "0"), maximum)
 
 
-def _instant(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as problem:
-        # Python's sentence quotes all of the text, unless it is about a number in it.
-        reason = "" if repr(text) in str(problem) else f": {problem}"
-        raise ValueError(f"{quoted(text)} is no instant{reason}") from None
-
-
 def parse_instant(text: str) -> int:
     """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
 
-    For example `1798135200000`, `2026-12-24T18:00:00Z` and `2026-12-24T19:00:00+01:00` are the same instant. Raises
-    ValueError for anything else, for an instant before 1970, and for a number that is one of seconds, microseconds or
-    nanoseconds by its length; OverflowError for a year that is none.
+    For example `1798135200000`, `2026-12-24T18:00:00Z` and `2026-12-24T19:00+01:00[Europe/Berlin]` are the same
+    instant. 0 is an instant too. Raises ValueError for anything else, for an instant before 1970, and for a number that
+    is a delay, or an instant in another unit, by its size.
     """
-    if text.isascii() and text.isdigit():
-        digits = len(text.lstrip("0"))
-        if digits in _DIGITS_OF_SECONDS:
-            raise ValueError(f"{quoted(text)} is seconds by its length; write milliseconds")
-        if digits >= _LEAST_DIGITS_OF_MICROSECONDS:
-            raise ValueError(f"{quoted(text)} is microseconds or less by its length; write milliseconds")
-        return whole_number(text)
-    instant = _instant(text)
+    return _epoch_ms(text) if text.isascii() and text.isdigit() else _iso_8601(text)
+
+
+def _epoch_ms(text: str) -> int:
+    # Cut, since Python refuses to parse a number of thousands of digits.
+    number = int(text.lstrip("0")[:40] or "0")
+    if number in _SECONDS:
+        raise ValueError(f"{quoted(text)} is seconds by its size; write milliseconds")
+    if 0 < number < _LEAST_EPOCH_MS:
+        raise ValueError(f"{quoted(text)} is before September 2001 as epoch ms; is it a delay?")
+    for unit, numbers in _FINER_UNITS.items():
+        if number in numbers:
+            raise ValueError(f"{quoted(text)} is {unit} by its size; write milliseconds")
+    return min(number, MAX_INSTANT_MS)
+
+
+def _iso_8601(text: str) -> int:
+    try:
+        # RFC 3339 has small letters as well. The offset counts, whatever zone is behind it.
+        instant = datetime.fromisoformat(_ZONE.sub("", text).upper())
+    except ValueError as problem:
+        # Python's sentence quotes all of the text, unless it is about a number in it.
+        reason = "" if "isoformat" in str(problem) else f": {problem}"
+        raise ValueError(f"{quoted(text)} is no instant{reason}") from None
     if instant.tzinfo is None:
         raise ValueError(f"{quoted(text)} has no offset from UTC; add one, or Z")
-    # Round up to whole milliseconds: rounding down would be early. Python drops the digits below 1 us.
-    if _NANOSECONDS.search(text):
-        instant += timedelta(microseconds=1)
-    ms = -((_EPOCH - instant) // timedelta(milliseconds=1))
-    if ms < 0:
+    # Python drops the digits below 1 us.
+    micros = (instant - _EPOCH) // timedelta(microseconds=1) + bool(_NANOSECONDS.search(text))
+    if micros < 0:
         raise ValueError(f"{quoted(text)} is before 1970")
-    return ms
+    # Rounded up to whole milliseconds: rounding down would be early.
+    return -(-micros // 1_000)

@@ -60,6 +60,8 @@ def awkward_records() -> Iterator[Awkward]:
         yield Awkward(f"{name} of 600 kB", headers=((name, _LONG),), error=f"bad-{name}")
         yield Awkward(f"null {name}", headers=((name, None),), error=f"bad-{name}")
         yield Awkward(f"empty {name}", headers=((name, b""),), error=f"bad-{name}")
+    yield Awkward("a delay in the wrong header", headers=(("deliver-at", b"60000"),), error="bad-deliver-at")
+    yield Awkward("a header in the wrong case", headers=(("Deliver-After", b"1h"),), error="header-case")
     for name in ("cancel", "replaces"):
         header, error = f"delayline-{name}", f"bad-{name}"
         yield Awkward(f"{header} of 600 kB", headers=((header, _LONG),), error=error)

@@ -92,6 +92,6 @@ class Expiry:
 def _instant(value: bytes | None, otherwise_ms: int) -> int:
     try:
         return parse_instant(header_text(value))
-    except (ValueError, OverflowError):
+    except ValueError:
         # Accepted before there was the policy, or under another one: such a message never expires.
         return otherwise_ms

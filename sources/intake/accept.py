@@ -18,6 +18,7 @@ from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
 from sources.intake.envelopes import Envelope, cancels_by_key, check_cancels
 from sources.intake.expiry import check_expiry
+from sources.intake.header_case import REQUEST_HEADERS, check_case, message_headers
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.names import ask_keys, asks_by_name, cancel_terms, names_given, names_to_cancel
 from sources.intake.partitioner import partitions_for
@@ -86,12 +87,7 @@ def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
         own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
         if len(own):
             of_topic = records.take(pa.array(own))
-            by_key = cancels_by_key(of_topic, presets_named(names), batch_settings)
-            # A record with one of Delayline's own headers is a message, whatever a preset makes of it.
-            for header in (batch_settings.headers.deliver_at, batch_settings.headers.deliver_after,
-                           batch_settings.headers.delay_level):  # fmt: skip
-                by_key &= ~has_header(of_topic, header)
-            kinds[own[by_key]] = _Kind.ASKS_BY_NAME.value
+            kinds[own[cancels_by_key(of_topic, presets_named(names), batch_settings)]] = _Kind.ASKS_BY_NAME.value
     kinds[has_header(records, CANCEL_NAME_HEADER)] = _Kind.ASKS_BY_NAME.value
     kinds[has_header(records, CANCEL_HEADER)] = _Kind.ASKS.value
     groups = [(np.flatnonzero(kinds == _Kind.ASKS.value), _Kind.ASKS)]
@@ -124,6 +120,8 @@ def _accepted(
     presets = presets_named(batch_settings.presets.get(topic, ()))
     policy = batch_settings.policy_of(topic)
     record_keys = one_array(records.column("key"))
+    names_read = REQUEST_HEADERS if kind is not _Kind.MESSAGES else message_headers(batch_settings, policy, presets)
+    check_case(headers, tuple(names_read), rejections)
     given, terms = pa.nulls(len(timestamps), pa.binary()), pa.nulls(len(timestamps), pa.large_binary())
     envelope = Envelope(presets, headers, len(timestamps))
     if kind is not _Kind.MESSAGES:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadDeliverTo, BadSchedule
 from conf.settings import HeaderSettings
+from sources.intake.header_case import in_any_case
 from sources.intake.header_columns import (
     Headers,
     Ints,
+    Mask,
     Rejections,
     flatten,
     one_array,
@@ -32,7 +33,6 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text, whole_number
 from state.message import HEADERS
 
-Mask = npt.NDArray[np.bool_]
 # What the added headers take, but for the record's key: names, the topic, and numbers.
 _ADDED_BYTES = 512
 
@@ -41,7 +41,8 @@ def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings:
     """Return which of `records`, of one topic that has `presets`, cancel what has their key as its name.
 
     A record with a null value is a message all the same if Delayline's own headers, or those of another preset, say
-    when or where it shall be delivered: then a publisher of that scheduler has written it.
+    when or where it shall be delivered: then a publisher of that scheduler has written it. So is any record with one of
+    Delayline's own delay headers. If the name of such a header has the wrong case, that refuses the message.
     """
     cancels = np.zeros(records.num_rows, dtype=bool)
     headers: Headers | None = None
@@ -52,11 +53,14 @@ def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings:
             headers = headers or flatten(one_array(records.column("headers")))
             # Not the preset's own: the scheduler's tombstones have all headers of their schedules.
             names = _delivery_headers(batch_settings.headers, [each for each in presets if each != preset])
-            is_null[headers.rows[np.asarray(pc.is_in(headers.keys, pa.array(names, pa.string())))]] = False
+            is_null[headers.rows[in_any_case(headers.keys, names)]] = False
             cancels |= is_null
         if preset.cancel_header:
             headers = headers or flatten(one_array(records.column("headers")))
             cancels |= _cancel_by_header(preset, headers, records.num_rows)
+    if cancels.any():
+        headers = headers or flatten(one_array(records.column("headers")))
+        cancels[headers.rows[in_any_case(headers.keys, batch_settings.headers.delays)]] = False
     return cancels
 
 
@@ -90,7 +94,7 @@ def _cancel_by_header(preset: Preset, headers: Headers, count: int) -> Mask:
 
 def _delivery_headers(own: HeaderSettings, presets: Iterable[Preset]) -> list[str]:
     """Return the names of the headers that say when or where: Delayline's `own`, and those of `presets`."""
-    names = [own.deliver_at, own.deliver_after, own.delay_level, own.deliver_to]
+    names = [*own.delays, own.deliver_to]
     for preset in presets:
         names += [*(header.name for header in preset.schedule), *preset.refused]
         names += [preset.target] if preset.target else []

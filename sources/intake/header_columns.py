@@ -14,6 +14,7 @@ from conf.errors import Rejected
 from state.message import HEADERS
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass

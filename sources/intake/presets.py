@@ -13,8 +13,8 @@ from enum import Enum
 
 from conf.errors import BadSchedule, Rejected, quoted
 from conf.settings import PRESETS
-from sources.intake.schedule import parse_delay_level, parse_deliver_at
-from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, whole_number
+from sources.intake.schedule import parse_delay_level
+from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, parse_instant, whole_number
 
 # Perhaps in quotes, as `header_text` allows. Blanks are matched in one way alone, which takes linear time.
 _NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
@@ -91,6 +91,18 @@ class Preset:
     cancels_by_null_value: bool = False
     cancel_header: tuple[str, tuple[bytes, ...]] | None = None
 
+    @property
+    def delays(self) -> tuple[str, ...]:
+        """The names of the headers that say when, or ask for more than one delivery."""
+        return (*(header.name for header in self.schedule), *self.refused, *self.refused_with_schedule)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of the other headers that the preset reads."""
+        single = (self.target, self.key, self.partition, self.partition_key)
+        pairs = (self.version, self.cancel_header)
+        return (*filter(None, single), *(pair[0] for pair in pairs if pair is not None))
+
 
 def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
     def parse(value: bytes | None) -> int:
@@ -113,16 +125,23 @@ def _delay(name: str, unit_ms: int = 1, may_yield: bool = False) -> ScheduleHead
     return ScheduleHeader(name, Meaning.DELAY, parse_delay, may_yield=may_yield)
 
 
-def _as(name: str, parse_own: Callable[[bytes | None], int]) -> Callable[[bytes | None], int]:
-    """Return the parser of a header whose values are those of one of Delayline's own, which `parse_own` parses."""
+def _instant(name: str, may_yield: bool = False) -> ScheduleHeader:
+    """Return a header with an instant in epoch ms."""
 
     def parse(value: bytes | None) -> int:
         try:
-            return parse_own(value)
-        except Rejected as problem:
-            raise BadSchedule(f"{name}: {problem.args[0]}") from None
+            return parse_instant(header_text(value))
+        except ValueError as problem:
+            raise BadSchedule(f"{name} is epoch ms: {problem}") from None
 
-    return parse
+    return ScheduleHeader(name, Meaning.INSTANT, parse, may_yield=may_yield)
+
+
+def _delay_level(value: bytes | None) -> int:
+    try:
+        return parse_delay_level(value)
+    except Rejected as problem:
+        raise BadSchedule(f"DELAY: {problem.args[0]}") from None
 
 
 def _big_endian_ms(value: bytes | None) -> int:
@@ -142,9 +161,9 @@ def _nats_schedule(value: bytes | None) -> int:
             raise ValueError(f"{quoted(text)} is none; schedules that repeat are not supported")
         if not _RFC_3339.fullmatch(instant.strip()):
             raise ValueError(f"{quoted(instant)} is not RFC 3339")
+        return parse_instant(instant.strip())
     except ValueError as problem:
         raise BadSchedule(f"Nats-Schedule is '@at' and an instant: {problem}") from None
-    return _as("Nats-Schedule", parse_deliver_at)(instant.strip().upper().encode())
 
 
 _BY_NAME = {
@@ -153,6 +172,9 @@ _BY_NAME = {
         Preset(
             "activemq",
             (
+                # Artemis: of its own clients, and of STOMP.
+                _instant("_AMQ_SCHED_DELIVERY", may_yield=True),
+                _instant("AMQ_SCHEDULED_TIME", may_yield=True),
                 _delay("AMQ_SCHEDULED_DELAY", may_yield=True),
                 # The time between deliveries, of which the first comes after one of them if there is no delay.
                 _delay("AMQ_SCHEDULED_PERIOD"),
@@ -209,11 +231,11 @@ _BY_NAME = {
         Preset(
             "rocketmq",
             (
-                ScheduleHeader("DELAY", Meaning.LEVEL, _as("DELAY", parse_delay_level), may_yield=True),
+                ScheduleHeader("DELAY", Meaning.LEVEL, _delay_level, may_yield=True),
                 _delay("TIMER_DELAY_SEC", unit_ms=1_000),
                 _delay("TIMER_DELAY_MS"),
-                ScheduleHeader("TIMER_DELIVER_MS", Meaning.INSTANT, _as("TIMER_DELIVER_MS", parse_deliver_at)),
-                ScheduleHeader("__STARTDELIVERTIME", Meaning.INSTANT, _as("__STARTDELIVERTIME", parse_deliver_at)),
+                _instant("TIMER_DELIVER_MS"),
+                _instant("__STARTDELIVERTIME"),
             ),
             target="REAL_TOPIC",
         ),

@@ -13,17 +13,16 @@ _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
 def parse_deliver_at(value: bytes | None) -> int:
-    """Return the instant in epoch ms, UTC. Accepts epoch ms, or ISO-8601 with an offset or Z.
+    """Return the instant in epoch ms, UTC: 0, epoch ms, or ISO-8601 with an offset or Z (`parse_instant`).
 
-    For example `1798135200000`, `2026-12-24T18:00:00Z` and `2026-12-24T19:00:00+01:00` are the same instant. Raises
-    BadDeliverAt for anything else, for an instant before 1970, and for a number that is one of seconds, microseconds or
-    nanoseconds by its length.
+    Raises BadDeliverAt for anything else.
     """
     try:
         return parse_instant(header_text(value))
-    except (ValueError, OverflowError) as problem:
+    except ValueError as problem:
         raise BadDeliverAt(
-            f"deliver-at is epoch ms or ISO-8601 with an offset (2026-12-24T18:00:00Z): {problem}"
+            "deliver-at is epoch ms or ISO-8601 with an offset (2026-12-24T18:00:00Z), and a delay goes into "
+            f"deliver-after: {problem}"
         ) from None
 
 

@@ -7,8 +7,8 @@ from conf.errors import quoted
 from conf.setting_types import DAY, LONGEST
 from state.header_values import parse_instant
 
-# In April 1970: no record is of a time before it, and a smaller number is meant as something else.
-_LEAST_MS = 10**10
+# A number of fewer digits is neither an instant nor seconds since 1970.
+_LEAST_DIGITS = 9
 
 
 def named_instant_ms(text: str, now_ms: int, ago: bool = False) -> int:
@@ -22,7 +22,7 @@ def named_instant_ms(text: str, now_ms: int, ago: bool = False) -> int:
         return _epoch_ms(text)
     try:
         return parse_instant(text)
-    except (ValueError, OverflowError):
+    except ValueError:
         pass  # Then it is a duration. If it is not, the error below names all forms.
     try:
         duration_ms = parse_duration_ms(text)
@@ -40,7 +40,8 @@ def named_instant_ms(text: str, now_ms: int, ago: bool = False) -> int:
 
 def _epoch_ms(text: str) -> int:
     """Read a number without a unit: never a duration, since an instant in seconds would be one of weeks, in ms."""
-    at_ms = parse_instant(text)
-    if at_ms < _LEAST_MS:
-        raise ValueError(f"{quoted(text)} is before May 1970 as epoch ms; a duration has a unit, such as {text[:9]}ms")
-    return at_ms
+    if text.isascii() and len(text.lstrip("0")) < _LEAST_DIGITS:
+        raise ValueError(
+            f"{quoted(text)} is before September 2001 as epoch ms; a duration has a unit, such as {text[:9]}ms"
+        )
+    return parse_instant(text)

@@ -113,8 +113,7 @@ class _Publishing:
     def replace(self, row: Row, deliver_at_ms: int) -> None:
         """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits."""
         names = self._settings.headers
-        own = {names.deliver_at, names.deliver_after, names.delay_level, names.deliver_to, CONDITION_HEADER,
-               OPERATOR_HEADER}  # fmt: skip
+        own = {*names.delays, names.deliver_to, CONDITION_HEADER, OPERATOR_HEADER}
         kept = [(header["key"], header["value"]) for header in row["headers"] or () if header["key"] not in own]
         headers: list[tuple[str, str | bytes | None]] = [
             *((name, None if value is None else bytes(value)) for name, value in kept),

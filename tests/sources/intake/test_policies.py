@@ -14,6 +14,7 @@ from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
 WRITTEN_MS = CLOCK_MS - 1_000
+EXPIRY = "ce_expirytime"
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
@@ -56,6 +57,20 @@ def test_the_limit_of_all_topics_is_shortened_to_as_well() -> None:
     assert accepted(DelayPolicy(most_ms=400 * DAY), ("deliver-after", b"399d")) == (None, WRITTEN_MS + 399 * DAY)
 
 
+@pytest.mark.parametrize("never", [b"9223372036854775807", b"9007199254740991", b"253402300799999", b"9" * 30,
+                                   b"9999-12-31T23:59:59.9999999Z"])  # fmt: skip
+def test_an_instant_that_stands_for_never_is_shortened_like_any_other(never: bytes) -> None:
+    assert accepted(DelayPolicy(most_ms=HOUR, clamps=True), ("deliver-at", never)) == (None, CLOCK_MS + HOUR)
+    assert accepted(DelayPolicy(clamps=True), ("deliver-at", never)) == (None, CLOCK_MS + 366 * DAY)
+    assert accepted(DelayPolicy(), ("deliver-at", never))[0] == "delay-too-long"
+    assert accepted(DelayPolicy(expiry_header=EXPIRY), (EXPIRY, never)) == (None, WRITTEN_MS)
+
+
+def test_an_instant_in_another_unit_is_never_shortened() -> None:
+    for number in (CLOCK_MS // 1_000, CLOCK_MS * 1_000, CLOCK_MS * 1_000_000):
+        assert accepted(DelayPolicy(clamps=True), ("deliver-at", b"%d" % number))[0] == "bad-deliver-at"
+
+
 def test_an_instant_is_never_shortened_to_one_before_the_clock() -> None:
     policy, hours_ago = DelayPolicy(most_ms=HOUR, clamps=True), CLOCK_MS - 5 * HOUR
     soon, later = CLOCK_MS + 10 * MINUTE, CLOCK_MS + 3 * HOUR
@@ -90,9 +105,6 @@ def test_a_topics_policies_go_over_those_of_all_topics() -> None:
     assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]
 
 
-EXPIRY = "ce_expirytime"
-
-
 @pytest.mark.parametrize(
     ("pairs", "code"),
     [
@@ -102,6 +114,8 @@ EXPIRY = "ce_expirytime"
         ([(EXPIRY, b"2026-12-23T05:00:00Z")], None),
         ([(EXPIRY, b"2020-01-01T00:00:00Z")], "expired"),
         ([(EXPIRY, b"soon")], "bad-expiry"),
+        ([(EXPIRY, b"60000")], "bad-expiry"),
+        ([(EXPIRY.upper(), b"2020-01-01T00:00:00Z")], "header-case"),
         ([(EXPIRY, None)], "bad-expiry"),
         ([(EXPIRY, b"2026-12-24T18:00:00Z")] * 2, "bad-expiry"),
         ([(EXPIRY, b"9" * 600_000)], "bad-expiry"),

@@ -40,6 +40,12 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"0"), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
         ("activemq", [("AMQ_SCHEDULED_DELAY", b'"-1"'), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"-60000")], WRITTEN_MS),
+        # Artemis: the property of its own clients, and what its STOMP has beside the delay. Both go before it there.
+        ("activemq", [("_AMQ_SCHED_DELIVERY", b"%d" % DUE_MS)], DUE_MS),
+        ("activemq", [("AMQ_SCHEDULED_TIME", b"%d" % DUE_MS), ("AMQ_SCHEDULED_DELAY", b"5")], DUE_MS),
+        ("activemq", [("AMQ_SCHEDULED_DELAY", b"60000"), ("_AMQ_SCHED_DELIVERY", b"%d" % DUE_MS)], DUE_MS),
+        ("activemq", [("_AMQ_SCHED_DELIVERY", b"0"), ("AMQ_SCHEDULED_DELAY", b"5")], WRITTEN_MS + 5),
+        ("activemq", [("_AMQ_SCHED_DELIVERY", b"0")], WRITTEN_MS),
         # Java's BigInteger.valueOf(epoch ms).toByteArray(), as Spring's DeadLetterPublishingRecovererFactory writes it.
         (
             "spring-retry",
@@ -87,12 +93,14 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
         ("rabbitmq", "x-delay", b"\0\0\x13\x88", "perhaps the number 5000"),
         ("rabbitmq", "x-delay", None, "it has no value"),
         ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for what"),
+        ("activemq", "_AMQ_SCHED_DELIVERY", b"5000", "is before September 2001 as epoch ms; is it a delay?"),
+        ("activemq", "_AMQ_SCHED_DELIVERY", b"%d" % (DUE_MS // 1_000), "is seconds by its size"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),
         ("nats", "Nats-Schedule", b"@every 5m", "schedules that repeat are not supported"),
         ("nats", "Nats-Schedule", b"@at tomorrow", "'tomorrow' is not RFC 3339"),
         ("nats", "Nats-Schedule", b"@at 1798135200000", "is not RFC 3339"),
-        ("rocketmq", "TIMER_DELIVER_MS", b"1798135200", "is seconds by its length"),
+        ("rocketmq", "TIMER_DELIVER_MS", b"1798135200", "is seconds by its size"),
         ("rocketmq", "DELAY", b"soon", "DELAY: "),
     ],
 )

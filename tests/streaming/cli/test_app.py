@@ -160,7 +160,7 @@ def test_a_published_message_reaches_a_subscriber(prepared: Settings) -> None:
 
 
 def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
-    published = run(prepared, "publish", "--at", "1", stdin="one\n\nthree")
+    published = run(prepared, "publish", "--at", "0", stdin="one\n\nthree")
     source = prepared.topics.input[0]
     assert published.stdout.splitlines() == [f"{source}/0/{offset}" for offset in range(3)]
     args = ["subscribe", "--from", "beginning", "--count", "3", "--topic", source, "--format", "json"]
