@@ -42,8 +42,9 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an ask: the id it asked for, the result (`state.cancel.Result`), and why, if that is known.
+    """What became of an ask: the id it asked for, and what the answer says of it.
 
+    `result` and `reason` are codes (`state.reasons`), and `why` is the sentence for people, if there is one.
     `accepted` says whether the message that replaces it is accepted; None for a cancel. `name` is what an ask by a name
     asked for; then `id` is that of the message that has it, or None. `output` is where a message went that is too late,
     if that is known: a JSON object (`docs/publish.md`).
@@ -51,6 +52,7 @@ class Answer:
 
     id: str | None
     result: str
+    reason: str | None
     why: str | None
     accepted: bool | None = None
     name: str | None = None
@@ -218,10 +220,11 @@ def _read(asked: str, by_name: bool, received: Received) -> Answer | None:
     """Return the answer to an ask for `asked` that was `received`, or None if it is none."""
     try:
         fields = json.loads(received.value or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
         return None
     identity, name = (fields.get("id"), asked) if by_name else (asked, None)
     result = str(fields.get("result", "unknown"))
-    return Answer(identity, result, fields.get("why"), fields.get("accepted"), name, fields.get("output"))
+    reason, why, accepted, output = map(fields.get, ("reason", "why", "accepted", "output"))
+    return Answer(identity, result, reason, why, accepted, name, output)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
+from state.reasons import RESULTS, Reason
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -35,8 +36,6 @@ WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
 # Who asks, on an ask or a replacement of `delayline web`. The answer has it, and never what is delivered.
 OPERATOR_HEADER = "delayline-operator"
 
-Result = Literal["cancelled", "too-late", "unknown"]
-RESULTS: tuple[Result, ...] = get_args(Result)
 MessageId = tuple[str, int, int]
 # The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
 NOTHING: MessageId = ("", -1, -1)
@@ -251,21 +250,23 @@ class Output(NamedTuple):
     offsets: tuple[int, int] | None = None
 
 
-def answer(
-    ask: Ask, result: Result, why: str | None = None, accepted: bool | None = None, output: Output | None = None
-) -> bytes:
+def answer(ask: Ask, reason: Reason, accepted: bool | None = None, output: Output | None = None) -> bytes:
     """Return the value of an answer, a JSON object.
 
     `accepted` says what became of a replacement, and `output` where the message went that is asked for, if it is known.
     """
-    fields: dict[str, Any] = {"id": _text(ask.asked), "result": result}
+    fields = {"id": _text(ask.asked)} | _outcome(reason)
     if accepted is not None:
         fields |= {"replacement": _text(ask.id), "accepted": accepted}
-    if why is not None:
-        fields["why"] = why
     if output is not None:
         fields["output"] = {name: part for name, part in output._asdict().items() if part is not None}
     return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def _outcome(reason: Reason) -> dict[str, Any]:
+    """Return what all answers say that have the same reason."""
+    outcome = {"result": reason.result, "reason": reason.code}
+    return outcome if reason.why is None else outcome | {"why": reason.why}
 
 
 def count_results(answers: pa.Table) -> dict[str, int]:
@@ -277,11 +278,6 @@ def count_results(answers: pa.Table) -> dict[str, int]:
 
 # In `Undecided`, the time of an ask for a message whose record is deleted, or older than `cancels.known_for`.
 OLD_MS = -1
-# Why such an ask has no other answer if no shard has the message.
-NOT_KEPT = (
-    "it does not wait, and its record is deleted, or older than cancels.known_for: whether it was cancelled once is "
-    "not kept"
-)
 
 
 class Undecided(NamedTuple):
@@ -316,12 +312,12 @@ def is_undecided(messages: pa.Table, results: str) -> pa.Array:
     return pc.and_(is_ask(messages, results), is_list.fill_null(False))
 
 
-def answers_to(asks: pa.Table, result: Result, why: str | None = None, replaces: bool = False) -> pa.Table:
+def answers_to(asks: pa.Table, reason: Reason, replaces: bool = False) -> pa.Table:
     """Return the same answer to each of `asks`, which are for messages of input topics, as of `ANSWER_SCHEMA`.
 
     If the asks are those of messages that take the place of others (`replaces`), these are accepted.
     """
-    rest = json.dumps({"result": result} if why is None else {"result": result, "why": why}, ensure_ascii=False)
+    rest = json.dumps(_outcome(reason), ensure_ascii=False)
     # The name of such a topic needs no escape.
     texts = pc.binary_join_element_wise('{"id": "', id_texts(asks), '", ' + rest.removeprefix("{"), "")
     if replaces:
@@ -334,7 +330,7 @@ def answers_to(asks: pa.Table, result: Result, why: str | None = None, replaces:
 
 
 def answers_with_outputs(
-    asks: pa.Table, result: Result, why: str, replaces: Iterable[bool], outputs: Iterable[Output]
+    asks: pa.Table, reason: Reason, replaces: Iterable[bool], outputs: Iterable[Output]
 ) -> pa.Table:
     """Return what `answers_to` does, but with where the message of each ask went (`outputs`).
 
@@ -343,7 +339,7 @@ def answers_with_outputs(
     asked, own = (zip(*(asks.column(name).to_pylist() for name in names), strict=True) for names in (ID, _ASK_ID))
     return answers_of(
         {
-            ask.id: answer(ask, result, why, True if accepted else None, output)
+            ask.id: answer(ask, reason, True if accepted else None, output)
             for ask, accepted, output in zip(map(Ask, own, asked), replaces, outputs, strict=True)
         }
     )

@@ -24,10 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.cancel import (
-    NOT_KEPT,
     OLD_MS,
     Output,
-    Result,
     Undecided,
     answered,
     answers_to,
@@ -38,15 +36,12 @@ from state.cancel import (
 )
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
+from state.reasons import Reason
 
 # More than the time from the answer of a release process until the job has read it, by far.
 REMEMBERED_MS = 120_000
 # Of that, how old an ask may be by the clocks of two hosts.
 _FRESH_MS = 60_000
-# What the answer to an ask says whose message was taken out: so the job can tell it from its own.
-RECALLED = "it was taken back after it was handed over"
-_TOO_LATE = "it is delivered, or about to be, or went to the dead-letter topic"
-_NOT_KNOWN = "it is handed over, and may be cancelled by another ask: ask again"
 Mask = npt.NDArray[np.bool_]
 # Takes a table with the columns `ID`, and the present time (epoch ms). Returns where each message went, or None if the
 # shard has not released it, or does not know it any more.
@@ -138,22 +133,22 @@ def decide(
     is_fresh &= ~among(asked, doubtful)
     goes_on = is_open & (left > 0)
     is_last = is_open & ~goes_on
-    cases: tuple[tuple[Mask, Result, str], ...] = (
-        (is_cancelled, "cancelled", RECALLED),
-        (is_last & is_fresh, "too-late", _TOO_LATE),
-        (is_last & ~is_fresh & is_kept, "unknown", _NOT_KNOWN),
-        (is_last & ~is_kept, "unknown", NOT_KEPT),
+    cases: tuple[tuple[Mask, Reason], ...] = (
+        # By this one the job knows what it must take note of.
+        (is_cancelled, Reason.RECALLED),
+        (is_last & is_fresh, Reason.RELEASED),
+        (is_last & ~is_fresh & is_kept, Reason.UNDECIDED),
+        (is_last & ~is_kept, Reason.RECORD_DELETED),
     )
     of_message = np.array([each.replaces for each in terms])
     several = [
-        answers_to(asked.filter(pa.array(rows & (of_message == replaces))), result, why, replaces)
-        for rows, result, why in cases
+        answers_to(asked.filter(pa.array(rows & (of_message == replaces))), reason, replaces)
+        for rows, reason in cases
         for replaces in (False, True)
     ]
     released = answers_with_outputs(
         asked.filter(pa.array(is_released)),
-        "too-late",
-        _TOO_LATE,
+        Reason.RELEASED,
         of_message[is_released].tolist(),
         filter(None, outputs),
     )

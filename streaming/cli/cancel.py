@@ -56,6 +56,9 @@ def cancel(
     is answered as soon as the job's next batch has looked for it. A --name is asked for in the partition to which it
     would go as a key; the settings must be those of the job, whose policy says whether messages have names.
 
+    In JSON an answer has `id`, `result`, `reason` and `why`, and `name` or `output` if there is one. The codes `result`
+    and `reason` are stable (docs/publish.md).
+
     Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time, or
     could not be asked for.
     """
@@ -104,7 +107,7 @@ def _lines() -> list[str]:
 def _json(answer: Answer) -> str:
     from streaming.status.json_values import json_line
 
-    fields = {"id": answer.id, "result": answer.result, "why": answer.why}
+    fields = {"id": answer.id, "result": answer.result, "reason": answer.reason, "why": answer.why}
     if answer.name is not None:
         fields["name"] = answer.name
     if answer.output is not None:

@@ -14,10 +14,8 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
     ALWAYS,
     NONE_REPLACED,
-    NOT_KEPT,
     OLD_MS,
     MessageId,
-    Result,
     Undecided,
     accepted_replacements,
     answer,
@@ -28,19 +26,17 @@ from state.cancel import (
     undecided_asks,
 )
 from state.message_ids import Ids, among, each_of, ids_in
+from state.reasons import Reason
 from streaming.job.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, UNSURE, Outcomes
 
-_TOO_LATE = "it is handed over, delivered, or a dead letter: too late to be replaced"
-_MEANINGS: dict[int, tuple[Result, str | None]] = {
-    CANCELLED: ("cancelled", None),
-    HANDED_OVER: ("unknown", _TOO_LATE),
-    UNSURE: ("unknown", _TOO_LATE),
-    OLD: ("unknown", NOT_KEPT),
-    UNREAD: ("unknown", "the job has not read it yet: ask again, or publish cancels to the message's partition"),
-    NO_INPUT: ("unknown", "the job reads no input topic of this name"),
+_REASONS = {
+    CANCELLED: Reason.WITHDRAWN,
+    HANDED_OVER: Reason.HANDED_OVER,
+    UNSURE: Reason.HANDED_OVER,
+    OLD: Reason.RECORD_DELETED,
+    UNREAD: Reason.NOT_READ,
+    NO_INPUT: Reason.NO_INPUT_TOPIC,
 }
-_NO_SUCH_NAME = "nothing waits under this name: there was no such message, or it is delivered"
-_NOTHING_TO_REPLACE = "another ask has cancelled it, or refused it before: there is nothing to replace"
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def answers_by(
 def answers_for_nothing(asks: pa.Table) -> pa.Table:
     """Return the answers to `asks` by a name that no message has: one to a cancel, none to a message."""
     return answers_of(
-        {ask.id: answer(ask, "unknown", _NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
+        {ask.id: answer(ask, Reason.NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
     )
 
 
@@ -123,11 +119,9 @@ def _answers(
             several.append(_same_answer(own, outcome, undecided._replace(replaces=replaces)))
     single: dict[MessageId, bytes] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
-        result, why = _MEANINGS[outcome]
         is_accepted = None if ask.condition is None else ask.id in accepted
-        if is_accepted is False and why is None:
-            why = _NOTHING_TO_REPLACE
-        single[ask.id] = answer(ask, result, why, is_accepted)
+        is_too_late = outcome == CANCELLED and is_accepted is False
+        single[ask.id] = answer(ask, Reason.ALREADY_CANCELLED if is_too_late else _REASONS[outcome], is_accepted)
     return pa.concat_tables([*several, answers_of(single)])
 
 
@@ -139,7 +133,7 @@ def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table
         return undecided_asks(asks, undecided._replace(asked_ms=0))
     if outcome == OLD:
         return undecided_asks(asks, undecided._replace(asked_ms=OLD_MS))
-    return answers_to(asks, *_MEANINGS[outcome])
+    return answers_to(asks, _REASONS[outcome])
 
 
 def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Ids, undecided: Undecided) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -20,12 +21,12 @@ from conf.setting_types import DAY, HOUR, LONGEST
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
-from sinks.release.recall import RECALLED
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import input_bounds, input_offsets_at, partition_counts
 from state.cancel import MessageId
 from state.message import ID_HEADER
 from state.message_ids import Ids, ids_of, parse_id
+from state.reasons import Reason
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ _AT_ONCE = 10_000
 # How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
 # process hangs or is dead; then its successor, or the broker, ends them.
 _OPEN_S, _PAUSE_S = 0.2, 0.01
-# How their answers differ from those of the job.
-_RECALLED = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
+# In each of their answers about such a message, and in hardly any other record.
+_RECALLED = json.dumps(Reason.RECALLED.code).encode()
 # How far cutoffs may be ahead of the time (`clock.horizon`).
 _AHEAD_MS = HOUR
 # The commit metadata, for a later process: `cancels.known_for` in ms, and the id of the results topic.
@@ -191,7 +192,7 @@ class RecalledMessages:
                     error, number, offset = message.error(), message.partition(), message.offset()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
-                    if error is None and _RECALLED in (message.value() or b""):
+                    if error is None and says_recalled(message.value() or b""):
                         found.append(message)
                     if number is not None and offset is not None and offset + (error is None) >= ends[number]:
                         left.discard(number)
@@ -364,6 +365,19 @@ class RecalledMessages:
 
     def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
         return TopicPartition(self._settings.results_topic, number, offset)
+
+
+def says_recalled(value: bytes) -> bool:
+    """Return whether the value of an answer says that a release process has recalled the message."""
+    # Nearly all others are told apart without being parsed.
+    if _RECALLED not in value:
+        return False
+    try:
+        content = json.loads(value)
+    # Whoever may write to the topic may nest lists without end.
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("reason") == Reason.RECALLED.code
 
 
 def note_of(place: TopicPartition) -> Note | None:

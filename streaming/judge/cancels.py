@@ -124,8 +124,8 @@ class Answers:
         for ask in sorted(asks.keys() & self.by_ask.keys()):
             record = self.by_ask[ask][0]
             content = _content(record)
-            result, why = str(content.get("result")), content.get("why")
-            yield Claim(ask, asks[ask], result, why, conditions.get(ask), record.received_ms)
+            result, reason, accepted = str(content.get("result")), content.get("reason"), content.get("accepted")
+            yield Claim(ask, asks[ask], result, reason, conditions.get(ask), accepted, record.received_ms)
 
     def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> set[str]:
         """Return the messages that were answered to be cancelled, and that nothing but refused replacements asks for.

@@ -1,4 +1,4 @@
-"""The checks of answers other than `cancelled`: each says why, and that agrees with what is known of the message.
+"""The checks of what answers say: each has a reason of its result, which agrees with what is known of the message.
 
 The reasons are those of `docs/publish.md`. A service that answers everything with `unknown`, or `too-late`, is found by
 the messages of which that cannot be: they were published before, in the ask's partition; or they are due so late that
@@ -20,28 +20,42 @@ MOST_UNSURE, _LEAST_ASKS = 0.5, 10
 
 
 class Reason(Enum):
-    """Why an answer is `unknown`: how its `why` begins."""
+    """Why an answer says what it says, by its code."""
 
-    NO_INPUT = "the job reads no input topic"
-    UNREAD = "the job has not read it yet"
-    DELETED = "it does not wait, and its record is deleted"
-    NOT_REPLACED = "it is handed over, delivered, or a dead letter"
-    UNSURE = "it is handed over, and may be cancelled by another ask"
-    LOST = "the job's checkpoint was lost before this was decided"
+    WITHDRAWN = "withdrawn"
+    RECALLED = "recalled"
+    CANCELLED_BEFORE = "already-cancelled"
+    RELEASED = "released"
+    NO_INPUT = "no-input-topic"
+    UNREAD = "not-read"
+    DELETED = "record-deleted"
+    NOT_REPLACED = "handed-over"
+    UNSURE = "undecided"
+    LOST = "checkpoint-lost"
+
+
+_RESULTS = dict.fromkeys(Reason, "unknown") | {
+    Reason.WITHDRAWN: "cancelled",
+    Reason.RECALLED: "cancelled",
+    Reason.CANCELLED_BEFORE: "cancelled",
+    Reason.RELEASED: "too-late",
+}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the answer to `ask` says of the message `asked`: its `result`, and why that is not `cancelled`.
+    """What the answer to `ask` says of the message `asked`: its `result`, and the code of its `reason`.
 
-    `condition` is that of a replacement. The answer was received at `received_ms`, epoch ms.
+    `condition` is that of a replacement, and `accepted` says what became of it. The answer was received at
+    `received_ms`, epoch ms.
     """
 
     ask: str
     asked: str
     result: str
-    why: str | None
+    reason: str | None
     condition: str | None
+    accepted: bool | None
     received_ms: int
 
 
@@ -85,25 +99,18 @@ def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Ite
     """Yield what is wrong with `claims`, a sentence each."""
     handed_over = unsure = 0
     for claim in claims:
-        reason = _reason(claim)
+        reason = next((each for each in Reason if each.value == claim.reason), None)
         is_steady = claim.ask in circumstances.steady and claim.asked in circumstances.messages
         handed_over += is_steady and (reason is Reason.UNSURE or claim.result == "too-late")
         unsure += is_steady and reason is Reason.UNSURE
         if claim.result == "too-late" and circumstances.is_ahead(claim, circumstances.written_ms):
             yield f"{claim.asked} was due long after {claim.ask} was answered that it is too late"
-        if claim.result in ("too-late", "unknown") and not claim.why:
-            yield f"{claim.ask} is answered {claim.result}, and not why"
-        elif claim.result == "unknown" and reason is None:
-            yield f"{claim.ask} is answered unknown, which nothing explains: {claim.why}"
-        elif reason is not None and _is_wrong(reason, claim, circumstances):
-            yield f"{claim.ask} asks for {claim.asked}, and its answer cannot be true: {claim.why}"
+        if reason is None or _RESULTS[reason] != claim.result:
+            yield f"{claim.ask} is answered {claim.result}, which its reason does not explain: {claim.reason}"
+        elif _is_wrong(reason, claim, circumstances):
+            yield f"{claim.ask} asks for {claim.asked}, and its answer cannot be true: {claim.reason}"
     if handed_over >= _LEAST_ASKS and unsure > MOST_UNSURE * handed_over:
         yield f"{unsure} of {handed_over} asks for messages that are handed over are unknown, though nothing began anew"
-
-
-def _reason(claim: Claim) -> Reason | None:
-    why = claim.why or ""
-    return next((each for each in Reason if claim.result == "unknown" and why.startswith(each.value)), None)
 
 
 def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> bool:
@@ -118,5 +125,9 @@ def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> boo
         return circumstances.keeps_records
     if reason is Reason.LOST:
         return not circumstances.is_rebuilt
+    if reason in (Reason.WITHDRAWN, Reason.CANCELLED_BEFORE):
+        return (reason is Reason.CANCELLED_BEFORE) != (claim.accepted is False)
+    if reason is Reason.RELEASED:
+        return False
     is_not_for_it = reason is Reason.NOT_REPLACED and claim.condition != "waiting"
     return is_not_for_it or circumstances.is_ahead(claim, circumstances.horizon_ms)

@@ -19,6 +19,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import Delivered
 from state.message_ids import ID, Ids, among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
+from state.reasons import Reason
 
 # By input topic and partition: the offsets that are in buckets.
 Sources = Mapping[tuple[str, int], BitMap64]
@@ -138,7 +139,6 @@ def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
 
 def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
     """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
-    why = "the job's checkpoint was lost before this was decided: ask again"
     answers: dict[MessageId, bytes | None] = {}
     for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
         if ask.name is not None and ask.condition is not None:
@@ -146,10 +146,8 @@ def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> 
             answers[ask.id] = None
             continue
         accepted = None if ask.condition is None else ask.id not in refused
-        if is_cancelled:
-            answers[ask.id] = answer(ask, "cancelled", accepted=accepted)
-        else:
-            answers[ask.id] = answer(ask, "unknown", why, accepted)
+        reason = Reason.WITHDRAWN if accepted is not False else Reason.ALREADY_CANCELLED
+        answers[ask.id] = answer(ask, reason if is_cancelled else Reason.CHECKPOINT_LOST, accepted)
     return answers_of(answers)
 
 

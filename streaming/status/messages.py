@@ -83,7 +83,7 @@ def waiting_messages(
     that are selected by due time or id, so give these here, and not as a condition on the DataFrame.
 
     The DataFrame stays valid for a while: the job keeps files that it has replaced for an hour, and the state of its
-    last ten batches. A message that was taken back after it was handed over is `ready` until its time.
+    last ten batches. A message that was recalled after it was handed over is `ready` until its time.
 
     Args:
         spark: a session of `streaming.spark.session.open_session`, or with the same packages.

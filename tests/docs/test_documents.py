@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -15,10 +15,11 @@ from conf.failpoints import ALL_POINTS
 from conf.setting_types import OptionTable
 from conf.settings import PRESETS, HeaderSettings, Settings, TopicSettings
 from sources.intake.presets import presets_named
-from state.cancel import Result
+from state.reasons import RESULTS, Reason
 from streaming.cli.app import app
 from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
 
+_REASON = re.compile(r"^\| `([\w-]+)` \| `([\w-]+)` \| ", re.MULTILINE)
 _PACKAGES = "conf|sources|state|sinks|streaming"
 _PATH = re.compile(rf"((?:{_PACKAGES}|tests|benchmarks|docs|examples|\.ci)/[\w./*-]*)(?:: ?(\w+))?")
 _MODULE = re.compile(rf"(?:{_PACKAGES}|benchmarks)(?:\.\w+)+")
@@ -104,6 +105,11 @@ def resolves(name: str) -> bool:
     return source.exists() and bool(re.search(rf"^(?:def |class )?{attribute}\b", source.read_text(), re.MULTILINE))
 
 
+def test_the_reasons_of_answers_are_those_of_the_code_in_its_order() -> None:
+    documented = _REASON.findall((ROOT / "docs/publish.md").read_text())
+    assert documented == [(reason.result, reason.code) for reason in Reason]
+
+
 def test_settings_that_are_named_exist() -> None:
     assert failing(all_quotes(), missing_settings) == []
 
@@ -174,7 +180,14 @@ def known_words() -> set[str]:
     for preset in presets_named(PRESETS):
         presets |= {header.name for header in preset.schedule} | {name for name, _ in preset.origin}
         presets |= {preset.target or "", preset.key}
-    return codes | headers | topics | presets | set(ALL_POINTS) | {"submit-files", *get_args(Result), *_OTHERS_WORDS}
+    return (
+        codes
+        | headers
+        | topics
+        | presets
+        | set(ALL_POINTS)
+        | {"submit-files", *RESULTS, *(reason.code for reason in Reason), *_OTHERS_WORDS}
+    )
 
 
 def test_codes_headers_and_topics_that_are_named_exist() -> None:

@@ -19,16 +19,18 @@ from conf.settings import Settings
 from sources import canceller as module
 from sources.canceller import Answer, Canceller, asks_for
 from sources.subscriber import Received
-from state.cancel import CANCEL_HEADER, NOTHING, Ask, Output, Result, answer
+from state.cancel import CANCEL_HEADER, NOTHING, Ask, Output, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
+from state.reasons import Reason
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
 from tests.unreadable_headers import write_unreadable
 
 PATIENCE_MS = 20_000
+WITHDRAWN = Reason.WITHDRAWN
 
 
 @pytest.fixture
@@ -52,10 +54,9 @@ def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, An
     consumer.close()
 
 
-def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, result: Result) -> None:
+def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, reason: Reason) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
-    why = None if result == "cancelled" else "so it is"
-    value = answer(Ask(parse_id(ask), NOTHING if asked == "/-1/-1" else parse_id(asked)), result, why)
+    value = answer(Ask(parse_id(ask), NOTHING if asked == "/-1/-1" else parse_id(asked)), reason)
     producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
     producer.flush()
 
@@ -65,10 +66,10 @@ def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, 
     asked = f"{topic}/0/40"
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, [asked]))
-        value = answer(Ask((topic, 0, 0), parse_id(asked)), "too-late", "so it is")
+        value = answer(Ask((topic, 0, 0), parse_id(asked)), Reason.RELEASED)
         ask = f"{topic}/0/0"
         write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, ask.encode())])
-        write_answer(broker, settings, ask, asked, "cancelled")
+        write_answer(broker, settings, ask, asked, WITHDRAWN)
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
@@ -78,7 +79,7 @@ def test_an_answer_says_where_the_message_went(settings: Settings, broker: Embed
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, [asked]))
         output = Output("orders", 3, (120, 163))
-        value = answer(Ask((topic, 0, 0), parse_id(asked)), "too-late", "so it is", output=output)
+        value = answer(Ask((topic, 0, 0), parse_id(asked)), Reason.RELEASED, output=output)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
         producer.flush()
@@ -86,7 +87,7 @@ def test_an_answer_says_where_the_message_went(settings: Settings, broker: Embed
     assert came.output == {"topic": "orders", "partition": 3, "offsets": [120, 163]}
 
 
-@pytest.mark.parametrize("value", [None, b"", b"no", b"[1]", b"\xff"])
+@pytest.mark.parametrize("value", [None, b"", b"no", b"[1]", b"\xff", b"[" * 100_000])
 def test_a_record_that_has_the_id_of_an_ask_and_no_answer_is_passed_over(
     settings: Settings, broker: EmbeddedBroker, value: bytes | None
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_record_that_has_the_id_of_an_ask_and_no_answer_is_passed_over(
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
         producer.flush()
-        write_answer(broker, settings, ask, asked, "cancelled")
+        write_answer(broker, settings, ask, asked, WITHDRAWN)
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
@@ -106,7 +107,7 @@ def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_wh
 ) -> None:
     (topic,) = settings.topics.input
     wanted = [f"{topic}/{number}/{number + 40}" for number in range(3)]
-    write_answer(broker, settings, f"{topic}/0/0", f"{topic}/0/40", "too-late")
+    write_answer(broker, settings, f"{topic}/0/0", f"{topic}/0/40", Reason.RELEASED)
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, [*wanted, wanted[0]]), [("trace", b"7")])
         found = list(asks(broker, topic))
@@ -118,15 +119,15 @@ def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_wh
             asked = (headers[CANCEL_HEADER] or b"").decode()
             assert ask.rsplit("/", 1)[0] == asked.rsplit("/", 1)[0]
             if asked != wanted[2]:
-                write_answer(broker, settings, ask, asked, "cancelled" if asked == wanted[0] else "unknown")
-        write_answer(broker, settings, f"{topic}/0/999", wanted[2], "cancelled")
+                write_answer(broker, settings, ask, asked, WITHDRAWN if asked == wanted[0] else Reason.NOT_READ)
+        write_answer(broker, settings, f"{topic}/0/999", wanted[2], WITHDRAWN)
         came = list(canceller.answers(3_000))
         assert canceller.unanswered == [wanted[2]], "the answer to somebody else's ask is not ours"
     assert sorted(came, key=str) == sorted(
         [
-            Answer(wanted[0], "cancelled", None),
-            Answer(wanted[0], "cancelled", None),
-            Answer(wanted[1], "unknown", "so it is"),
+            Answer(wanted[0], "cancelled", "withdrawn", None),
+            Answer(wanted[0], "cancelled", "withdrawn", None),
+            Answer(wanted[1], "unknown", "not-read", Reason.NOT_READ.why),
         ],
         key=str,
     )
@@ -168,13 +169,13 @@ def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id
         # As Kafka's own default partitioner chooses.
         places = [int(found[name][0].split("/")[1]) for name in (b"call", b"nobody")]
         assert places == [(murmur2(name) & 0x7FFFFFFF) % 3 for name in (b"call", b"nobody")]
-        write_answer(broker, settings, found[b"call"][0], f"{topic}/0/5", "cancelled")
-        write_answer(broker, settings, found[b"nobody"][0], "/-1/-1", "unknown")
+        write_answer(broker, settings, found[b"call"][0], f"{topic}/0/5", WITHDRAWN)
+        write_answer(broker, settings, found[b"nobody"][0], "/-1/-1", Reason.NO_SUCH_NAME)
         came = sorted(canceller.answers(PATIENCE_MS), key=str)
         assert canceller.unanswered == []
     assert came == [
-        Answer(f"{topic}/0/5", "cancelled", None, name="call"),
-        Answer(None, "unknown", "so it is", name="nobody"),
+        Answer(f"{topic}/0/5", "cancelled", "withdrawn", None, name="call"),
+        Answer(None, "unknown", "no-such-name", Reason.NO_SUCH_NAME.why, name="nobody"),
     ]
 
 
@@ -282,7 +283,7 @@ class Faulty:
 
     def records(self, timeout_ms: int) -> Iterator[Received]:
         for offset, asked in enumerate(self.published):
-            value = b'{"id": "%s", "result": "cancelled"}' % asked
+            value = b'{"id": "%s", "result": "cancelled", "reason": "withdrawn"}' % asked
             yield Received("results", 0, offset, 0, asked, value, [(ID_HEADER, b"in/1/%d" % offset)], 0)
 
     def close(self) -> None:
@@ -331,7 +332,7 @@ def test_answers_to_what_was_published_are_read_before_the_failure_of_another_as
         with pytest.raises((PublishFailed, RightMissing)) as raised:
             came.extend(canceller.answers(PATIENCE_MS))
     assert isinstance(raised.value, RightMissing) == (failure is REFUSED)
-    assert came == [Answer("in/1/0", "cancelled", None), Answer("in/1/1", "cancelled", None)]
+    assert came == [Answer(f"in/1/{number}", "cancelled", "withdrawn", None) for number in (0, 1)]
     assert producer.plan == [], "none is published after the failure"
 
 

@@ -16,7 +16,6 @@ import time
 import pytest
 
 from conf.load import load_settings
-from sinks.release.recall import RECALLED
 from streaming.release.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
@@ -106,14 +105,15 @@ def test_what_is_handed_over_is_taken_back_also_across_a_kill(
     cancel_some(ledger, application, seed=1)
     ledger.flush()
     assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
-    values = [answer.value or b"" for answer in ledger.answers]
-    assert sum(RECALLED.encode() in value for value in values) > 50, values[:5]
+    answers = [json.loads(answer.value or b"") for answer in ledger.answers]
+    assert sum(answer["reason"] == "recalled" for answer in answers) > 50, answers[:5]
     cancel_some(ledger, application, seed=2, share=0.2)
     replace_some(ledger, application, seed=2)
     ledger.flush()
     assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
-    replaced = [value for answer in ledger.answers if b'"accepted": true' in (value := answer.value or b"")]
-    assert any(RECALLED.encode() in value for value in replaced), replaced[:5]
+    answers = [json.loads(answer.value or b"") for answer in ledger.answers]
+    replaced = [answer for answer in answers if answer.get("accepted")]
+    assert any(answer["reason"] == "recalled" for answer in replaced), replaced[:5]
     service.kill()
     service.start()
     cancel_some(ledger, application, seed=3, share=0.2)

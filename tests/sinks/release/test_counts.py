@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sinks.release.counts import BOUNDS_MS, MOST_TOPICS, OTHER_TOPICS, ReleaseCounts
 from state.cancel import Ask, answer
+from state.reasons import Reason
 from tests.messages import messages
 
 
@@ -40,10 +41,10 @@ def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
     odd = ask._replace(asked=('", "result": "cancelled', 0, 1))
     replacement = ask._replace(condition="waiting")
     answers = [
-        answer(ask, "cancelled"),
-        answer(odd, "unknown", "the job reads no input topic of this name"),
-        answer(replacement, "cancelled", None, accepted=True),
-        answer(ask, "too-late", "it is delivered"),
+        answer(ask, Reason.RECALLED),
+        answer(odd, Reason.NO_INPUT_TOPIC),
+        answer(replacement, Reason.WITHDRAWN, accepted=True),
+        answer(ask, Reason.RELEASED),
     ]
     rows = [{"offset": n, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
     counts.add(messages([*rows, {"offset": 9, "output_topic": "out", "value": answers[0]}]), {}, 100)

@@ -16,18 +16,16 @@ from hypothesis import strategies as st
 from sinks.internal_topics.position import Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import PayloadMissing, Pending, Planned
-from sinks.release.recall import RECALLED, REMEMBERED_MS, uncounted
+from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
-from state.cancel import NOT_KEPT, OLD_MS, Undecided
+from state.cancel import OLD_MS, Undecided
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
 
 RESULTS = "delayline-results"
-# By this the job tells such an answer from its own.
-RECALLED_ANSWER = f'"result": "cancelled", "why": "{RECALLED}"'.encode()
 
 
 def _replaces(offset: int) -> bool:
@@ -152,12 +150,12 @@ class _Shard:
                 answer = json.loads(row["value"])
                 asked = int(answer["id"].rsplit("/", 1)[1])
                 self.results.setdefault(asked, set()).add(answer["result"])
-                self.reasons[asked] = answer.get("why")
+                self.reasons[asked] = answer["reason"]
                 if "output" in answer:
                     self.outputs[asked] = answer["output"]
                     assert self.seen[asked] == 1
                     assert answer["result"] == "too-late"
-                assert (answer["result"] != "cancelled") or RECALLED_ANSWER in row["value"]
+                assert (answer["result"] == "cancelled") == (answer["reason"] == "recalled")
                 of_message = {"replacement": f"delayline-in/0/{row['offset']}", "accepted": True}
                 assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
             else:
@@ -288,7 +286,7 @@ def test_a_message_whose_record_is_deleted_is_taken_out_too_and_else_not_known()
     second.receive(first.passed_on[0])
     second.settle()
     assert second.results == {1: {"cancelled"}, 7: {"unknown"}}
-    assert second.reasons[7] == NOT_KEPT
+    assert second.reasons[7] == "record-deleted"
 
 
 @pytest.mark.parametrize("chunks", [5, 60])

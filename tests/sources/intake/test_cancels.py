@@ -11,6 +11,7 @@ from conf.errors import InvariantViolated
 from sources.intake.accept import accept
 from state.cancel import Ask, answer, answered, answers_of, answers_to, asks_in, asks_of
 from state.message_ids import parse_id
+from state.reasons import Reason
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
@@ -94,19 +95,20 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     asks = asks_in(table, RESULTS)
     (found,) = asks_of(asks)
     assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
-    filled = answered(table, RESULTS, answers_of({found.id: answer(found, "too-late", "gone")}))
+    filled = answered(table, RESULTS, answers_of({found.id: answer(found, Reason.RELEASED)}))
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
-    assert json.loads(values[1]) == {"id": "in/3/4", "result": "too-late", "why": "gone"}
+    expected = {"id": "in/3/4", "result": "too-late", "reason": "released", "why": Reason.RELEASED.why}
+    assert json.loads(values[1]) == expected
     assert filled.schema == table.schema
     with pytest.raises(InvariantViolated, match="without an answer"):
         answered(table, RESULTS, answers_of({}))
 
 
-@pytest.mark.parametrize("why", [None, 'it is "gone" \N{EM DASH} so'])
-def test_the_same_answer_to_many_asks_is_that_to_each(why: str | None) -> None:
+@pytest.mark.parametrize("reason", Reason)
+def test_the_same_answer_to_many_asks_is_that_to_each(reason: Reason) -> None:
     rows = [{"offset": at, "output_topic": RESULTS, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
     asks = asks_in(messages(rows), RESULTS)
-    many = answers_to(asks, "too-late", why)
-    single = answers_of({ask.id: answer(ask, "too-late", why) for ask in asks_of(asks)})
+    many = answers_to(asks, reason)
+    single = answers_of({ask.id: answer(ask, reason) for ask in asks_of(asks)})
     assert many.drop_columns("key").to_pylist() == single.drop_columns("key").to_pylist()

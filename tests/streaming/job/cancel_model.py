@@ -33,10 +33,14 @@ class Record(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to an ask: which message it is about, None if none; and of a replacement whether it is accepted."""
+    """The answer to an ask: which message it is about, None if none; and of a replacement whether it is accepted.
+
+    `result` and `reason` are codes.
+    """
 
     about: MessageId | None
     result: str
+    reason: str
     accepted: bool | None = None
 
 
@@ -97,12 +101,16 @@ class Model:
             is_gone = about in read and about not in waited and about not in known
             if own is not None and own.condition is None:
                 if is_gone:
-                    answers[ask] = Answer(about, self._recall(about))
+                    answers[ask] = Answer(about, *self._recall(about))
                 continue
-            result = "cancelled" if about in known else "unknown"
-            if is_gone and (own is None or own.condition == "always"):
-                result = self._recall(about)
-            answers[ask] = Answer(about, result, None if own is None else ask in accepted)
+            is_accepted = None if own is None else ask in accepted
+            if about in known:
+                reason = "already-cancelled" if is_accepted is False else "withdrawn"
+                answers[ask] = Answer(about, "cancelled", reason, is_accepted)
+            elif is_gone and (own is None or own.condition == "always"):
+                answers[ask] = Answer(about, *self._recall(about), is_accepted)
+            else:
+                answers[ask] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
         for each, due_ms in list(self.waiting.items()):
             if due_ms < cutoff_ms:
                 self.handed_over[each] = self.waiting.pop(each)
@@ -138,10 +146,18 @@ class Model:
             accepted |= more
         return accepted
 
-    def _recall(self, about: MessageId | None) -> str:
+    @staticmethod
+    def _why_unknown(about: MessageId | None, is_gone: bool) -> str:
+        if about is None:
+            return "no-such-name"
+        if is_gone:
+            return "handed-over"
+        return "no-input-topic" if about[0] == "other" else "not-read"
+
+    def _recall(self, about: MessageId | None) -> tuple[str, str]:
         """Return what the release processes answer to an ask for a message that does not wait."""
         if about in self.handed_over:
             del self.handed_over[about]
             self.cancelled.add(about)
             self.recalled.add(about)
-        return "cancelled" if about in self.recalled else "too-late"
+        return ("cancelled", "recalled") if about in self.recalled else ("too-late", "released")

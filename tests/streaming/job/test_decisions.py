@@ -38,6 +38,7 @@ from state.group_keys import overflow_key
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import ID, ids_of, parse_id
 from state.names import FROM_HEADER, name_rows
+from state.reasons import Reason
 from state.shards import by_shard
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.job.recalled import RecalledMessages
@@ -250,12 +251,15 @@ class Service:
                     self._hand_over_one((row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"])
         # After the batch has read what they have answered before.
         taken = [parse_id(answer.result) for answer in answers.values() if "/" in answer.result]
-        results = {each: "cancelled" if each in self.ready or each in self.recalled else "too-late" for each in taken}
+        late, taken_out = ("too-late", "released"), ("cancelled", "recalled")
+        results = {each: taken_out if each in self.ready or each in self.recalled else late for each in taken}
         for each in results:
             if self.ready.pop(each, None) is not None:
                 self.recalled.append(each)
         return {
-            ask: answer._replace(result=results[parse_id(answer.result)]) if "/" in answer.result else answer
+            ask: Answer(answer.about, *results[parse_id(answer.result)], answer.accepted)
+            if "/" in answer.result
+            else answer
             for ask, answer in answers.items()
         }
 
@@ -269,12 +273,14 @@ class Service:
         if value.startswith(b"["):
             undecided = Undecided.from_bytes(value)
             assert undecided.asked_ms > 0, "nothing is deleted, and no answer lost"
-            return Answer(parse_id(key), key, True if undecided.replaces else None)
+            return Answer(parse_id(key), key, "", True if undecided.replaces else None)
         content = json.loads(value)
         assert content["id"] in (key, None)
         own = "/".join(str(row[name]) for name in ID)
         assert content.get("replacement", own) == own
-        return Answer(content["id"] and parse_id(content["id"]), content["result"], content.get("accepted"))
+        about, result, reason = content["id"] and parse_id(content["id"]), content["result"], content["reason"]
+        assert {each.code: each.result for each in Reason}[reason] == result
+        return Answer(about, result, reason, content.get("accepted"))
 
 
 def _comparable(decision: Decision) -> list[Any]:

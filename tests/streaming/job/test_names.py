@@ -220,7 +220,7 @@ def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: Buc
     name(store, 4, a=(1, 5_000), b=(2, 6_000))
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", None), (52, "c", 7_000)]
     answers, decision = decide(store, *given, clock_ms=AFTER_OUTAGE_MS)
-    assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled"}}
+    assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled", "reason": "withdrawn"}}
     assert {each.id for each in each_of(decision.cancelled)} == {place(1), place(2)}
     assert holders(decision) == {"a": 50, "c": 52}
 
@@ -257,7 +257,7 @@ def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store:
 def test_a_cancel_by_name_is_answered_in_a_later_batch_as_in_that_of_its_message(
     store: BucketTable, due_ms: int
 ) -> None:
-    cancelled = {"id": "delayline-in/0/50", "result": "cancelled"}
+    cancelled = {"id": "delayline-in/0/50", "result": "cancelled", "reason": "withdrawn"}
     answers, decision = decide(store, (50, "a", due_ms), (51, "a", None))
     assert answers == {51: cancelled}
     store_of(store, BATCH, decision)
@@ -302,7 +302,7 @@ def test_a_name_whose_message_was_cancelled_and_forgotten_is_no_ask_for_the_rele
     # Due after the cutoff before, and in no bucket: it was cancelled, and its input record is deleted since.
     name(store, 4, a=(1, FAR_MS), b=(2, FAR_MS))
     answers, _ = decide(store, (50, "a", FAR_MS), (51, "b", None))
-    assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled"}}
+    assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled", "reason": "withdrawn"}}
 
 
 def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_count(store: BucketTable) -> None:
@@ -322,7 +322,10 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
 ) -> None:
     name(store, 4, a=(1, 900))
     recalled += [place(1)] if has_answered else []
-    goes_on, is_known = ("goes on", "delayline-in/0/1"), {"id": "delayline-in/0/1", "result": "cancelled"}
+    goes_on, is_known = (
+        ("goes on", "delayline-in/0/1"),
+        {"id": "delayline-in/0/1", "result": "cancelled", "reason": "withdrawn"},
+    )
     # A release process that has started since would take what it does not know for delivered.
     assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -17,11 +18,11 @@ from confluent_kafka.admin import AdminClient
 from conf.errors import BrokerUnreachable
 from conf.setting_types import DAY, MINUTE
 from conf.settings import CancelSettings, Settings
-from sinks.release.recall import RECALLED
 from sinks.topics.topics import ensure_topics
 from state.cancel import Ask, answer
 from state.message import ID_HEADER
 from state.message_ids import Ids
+from state.reasons import Reason
 from streaming.job.recalled import Note, RecalledMessages, note_of
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import Configure, MakeSettings
@@ -29,6 +30,7 @@ from tests.eventually import assert_eventually
 from tests.unreadable_headers import write_unreadable
 
 NOW_MS = time.time_ns() // 1_000_000
+VALUE = answer(Ask(("in", 0, 99), ("in", 0, 2)), Reason.RECALLED)
 
 
 @pytest.fixture
@@ -51,13 +53,12 @@ def write(
     *numbers: int,
     key: bytes | None = b"in/0/%d",
     ask: bytes | None = None,
-    why: str | None = RECALLED,
+    value: bytes = VALUE,
 ) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     own_ask = f"{settings.topics.input[0]}/0/99".encode()
     headers: list[tuple[str, str | bytes | None]] = [("delayline-id", own_ask if ask is None else ask)]
     for number in numbers:
-        value = answer(Ask(("in", 0, 99), ("in", 0, number)), "cancelled", why)
         own_key = key % number if key is not None and b"%d" in key else key
         producer.produce(settings.results_topic, value, own_key, headers=[] if ask == b"" else headers)
     assert producer.flush(30) == 0
@@ -90,7 +91,7 @@ def test_each_answer_of_a_release_process_is_read_once(
 ) -> None:
     assert read(reader) == []
     write(broker, settings, 3, 1, 2)
-    write(broker, settings, 7, why=None)
+    write(broker, settings, 7, value=b'{"id": "in/0/7", "result": "cancelled", "reason": "withdrawn"}')
     assert read(reader) == [1, 2, 3], "those of the job itself are known"
     assert read(reader) == []
     write(broker, settings, 4)
@@ -111,13 +112,31 @@ def test_what_looks_like_an_answer_and_is_none_is_passed_over(
     assert read(reader) == [1, 3]
 
 
+def test_an_answer_is_known_by_its_code_and_not_by_its_sentence_or_its_form(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    why = "it was handed over, and a release process has recalled it"
+    for number, fields in enumerate(
+        [
+            {"reason": "recalled", "result": "cancelled"},
+            {"result": "cancelled", "why": "in other words", "reason": "recalled"},
+            {"id": "recalled", "reason": "withdrawn", "why": why},
+            {"reason": ["recalled"], "why": why},
+            {"result": "cancelled", "why": why},
+        ]
+    ):
+        write(broker, settings, number, value=json.dumps(fields, indent=1).encode())
+    for number, value in enumerate([b'["recalled"]', b'"recalled"', b'{"recalled"', b'"recalled"' + b"[" * 100_000]):
+        write(broker, settings, 10 + number, value=value)
+    assert read(reader) == [0, 1]
+
+
 def test_a_header_name_that_is_not_utf_8_makes_a_record_no_answer_and_ends_nothing(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
 ) -> None:
-    value = answer(Ask(("in", 0, 99), ("in", 0, 2)), "cancelled", RECALLED)
     ask = f"{settings.topics.input[0]}/0/99".encode()
     write(broker, settings, 1)
-    write_unreadable(broker.bootstrap, settings.results_topic, value, b"in/0/2", [(ID_HEADER, ask)])
+    write_unreadable(broker.bootstrap, settings.results_topic, VALUE, b"in/0/2", [(ID_HEADER, ask)])
     write(broker, settings, 3)
     assert read(reader) == [1, 3]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from state.reasons import RESULTS, Reason
 from streaming.judge.cancels import Answers
 from streaming.judge.reasons import Circumstances
 from streaming.judge.record import ANY_ERROR, Published, Received
@@ -16,10 +17,13 @@ from streaming.judge.record import ANY_ERROR, Published, Received
 OLD, OTHER, ASK, NEW, LATE = (f"in/0/{offset}" for offset in range(5))
 ASKS = {ASK: OLD, NEW: OTHER}
 CONDITIONS = {NEW: "waiting"}
-GOOD: dict[str, dict[str, Any]] = {ASK: {"id": OLD, "result": "cancelled"},
-        NEW: {"id": OTHER, "result": "cancelled", "replacement": NEW, "accepted": True}}  # fmt: skip
-NOT_REPLACED = "it is handed over, delivered, or a dead letter: too late to be replaced"
-REFUSED: dict[str, Any] = {"id": OTHER, "result": "unknown", "why": NOT_REPLACED, "replacement": NEW, "accepted": False}
+CANCELLED = {"result": "cancelled", "reason": "withdrawn"}
+GOOD: dict[str, dict[str, Any]] = {ASK: CANCELLED | {"id": OLD},
+        NEW: CANCELLED | {"id": OTHER, "replacement": NEW, "accepted": True}}  # fmt: skip
+NO_INPUT, UNREAD, DELETED, NOT_REPLACED, UNSURE, LOST = (
+    "no-input-topic", "not-read", "record-deleted", "handed-over", "undecided", "checkpoint-lost"
+)  # fmt: skip
+REFUSED = {"id": OTHER, "result": "unknown", "reason": NOT_REPLACED, "replacement": NEW, "accepted": False}
 # In the same partition, before every ask; in another one; and a bad one, which goes to the dead-letter topic.
 MESSAGES = {
     each: Published(each, 0, None, None, (), "out", due_ms, error)
@@ -45,7 +49,7 @@ def received(ask: str, content: dict[str, Any]) -> Received:
 def test_good_answers_have_no_problem() -> None:
     assert problems(GOOD, {NEW, LATE}) == []
     assert problems(GOOD | {NEW: REFUSED}, {OTHER}) == []
-    late = REFUSED | {"accepted": True, "result": "too-late", "why": "it is delivered"}
+    late = REFUSED | {"accepted": True, "result": "too-late", "reason": "released"}
     assert problems(GOOD | {NEW: late}, {OTHER, NEW}, {NEW: "always"}) == []
 
 
@@ -55,11 +59,17 @@ def test_good_answers_have_no_problem() -> None:
         ({ASK: GOOD[ASK]}, {NEW}, CONDITIONS, "has no answer"),
         (GOOD | {LATE: GOOD[ASK]}, {NEW}, CONDITIONS, "asked for nothing"),
         (GOOD, {NEW, OLD}, CONDITIONS, "was answered to be cancelled"),
-        (GOOD | {ASK: {"id": OLD, "result": "too-late"}}, {NEW}, CONDITIONS, "did not come out"),
+        (GOOD | {ASK: {"id": OLD, "result": "too-late", "reason": "released"}}, {NEW}, CONDITIONS, "did not come out"),
         (GOOD | {ASK: {"id": OLD, "result": "maybe"}}, {NEW}, CONDITIONS, "has the answer"),
-        (GOOD | {ASK: {"id": OTHER, "result": "cancelled"}}, {NEW}, CONDITIONS, "its answer is of"),
+        (GOOD | {ASK: CANCELLED | {"id": OTHER}}, {NEW}, CONDITIONS, "its answer is of"),
+        (GOOD | {ASK: {"id": OLD, "result": "cancelled"}}, {NEW}, CONDITIONS, "its reason does not explain: None"),
+        (GOOD | {ASK: CANCELLED | {"id": OLD, "reason": "released"}}, {NEW}, CONDITIONS, "does not explain: released"),
+        (GOOD | {ASK: CANCELLED | {"id": OLD, "reason": "because"}}, {NEW}, CONDITIONS, "does not explain: because"),
+        (GOOD | {ASK: CANCELLED | {"id": OLD, "reason": "already-cancelled"}}, {NEW}, CONDITIONS, "cannot be true"),
+        (GOOD | {NEW: GOOD[NEW] | {"reason": "already-cancelled"}}, {NEW}, CONDITIONS, "cannot be true"),
+        (GOOD | {NEW: GOOD[NEW] | {"accepted": False}}, set(), CONDITIONS, "cannot be true: withdrawn"),
         (GOOD | {ASK: GOOD[ASK] | {"accepted": True}}, {NEW}, CONDITIONS, "replaces nothing"),
-        (GOOD | {NEW: {"id": OTHER, "result": "cancelled"}}, {NEW}, CONDITIONS, "is a replacement"),
+        (GOOD | {NEW: CANCELLED | {"id": OTHER}}, {NEW}, CONDITIONS, "is a replacement"),
         (GOOD | {NEW: REFUSED}, {OTHER, NEW}, CONDITIONS, "not to be accepted"),
         (GOOD | {NEW: REFUSED}, {OTHER}, {NEW: "always"}, "always to be accepted"),
         (GOOD | {NEW: REFUSED | {"accepted": True}}, {OTHER, NEW}, CONDITIONS, "was not cancelled"),
@@ -72,20 +82,28 @@ def test_each_fault_is_found(
     assert any(problem in each for each in found), found
 
 
+def test_the_judge_takes_each_reason_for_one_of_the_result_that_it_has() -> None:
+    for reason in set(Reason) - {Reason.NO_SUCH_NAME}:
+        for result in RESULTS:
+            content = {"id": OLD, "result": result, "reason": reason.code}
+            found = Answers.of([received(ASK, content)]).problems({ASK: OLD}, {OLD}, False, RUN)
+            assert any("does not explain" in each for each in found) == (result != reason.result), content
+
+
 def test_a_message_that_is_replaced_twice_is_a_problem() -> None:
-    answers = {ask: {"id": OTHER, "result": "cancelled", "replacement": ask, "accepted": True} for ask in (NEW, LATE)}
+    answers = {ask: GOOD[NEW] | {"replacement": ask} for ask in (NEW, LATE)}
     asks, conditions = dict.fromkeys((NEW, LATE), OTHER), dict.fromkeys((NEW, LATE), "waiting")
     assert any("was replaced by" in each for each in problems(answers, {NEW, LATE}, conditions, asks))
 
 
 def test_a_message_that_is_lost_with_its_replacement_is_a_problem() -> None:
-    cancelled = REFUSED | {"result": "cancelled"}
+    cancelled = REFUSED | {"result": "cancelled", "reason": "already-cancelled"}
     answers = GOOD | {NEW: cancelled}
     assert any(f"{OTHER} is cancelled, and everything" in each for each in problems(answers, set()))
     by_another = {**ASKS, LATE: OTHER}
-    assert problems(answers | {LATE: {"id": OTHER, "result": "cancelled"}}, set(), CONDITIONS, by_another) == []
+    assert problems(answers | {LATE: CANCELLED | {"id": OTHER}}, set(), CONDITIONS, by_another) == []
     chain, conditions = {**ASKS, LATE: NEW}, {**CONDITIONS, LATE: "waiting"}
-    last = {"id": NEW, "result": "cancelled", "replacement": LATE, "accepted": True}
+    last = CANCELLED | {"id": NEW, "replacement": LATE, "accepted": True}
     assert problems(answers | {LATE: last}, {LATE}, conditions, chain) == []
 
 
@@ -94,15 +112,8 @@ def test_two_answers_to_one_ask_are_a_problem() -> None:
     assert Answers.of(records).problems({ASK: OLD}, set(), True, RUN) == [f"{ASK} has 2 answers"]
 
 
-NO_INPUT = "the job reads no input topic of this name"
-UNREAD = "the job has not read it yet: ask again, or publish cancels to the message's partition"
-DELETED = "it does not wait, and its record is deleted: whether it was cancelled once is not kept"
-UNSURE = "it is handed over, and may be cancelled by another ask: ask again"
-LOST = "the job's checkpoint was lost before this was decided: ask again"
-
-
 @pytest.mark.parametrize(
-    ("asked", "why", "received_ms", "run"),
+    ("asked", "reason", "received_ms", "run"),
     [
         ("elsewhere/0/0", NO_INPUT, 0, RUN),
         ("in/1/0", UNREAD, 0, RUN),
@@ -118,13 +129,13 @@ LOST = "the job's checkpoint was lost before this was decided: ask again"
     ],
 )  # fmt: skip
 def test_an_unknown_that_something_explains_is_no_problem(
-    asked: str, why: str, received_ms: int, run: Circumstances
+    asked: str, reason: str, received_ms: int, run: Circumstances
 ) -> None:
-    assert unknown(asked, why, received_ms, run) == []
+    assert unknown(asked, reason, received_ms, run) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "why", "received_ms"),
+    ("asked", "reason", "received_ms"),
     [
         ("in/0/0", NO_INPUT, 1_000),
         # Published before, in the partition of the ask.
@@ -139,17 +150,20 @@ def test_an_unknown_that_something_explains_is_no_problem(
         # It was due so late that it waited.
         (OLD, UNSURE, 399),
         (OLD, "because", 1_000),
+        # An answer of another result.
+        (OLD, "withdrawn", 1_000),
+        (OLD, "the job has not read it yet", 1_000),
         (OLD, None, 1_000),
     ],
 )
-def test_an_unknown_that_cannot_be_true_or_says_not_why_is_a_problem(
-    asked: str, why: str | None, received_ms: int
+def test_an_unknown_that_cannot_be_true_or_has_no_reason_is_a_problem(
+    asked: str, reason: str | None, received_ms: int
 ) -> None:
-    assert len(unknown(asked, why, received_ms)) == 1
+    assert len(unknown(asked, reason, received_ms)) == 1
 
 
-def unknown(asked: str, why: str | None, received_ms: int, run: Circumstances = RUN) -> list[str]:
-    record = received("in/0/10", {"id": asked, "result": "unknown", "why": why, "received_ms": received_ms})
+def unknown(asked: str, reason: str | None, received_ms: int, run: Circumstances = RUN) -> list[str]:
+    record = received("in/0/10", {"id": asked, "result": "unknown", "reason": reason, "received_ms": received_ms})
     return Answers.of([record]).problems({"in/0/10": asked}, {OLD, ASK}, True, run)
 
 
@@ -160,12 +174,19 @@ def test_a_message_that_waited_and_was_not_replaced_is_a_problem() -> None:
 
 
 def test_too_late_for_a_message_that_was_not_written_to_its_topic_is_a_problem() -> None:
-    late = {"id": OLD, "result": "too-late", "why": "it is delivered"}
+    late = {"id": OLD, "result": "too-late", "reason": "released"}
     assert problems(GOOD | {ASK: late | {"received_ms": 900}}, {NEW, OLD}) == []
     (problem,) = problems(GOOD | {ASK: late | {"received_ms": 899}}, {NEW, OLD})
     assert "was due long after" in problem
     (problem,) = problems(GOOD | {ASK: {"id": OLD, "result": "too-late"}}, {NEW, OLD})
-    assert "not why" in problem
+    assert "does not explain" in problem
+
+
+def test_a_message_that_waited_and_was_recalled_from_a_release_process_is_a_problem() -> None:
+    recalled = GOOD[ASK] | {"reason": "recalled"}
+    assert problems(GOOD | {ASK: recalled | {"received_ms": 400}}, {NEW}) == []
+    (problem,) = problems(GOOD | {ASK: recalled | {"received_ms": 399}}, {NEW})
+    assert "cannot be true: recalled" in problem
 
 
 @pytest.mark.parametrize(("unsure", "is_problem"), [(6, True), (5, False)])
@@ -174,8 +195,9 @@ def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_ane
 ) -> None:
     asks = {f"in/0/{number}": OLD for number in range(10, 20)}
     answers = [
-        received(ask, {"id": OLD, "result": "unknown" if at < unsure else "too-late", "why": UNSURE})
+        received(ask, {"id": OLD, "result": result, "reason": reason})
         for at, ask in enumerate(asks)
+        for result, reason in [("unknown", UNSURE) if at < unsure else ("too-late", "released")]
     ]
 
     def found(steady: Collection[str]) -> list[str]:
@@ -200,7 +222,7 @@ def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_ane
     ],
 )
 def test_where_a_late_message_went_is_where_it_came_out(output: Any, is_right: bool) -> None:
-    answers = Answers.of([received(ASK, {"id": OLD, "result": "too-late", "why": "so", "output": output})])
+    answers = Answers.of([received(ASK, {"id": OLD, "result": "too-late", "reason": "released", "output": output})])
     headers = (("delayline-id", OLD.encode()),)
     delivered = [Received("out", 3, 12, 0, None, b"", headers, 0), Received("out", 0, 1, 0, None, b"", (), 0)]
     assert bool(answers.misplaced(delivered)) == (not is_right)
@@ -208,7 +230,7 @@ def test_where_a_late_message_went_is_where_it_came_out(output: Any, is_right: b
 
 @pytest.mark.parametrize(("late", "told", "is_right"), [(1_000, 0, False), (1_000, 1, True), (999, 0, True)])
 def test_of_many_late_messages_some_are_told_where_they_went(late: int, told: int, is_right: bool) -> None:
-    content = {"id": OLD, "result": "too-late", "why": "so"}
+    content = {"id": OLD, "result": "too-late", "reason": "released"}
     records = [
         received(f"in/0/{number}", content | ({"output": {"topic": "out"}} if number < told else {}))
         for number in range(late)

@@ -1,0 +1,54 @@
+"""The reasons of answers to cancels and replacements: codes for programs, and sentences for people.
+
+A code never changes, and no program decides by a sentence. docs/publish.md documents the codes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, get_args
+
+Result = Literal["cancelled", "too-late", "unknown"]
+RESULTS: tuple[Result, ...] = get_args(Result)
+
+
+class Reason(Enum):
+    """Why an answer says what it says: its `code`, the `result` that it goes with, and the sentence `why`, if any."""
+
+    WITHDRAWN = ("withdrawn", "cancelled", None)
+    RECALLED = ("recalled", "cancelled", "it was handed over, and a release process has recalled it")
+    ALREADY_CANCELLED = (
+        "already-cancelled",
+        "cancelled",
+        "another request has cancelled it, or it was refused itself: there is nothing to replace",
+    )
+    RELEASED = ("released", "too-late", "it is delivered, or about to be, or went to the dead-letter topic")
+    NO_INPUT_TOPIC = ("no-input-topic", "unknown", "the job reads no input topic of this name")
+    NOT_READ = (
+        "not-read",
+        "unknown",
+        "the job has not read it yet: ask again, or publish cancels to the message's partition",
+    )
+    RECORD_DELETED = (
+        "record-deleted",
+        "unknown",
+        "it does not wait, and its record is deleted, or older than cancels.known_for: whether it was cancelled once "
+        "is not kept",
+    )
+    HANDED_OVER = (
+        "handed-over",
+        "unknown",
+        "it is handed over, delivered, or a dead letter: too late to be replaced",
+    )
+    UNDECIDED = ("undecided", "unknown", "it is handed over, and another request may have cancelled it: ask again")
+    CHECKPOINT_LOST = (
+        "checkpoint-lost",
+        "unknown",
+        "the job's checkpoint was lost before this was decided: ask again",
+    )
+    NO_SUCH_NAME = ("no-such-name", "unknown", "no message has this name: there was none, or it is delivered")
+
+    def __init__(self, code: str, result: Result, why: str | None) -> None:
+        self.code = code
+        self.result: Result = result
+        self.why = why
