@@ -24,9 +24,9 @@ _FOREVER_MS = str((1 << 63) - 1)
 _RESERVED = ["deliver-at", "deliver-after", "delay-level", "deliver-to"]
 # Names that mean nothing to the job. The client that publishes cuts a name at a zero byte.
 _NAMES = st.one_of(
-    st.sampled_from(["", "x", "Deliver-At", "deliver-at ", "delayline-id", "delayline-stub", "ü"]),
+    st.sampled_from(["", "x", "deliver_at", "deliver-at ", "delayline-id", "delayline-stub", "ü"]),
     st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30),
-).filter(lambda name: name not in _RESERVED)
+).filter(lambda name: name.lower() not in _RESERVED)
 _VALUES = st.one_of(st.none(), st.binary(max_size=2_000))
 _HEADERS = st.lists(st.tuples(_NAMES, _VALUES), max_size=20)
 _DELAYS = st.integers(0, 4_000).flatmap(
@@ -54,6 +54,10 @@ _SCHEDULES: st.SearchStrategy[tuple[list[Header], int | None, bool]] = st.one_of
     _DELAYS.map(lambda delay: ([("deliver-after", delay[1])], delay[0], False)),
     st.tuples(st.sampled_from(_RESERVED), _NONSENSE).map(lambda header: ([header], None, True)),
     st.integers(2, 300).map(lambda times: ([("delay-level", b"1")] * times, None, True)),
+    # The job refuses the name, whatever the value.
+    st.tuples(st.sampled_from(["Deliver-At", "DELIVER-AFTER", "Delay-level", "deliver-To"]), _VALUES).map(
+        lambda header: ([header], None, True)
+    ),
 )
 _RECORDS = st.builds(Generated, _VALUES, _VALUES, _HEADERS, _SCHEDULES, _CHANCES)
 
@@ -81,13 +85,18 @@ _WHEN: dict[str, Callable[[int], bytes]] = {
     "x-delay": lambda at_ms: b"%d" % at_ms,
     "AMQ_SCHEDULED_DELAY": lambda at_ms: b"%d" % at_ms,
     "AMQ_SCHEDULED_PERIOD": lambda at_ms: b"%d" % at_ms,
+    "_AMQ_SCHED_DELIVERY": lambda at_ms: b"%d" % at_ms,
+    "AMQ_SCHEDULED_TIME": lambda at_ms: b"%d" % at_ms,
     "TIMER_DELAY_MS": lambda at_ms: b"%d" % at_ms,
     "TIMER_DELIVER_MS": lambda at_ms: b"%d" % at_ms,
     "__STARTDELIVERTIME": lambda at_ms: b"%d" % at_ms,
     "retry_topic-backoff-timestamp": lambda at_ms: at_ms.to_bytes(8),
     "Nats-Schedule": lambda at_ms: b"@at " + _rfc_3339(at_ms),
 }
-_INSTANTS = {"TIMER_DELIVER_MS", "__STARTDELIVERTIME", "retry_topic-backoff-timestamp", "Nats-Schedule"}
+_INSTANTS = {
+    "TIMER_DELIVER_MS", "__STARTDELIVERTIME", "_AMQ_SCHED_DELIVERY", "AMQ_SCHEDULED_TIME",
+    "retry_topic-backoff-timestamp", "Nats-Schedule",
+}  # fmt: skip
 _TARGETS = ["REAL_TOPIC", "Nats-Schedule-Target"]
 _WRONG = [*_WHEN, *_TARGETS, "AMQ_SCHEDULED_CRON", "DELAY", "TIMER_DELAY_SEC"]
 _ENVELOPES = {
