@@ -120,8 +120,8 @@ def _answers(
     single: dict[MessageId, bytes] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         is_accepted = None if ask.condition is None else ask.id in accepted
-        is_too_late = outcome == CANCELLED and is_accepted is False
-        single[ask.id] = answer(ask, Reason.ALREADY_CANCELLED if is_too_late else _REASONS[outcome], is_accepted)
+        is_refused = outcome == CANCELLED and is_accepted is False
+        single[ask.id] = answer(ask, Reason.ALREADY_CANCELLED if is_refused else _REASONS[outcome], is_accepted)
     return pa.concat_tables([*several, answers_of(single)])
 
 
