@@ -28,7 +28,7 @@ READY_MAX_BYTES = 100_000_000
 # Of a chunk with one message: its columns, its summary, and what Arrow and Kafka put around it.
 _READY_OVERHEAD_BYTES = 16_384
 _AFTER, _BEFORE = "message.timestamp.after.max.ms", "message.timestamp.before.max.ms"
-_COMPRESSION, _TIMESTAMP = "compression.type", "message.timestamp.type"
+_COMPRESSION, _TIMESTAMP, _POLICY = "compression.type", "message.timestamp.type", "cleanup.policy"
 _HOUR_MS = 3_600_000
 # A limit above this one lets in timestamps that Spark cannot read: it is 1,000 years before the last that it can.
 _LARGEST_MS = 9_190_000_000_000_000
@@ -48,7 +48,14 @@ def check_records(admin: KafkaAdminClient, settings: Settings) -> None:
 
 
 def _warn_of_unprotected(admin: KafkaAdminClient, topics: Collection[str]) -> None:
-    for name, config in shown_configs(admin, topics, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP]).items():
+    for name, config in shown_configs(admin, topics, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP, _POLICY]).items():
+        if "compact" in config.get(_POLICY, ""):
+            log.warning(
+                "input topic %s has %s=%s: a record that another one with its key follows may be deleted before it is "
+                "read, and a batch that was cut off may find other records when it is replayed, which ends the job. "
+                "Set it to delete",
+                name, _POLICY, config[_POLICY],
+            )  # fmt: skip
         if config.get(_COMPRESSION, "uncompressed") != "uncompressed":
             log.warning(
                 "input topic %s has %s=%s: a small compressed batch may hold records larger than Spark's memory, and "

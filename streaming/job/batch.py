@@ -42,6 +42,7 @@ from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.look_ahead import LookAhead
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
+from streaming.job.replayed_seal import SealedBatch
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableBounds
 from streaming.monitor.job_metrics import JobCounts, TableState
@@ -92,6 +93,10 @@ class BatchRunner:
         self._origin = state.checkpoint.origin
         # The newest batch in the offset log: the running or the last one. The thread that watches the clock reads it.
         self.planned = state.planned
+        sealed = state.store.newest_of(self._origin.checkpoint)
+        own = () if sealed is None else state.catalog.buckets.get(self._origin.bucket_of(sealed), ())
+        # Before a merge may replace them.
+        self._sealed_before = SealedBatch(sealed, tuple(own))
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         # Of one batch the hand-over and the seal, and the two that follow the seal before.
@@ -109,7 +114,8 @@ class BatchRunner:
         3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
            merges if they are far behind.
         4. Decide which records are refused because too many messages of their topics wait, and record it.
-        5. Run the state stage, and check its rows against the cutoff.
+        5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
+           replayed.
         6. Warn if input records of the batch were deleted unread.
         7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
@@ -148,11 +154,13 @@ class BatchRunner:
             with self._counts.timed("state"):
                 rows = rows_with_asks(shard_output)
             _check_cutoffs(rows, span.cutoff_ms)
+            sealed = [row for row in rows if row["kind"] == SEALED]
+            segments = _segments(sealed)
+            self._sealed_before.check(batch_id, segments)
             # 6. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
-            sealed = [row for row in rows if row["kind"] == SEALED]
             # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
                 decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
@@ -172,7 +180,6 @@ class BatchRunner:
                 step.result()
             # 9. Pass on what was stored.
             self._cancels.stored(decision, span, planned.clock_ms)
-            segments = _segments(sealed)
             self._window.add(segments)
             self._maintenance.sealed(segments)
             self._maintenance.stored(IdRows.CANCELLED, span.bucket, decision.cancelled.num_rows)

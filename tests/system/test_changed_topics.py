@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
@@ -74,6 +84,48 @@ def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic
     ledger.verify_after_outage(60)
     assert _partitions(ledger, application.output) == {0, 1, 2, 3}
     assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_a_replay_that_finds_a_compacted_input_topic_is_refused_before_it_hands_over(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("bucket.max_messages=10")
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+
+    def publish(value: bytes, due: bytes) -> None:
+        for number in range(200):
+            producer.produce(
+                application.input, value, b"k%d" % (number % 20), partition=0, headers=[("deliver-after", due)]
+            )
+        assert producer.flush(30) == 0
+
+    publish(b"v", b"1h")
+    service.start("sealed=kill", wait=False)
+    assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
+
+    _compact(application)
+    publish(b"later", b"2h")
+    assert_eventually(lambda: _count(application, application.input) < 300, 120, "the topic is compacted")
+    service.start(wait=False)
+    assert service.wait(120) == 1
+    assert f"input topic {application.input} has cleanup.policy=compact" in service.log
+    assert re.search(r"error: checkpoint-mismatch: batch 0 has sealed \d+ messages .* of shard", service.log)
+    assert "Nothing of the replay is handed over" in service.log
+    ledger.close()
+
+
+def _compact(application: Application) -> None:
+    """Let the broker compact the input topic soon."""
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    wanted = {
+        "cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001",
+        "max.compaction.lag.ms": "100",
+    }  # fmt: skip
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in wanted.items()]
+    resource = ConfigResource(ResourceType.TOPIC, application.input, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result()
 
 
 def _expire_unread(application: Application, admin: AdminClient, service: Service, side: str) -> None:
