@@ -108,9 +108,11 @@ class HeldLease:
         while self._confirmed_s < since_s:
             try:
                 self._confirm()
-            except BrokerUnreachable:
-                if _clock_s() > deadline_s:
+            except BrokerUnreachable as problem:
+                left_s = deadline_s - _clock_s()
+                if left_s < 0:
                     raise
+                log.warning("the lease: Kafka does not answer; retrying for %.0f s more: %s", left_s, problem)
                 time.sleep(_POLL_S)
         self.check_not_taken()
 

@@ -17,7 +17,7 @@ from streaming.checkpoint.logs import check_committed, planned_entry
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.folder import Folder
 
-_ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-origin.json", "delayline-settings.json", "delayline-retired"
+ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-origin.json", "delayline-settings.json", "delayline-retired"
 _REFUSED = "delayline-refused.json"
 
 
@@ -35,23 +35,23 @@ class Checkpoint:
     @cached_property
     def origin(self) -> CheckpointOrigin:
         """How the checkpoint began. Raises CheckpointUnreadable, CheckpointVersion."""
-        text = self._files.read(_ORIGIN)
+        text = self._files.read(ORIGIN)
         if text is None:
-            raise CheckpointUnreadable(f"{self.path}/{_ORIGIN} is missing. {CHECKPOINT_REMEDY}")
+            raise CheckpointUnreadable(f"{self.path}/{ORIGIN} is missing. {CHECKPOINT_REMEDY}")
         try:
-            return CheckpointOrigin.from_json(without_format(text, f"{self.path}/{_ORIGIN}"))
+            return CheckpointOrigin.from_json(without_format(text, f"{self.path}/{ORIGIN}"))
         except (TypeError, ValueError) as problem:
             raise CheckpointUnreadable(
-                f"{self.path}/{_ORIGIN} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
+                f"{self.path}/{ORIGIN} is damaged ({problem!r}). {CHECKPOINT_REMEDY}"
             ) from problem
 
     def is_initialized(self) -> bool:
         """Return whether the checkpoint has an origin."""
-        return self._files.has(_ORIGIN)
+        return self._files.has(ORIGIN)
 
     def initialize(self, origin: CheckpointOrigin) -> None:
         """Write the origin, and the id for Spark. May be repeated after a crash."""
-        self._files.write(_ORIGIN, with_format(origin.to_json()))
+        self._files.write(ORIGIN, with_format(origin.to_json()))
         # Spark uses the id that it finds here as the query's.
         self._files.write("metadata", json.dumps({"id": origin.checkpoint}))
 

@@ -11,9 +11,11 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch
 from conf.settings import Settings
 from state.checkpoint.pointer import FIRST_FOLDER, folder_in, folder_of, newest_pointer, pointer_to
-from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.checkpoint import ORIGIN, Checkpoint
+from streaming.spark.session import open_session
+from streaming.storage.failures import translate_storage_errors
 from streaming.storage.folder import Folder
-from streaming.storage.paths import checkpoint_path, pointers_path
+from streaming.storage.paths import checkpoint_path, local_checkpoint, local_folder, pointers_path, storage_path
 
 
 def current_checkpoint(spark: SparkSession, settings: Settings) -> Checkpoint:
@@ -24,6 +26,19 @@ def current_checkpoint(spark: SparkSession, settings: Settings) -> Checkpoint:
     if newest is not None:
         folder = folder_in(pointers.read(str(newest)) or "", f"{pointers.path}/{newest}")
     return Checkpoint(spark, checkpoint_path(settings, folder))
+
+
+def has_checkpoint(settings: Settings) -> bool:
+    """Return whether the application has a checkpoint. Starts Spark, if the storage is not a folder of this machine."""
+    folder = local_folder(storage_path(settings))
+    if folder is not None:
+        return (local_checkpoint(folder) / ORIGIN).exists()
+    spark = open_session(settings)
+    try:
+        with translate_storage_errors(settings):
+            return current_checkpoint(spark, settings).is_initialized()
+    finally:
+        spark.stop()
 
 
 def checkpoint_of(spark: SparkSession, settings: Settings, generation: int) -> Checkpoint:

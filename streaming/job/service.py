@@ -29,6 +29,7 @@ from conf.errors import (
     QueryFailed,
     RecordUnreadable,
     ServiceStopping,
+    TopicMissing,
 )
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
@@ -47,6 +48,7 @@ from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.slow_batch_watch import SlowBatchWatch
+from streaming.job.start_wait import StartWait
 from streaming.job.task_progress import TaskProgress
 from streaming.job.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.monitor.job_metrics import JobCounts, monitored_job
@@ -106,31 +108,60 @@ class Gate:
 def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[], None] = lambda: None) -> None:
     """Run the job until SIGTERM or SIGINT, or until the query fails.
 
-    1. Check the storage and the topics.
+    If a start of a job with a checkpoint finds no broker, it tries again for `kafka.outage_limit`. Release processes
+    that it has started, or found, go on meanwhile.
+
+    `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
+    query that Delayline does not know, QueryFailed with Spark's words.
+    """
+    check_storage(settings)
+    # Not a threading.Event: a signal may interrupt the thread that holds the event's lock, which would then wait for
+    # itself.
+    stop: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: stop.put(number))
+    counts = JobCounts()
+    releases = ReleaseProcesses(settings, settings.release.processes)
+    wait, started = StartWait(settings), SimpleQueue[bool]()
+
+    def note_start() -> None:
+        started.put(True)
+        on_started()
+
+    with monitored_job(counts, settings), releases:
+        while stop.empty():
+            try:
+                _run(settings, fresh, note_start, stop, releases, counts)
+            except (BrokerUnreachable, TopicMissing) as problem:
+                if not started.empty():
+                    raise
+                wait.wait(problem)
+            else:
+                return
+
+
+def _run(
+    settings: Settings,
+    fresh: bool,
+    on_started: Callable[[], None],
+    stop: SimpleQueue[int],
+    releases: ReleaseProcesses,
+    counts: JobCounts,
+) -> None:
+    """Run the job once.
+
+    1. Check the topics.
     2. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 3.
     3. Start Spark and claim the lease. After a crash, fence the writers of the process before.
     4. Recover: read the checkpoint, the table's metadata and the progress topic.
     5. Check the host's clock, and that the input topics still have the records that the next batch needs.
     6. Start the query, and call `on_started`.
     7. Watch the query until it ends. Then find the cause in the input if Spark names none.
-
-    `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
-    query that Delayline does not know, QueryFailed with Spark's words.
     """
-    # 1. Check storage and topics.
-    check_storage(settings)
+    # 1. Check the topics.
     check_topics(settings)
-    # Not a threading.Event: a signal may interrupt the thread that holds the event's lock, which would then wait for
-    # itself.
-    stop: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.put(number))
     with ExitStack() as stack:
-        counts = JobCounts()
-        stack.enter_context(monitored_job(counts, settings))
         # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
-        releases = ReleaseProcesses(settings, settings.release.processes)
-        stack.enter_context(releases)
         if not _is_held(settings):
             releases.start()
         _give_way()

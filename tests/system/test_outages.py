@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +74,27 @@ def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_contin
     broker.start()
     service.start()
     ledger.verify_after_outage(60)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_a_start_that_loses_its_broker_waits_for_it_and_its_release_processes_go_on(
+    broker: EmbeddedBroker, application: Application, make_service: MakeService
+) -> None:
+    # After a kill, a start waits for the holder of the lease: longer than a release process takes to get its shards.
+    service, ledger = make_service("release.transaction_timeout=3s", "lease.period=20s")
+    publish_mixed(ledger, application, 300, seed=5, longest_ms=60_000)
+    service.start()
+    assert_eventually(lambda: len(ledger.got) > 30, 60)
+    service.kill()
+
+    service.start(wait=False)
+    assert_eventually(lambda: "are given to" in service.log, 60)
+    broker.kill()
+    assert_eventually(lambda: len(re.findall("the (start|lease): Kafka does not answer", service.log)) > 1, 120)
+    broker.start()
+    assert_eventually(lambda: "\nrunning\n" in service.log, 120)
+    started = re.findall(r"release process \S+ is \d+", service.log)
+    assert len(started) == 1, service.log[-3000:]
+    ledger.verify_after_outage(90)
+    assert service.stop() == 0, service.log[-3000:]
