@@ -1,15 +1,19 @@
-"""Kafka's ids of topics: a topic that was deleted and made anew has another one."""
+"""Kafka's ids of topics: a topic that was deleted and created again has another one."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 
-from conf.errors import TopicMissing
-from conf.kafka.clients import STARTING_S, admin_client
+from conf.errors import BrokerUnreachable, TopicMissing
+from conf.kafka.client_log import client_log
+from conf.kafka.clients import STARTING_S
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -19,15 +23,39 @@ _TIMEOUT_S, _PAUSE_S = 10.0, 0.1
 def topic_id(options: Mapping[str, str], topic: str) -> str:
     """Return the id of `topic`. `options` are librdkafka's. Raises TopicMissing, KafkaException."""
     known_by = time.monotonic() + STARTING_S
-    # Without the client's remarks when it is closed.
-    with admin_client({**options, "log_level": "3"}, log) as client:
-        while True:
-            answer = client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
+    ids = TopicIds(options)
+    while not (found := ids.of([topic])):
+        if time.monotonic() > known_by:
+            raise TopicMissing(f"{topic} does not exist: create it with `delayline topics create`")
+        time.sleep(_PAUSE_S)
+    return found[topic]
+
+
+def input_ids(settings: Settings) -> dict[str, str]:
+    """Return the id of each input topic that exists. Raises BrokerUnreachable."""
+    try:
+        return TopicIds(librdkafka_options(settings.kafka)).of(settings.topics.input)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the ids of the input topics cannot be read: {problem}") from problem
+
+
+class TopicIds:
+    """Asks brokers for the ids of topics, with one client for all calls."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """`options` are librdkafka's."""
+        # Without the client's remarks when it is closed.
+        self._client = AdminClient({**options, "log_level": "3"}, logger=client_log(log))
+
+    def of(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the id of each of `topics` that exists. Raises KafkaException."""
+        found = {}
+        answers = self._client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
+        for topic, answer in answers.items():
             try:
-                return str(answer.result().topic_id)
+                found[topic] = str(answer.result().topic_id)
             except KafkaException as problem:
                 if problem.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-                if time.monotonic() > known_by:
-                    raise TopicMissing(f"{topic} does not exist: create it with `delayline topics create`") from problem
-            time.sleep(_PAUSE_S)
+        self._client.poll(0)
+        return found

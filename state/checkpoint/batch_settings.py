@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
 from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Policy, Settings
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, read_stored
 
 
@@ -63,6 +63,7 @@ class BatchSettings:
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
+    - `input_ids`: the input topics that the batches read (`state.checkpoint.input_ids`)
     """
 
     headers: HeaderSettings
@@ -87,6 +88,7 @@ class BatchSettings:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
+    input_ids: InputIds = field(default_factory=dict)
 
     @property
     def shards(self) -> int:
@@ -118,6 +120,7 @@ def batch_settings_from(
     shard_keys: Sequence[int],
     origin: CheckpointOrigin,
     dead_letter_bytes: int = 2**63 - 1,
+    input_ids: InputIds | None = None,
 ) -> BatchSettings:
     """Return those of `settings` that decide a batch's result, for the checkpoint that began as `origin`.
 
@@ -150,6 +153,7 @@ def batch_settings_from(
         policy=_policy_from(settings.policies.of_all),
         policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
         results=settings.results_topic,
+        input_ids=input_ids or {},
     )
 
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state.cancel import goes_on_at_once
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.input_ids import same_topic
+from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import up_to
 from state.shards import shards_of
@@ -67,10 +68,24 @@ class Delivered:
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
+    def input_ids(self) -> InputIds:
+        """The input topics that the newest batch has read."""
+        return self.newest.input_ids or self.origin.input_ids
+
+    @property
+    def _taken_over(self) -> Offsets:
+        """The offsets of the origin."""
+        return self._present(self.origin.offsets, self.origin.input_ids)
+
+    def _present(self, offsets: Offsets, ids: InputIds) -> Offsets:
+        """Return `offsets` of the topics `ids`, without topics that were deleted and created again since."""
+        return {topic: own for topic, own in offsets.items() if same_topic(ids, self.input_ids, topic)}
+
+    @property
     def ends(self) -> Offsets:
         """The offsets up to which the batches of the markers have read the input."""
         ends: Offsets = {}
-        for offsets in (self.origin.offsets, *(marker.batch.ends for marker in self.markers)):
+        for offsets in (self._taken_over, *(self._present(m.batch.ends, m.batch.input_ids) for m in self.markers)):
             for topic, by_partition in offsets.items():
                 known = ends.setdefault(topic, {})
                 for partition, offset in by_partition.items():
@@ -83,12 +98,13 @@ class Delivered:
         `results` is the topic of the answers to cancels.
         Messages accepted before the checkpoint began count as delivered: each was delivered or sealed by then.
         """
-        taken_over = _below(messages, self.origin.offsets)
+        taken_over = _below(messages, self._taken_over)
         # Its due time may be known roughly alone, as a lower bound. So a marker that stood still cannot decide.
         before = self.before_newest(messages) & _due(messages, self.newest.previous_ms, results)
 
         def is_delivered(marker: Progress, own: pa.Table) -> Mask:
-            now = _below(own, marker.batch.ends) & _due(own, marker.batch.cutoff_ms, results)
+            ends = self._present(marker.batch.ends, marker.batch.input_ids)
+            now = _below(own, ends) & _due(own, marker.batch.cutoff_ms, results)
             return np.asarray(now & _up_to(own, marker))
 
         return np.asarray(taken_over | before | self._by_shard(messages, is_delivered))

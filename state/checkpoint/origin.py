@@ -11,6 +11,8 @@ from state.checkpoint.stored_json import STORED, read_stored
 
 # The offset of the next record by topic and partition, as in Spark's offset log: {"orders": {"0": 17}}.
 Offsets = dict[str, dict[str, int]]
+# Kafka's ids of each input topic, in the order in which the job found topics of that name. It reads the last one.
+InputIds = dict[str, list[str]]
 
 
 @dataclass(frozen=True, config=STORED)
@@ -22,6 +24,7 @@ class CheckpointOrigin:
     - `cutoff_ms`: all sealed messages due below it (epoch ms) are delivered, except in the bucket before
       `first_bucket`: there they are overdue, and the first batch delivers them
     - `first_bucket`: batch n seals bucket `first_bucket + n`
+    - `input_ids`: the input topics that `offsets` belong to
     """
 
     checkpoint: str
@@ -30,6 +33,7 @@ class CheckpointOrigin:
     first_bucket: int = 0
     cutoff_ms: int = 0
     offsets: Offsets = field(default_factory=dict)
+    input_ids: InputIds = field(default_factory=dict)
 
     @property
     def overdue_bucket(self) -> int:

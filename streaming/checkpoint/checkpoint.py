@@ -13,12 +13,14 @@ from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHisto
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.checkpoint.logs import check_committed, planned_entry
+from streaming.checkpoint.logs import check_committed, planned_entry, with_input_offsets
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.folder import Folder
 
 ORIGIN, _SETTINGS_HISTORY, _RETIRED = "delayline-origin.json", "delayline-settings.json", "delayline-retired"
 _REFUSED = "delayline-refused.json"
+# Spark's Kafka source, which is source 0 of the query, writes this file before its first batch.
+_FIRST_OFFSETS = "sources/0/0"
 
 
 class Checkpoint:
@@ -54,6 +56,7 @@ class Checkpoint:
         self._files.write(ORIGIN, with_format(origin.to_json()))
         # Spark uses the id that it finds here as the query's.
         self._files.write("metadata", json.dumps({"id": origin.checkpoint}))
+        self.__dict__.pop("origin", None)
 
     def is_retired(self) -> bool:
         """Return whether another checkpoint takes over from this one."""
@@ -93,8 +96,7 @@ class Checkpoint:
 
     def first_offsets(self) -> Offsets:
         """Return the offsets at which the first batch began to read; empty if no batch has been planned."""
-        # Spark's Kafka source, which is source 0 of the query, writes this file before its first batch.
-        text = self._files.read("sources/0/0")
+        text = self._files.read(_FIRST_OFFSETS)
         if text is None:
             return self.origin.offsets
         offsets: Offsets = json.loads(text[text.index("{") :])
@@ -104,6 +106,14 @@ class Checkpoint:
         """Return the offsets up to which committed batches have read; if there are none, `first_offsets`."""
         committed = self.last_committed()
         return self.first_offsets() if committed is None else self.planned(committed).offsets
+
+    def write_read_offsets(self, offsets: Offsets) -> None:
+        """Let the first batch that is not committed begin to read at `offsets`. Spark must not run."""
+        committed = self.last_committed()
+        file = _FIRST_OFFSETS if committed is None else f"offsets/{committed}"
+        text = self._files.read(file)
+        if text is not None:
+            self._files.write(file, with_input_offsets(text, offsets))
 
     def settings_history(self) -> SettingsHistory:
         """Return the batch settings that earlier starts recorded; an empty history if none did.

@@ -22,12 +22,21 @@ def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
     header, *sources = _lines(text, file)
     try:
         facts = json.loads(header)
-        entries = [json.loads(source) for source in sources if source.startswith("{")]
-        offsets: Offsets = next((entry for entry in entries if all(isinstance(v, dict) for v in entry.values())), {})
+        offsets: Offsets = next(map(json.loads, filter(_has_offsets, sources)), {})
         check_offsets(offsets)
         return int(facts["batchTimestampMs"]), int(facts["batchWatermarkMs"]), offsets
     except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {CHECKPOINT_REMEDY}") from problem
+
+
+def with_input_offsets(text: str, offsets: Offsets) -> str:
+    """Return `text`, an entry of the offset log or the first offsets of the Kafka source, with other `offsets`."""
+    lines = text.splitlines()
+    return "\n".join(json.dumps(offsets) if _has_offsets(line) else line for line in lines)
+
+
+def _has_offsets(line: str) -> bool:
+    return line.startswith("{") and all(isinstance(value, dict) for value in json.loads(line).values())
 
 
 def check_committed(text: str | None, file: str) -> None:

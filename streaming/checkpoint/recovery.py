@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -19,12 +19,14 @@ from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import offered_topics, partition_counts
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
+from state.checkpoint.input_ids import recreated, with_offsets, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
@@ -32,6 +34,7 @@ from state.group_keys import shard_keys
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
+from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.paths import buckets_path
 
@@ -73,7 +76,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
 
     1. Read Spark's logs.
     2. Read the markers in the progress topic. If no batch was ever planned, begin the checkpoint.
-    3. Record the present settings for the batches to come.
+    3. Record the present settings for the batches to come, and new input topics.
     4. Create the table if there is none, and check its log. After a crash, fence the merges of the process before.
     5. Refuse a checkpoint that is older than the table or the markers.
     6. Read the metadata of the live segments.
@@ -97,7 +100,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
             f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
         )
     # 3. Record the settings.
-    history = _amended_history(settings, checkpoint, planned)
+    history = _amended_history(settings, checkpoint, planned, input_ids(settings))
     # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
@@ -151,12 +154,39 @@ def _begin(
             store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})
         # Above the pointers too: the progress topic may be lost, and a handover writes a pointer of its generation.
         generation = 1 + max(_generation(markers), newest_generation(spark, settings))
-        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards)
+        ids = with_present({}, input_ids(settings))
+        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids)
     else:
         origin = checkpoint.origin
     checkpoint.initialize(origin)
     if _generation(markers) < origin.generation:
         announce_origin(settings, origin, lease.check_now)
+    _begin_with_present_inputs(settings, checkpoint, markers, lease)
+
+
+def _begin_with_present_inputs(
+    settings: Settings, checkpoint: Checkpoint, markers: Iterable[Progress | None], lease: HeldLease
+) -> None:
+    """Let a checkpoint without a batch begin with the present input topics.
+
+    Raises CheckpointMismatch if the checkpoint before has read one that was created again, without
+    `topics.skip_expired`; and if the checkpoint has a marker of a batch.
+    """
+    origin, present = checkpoint.origin, input_ids(settings)
+    # Nothing is lost with a topic that was not read.
+    read = {topic: ids for topic, ids in origin.input_ids.items() if topic in origin.offsets}
+    recreated_inputs(settings, read)
+    topics = recreated(origin.input_ids, present)
+    offsets, ids = with_offsets(origin.offsets, topics, {}), with_present(origin.input_ids, present)
+    begun = replace(origin, offsets=offsets, input_ids=ids)
+    if begun != origin:
+        # Without its log, a checkpoint that has run looks like one without a batch. Its markers must stay.
+        for marker in filter(None, markers):
+            refuse_older(marker, origin, batch_id=-1)
+        # Announced first: if this is cut off, the next start finds the origin before, and repeats it.
+        announce_origin(settings, begun, lease.check_now)
+        checkpoint.write_read_offsets(with_offsets(checkpoint.first_offsets(), topics, {}))
+        checkpoint.initialize(begun)
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:
@@ -253,11 +283,14 @@ def read_markers(settings: Settings) -> list[Progress | None]:
         return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
 
 
-def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | None) -> SettingsHistory:
+def _amended_history(
+    settings: Settings, checkpoint: Checkpoint, planned: int | None, present: Mapping[str, str]
+) -> SettingsHistory:
     """Record the present settings for the first batch that was never planned and those after it.
 
-    A batch that is replayed keeps its own settings. Raises CheckpointMismatch if the checkpoint has another number of
-    shards, or if messages may wait for what is the results topic now.
+    A batch that is replayed keeps its own settings. An input topic that was read keeps its id, which may not be the
+    `present` one any more (`streaming.checkpoint.recreated_inputs`). Raises CheckpointMismatch if the checkpoint has
+    another number of shards, or if messages may wait for what is the results topic now.
     """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
@@ -270,7 +303,10 @@ def _amended_history(settings: Settings, checkpoint: Checkpoint, planned: int | 
         raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-settings.json. {CHECKPOINT_REMEDY}")
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
-    batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes)
+    known = history.newest.input_ids if history.entries else origin.input_ids
+    read = set() if planned is None else {*checkpoint.read_offsets(), *checkpoint.planned(planned).offsets}
+    ids = with_present(known, {topic: own for topic, own in present.items() if topic not in read & known.keys()})
+    batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes, ids)
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))
     if history.had_output(settings.results_topic):

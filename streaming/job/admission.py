@@ -140,12 +140,10 @@ class Admission:
 
     def _refused_from(self, most: Mapping[str, int], span: BatchSpan) -> Offsets:
         rooms = {topic: max(0, limit - self._waiting.count(topic, span.previous_ms)) for topic, limit in most.items()}
-        # The span has none of a first checkpoint. Spark has written these before it planned the batch.
-        starts = span.starts if span.batch_id else self._checkpoint.first_offsets()
-        found = _beyond(rooms, starts, span.ends)
+        found = _beyond(rooms, span.starts, span.ends)
         # Only now: that asks the broker.
         if found and self._settings.topics.skip_expired:
-            starts = _first_left(starts, read_bounds(self._settings, span.batch_id))
+            starts = _first_left(span.starts, read_bounds(self._settings, span.batch_id))
             found = _beyond(rooms, starts, span.ends)
         return found
 

@@ -39,6 +39,7 @@ from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
 from streaming.job.input_loss import warn_of_input_loss
+from streaming.job.input_watch import InputWatch
 from streaming.job.look_ahead import LookAhead
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
@@ -103,6 +104,7 @@ class BatchRunner:
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
         self._ahead = LookAhead(state.store, self._cancels, self._start)
         self._arrivals = ArrivalWatch(settings)
+        self._input = InputWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
         """Run batch `batch_id`, whose state stage gives `shard_output` (`SHARD_OUTPUT_SCHEMA`).
@@ -116,7 +118,7 @@ class BatchRunner:
         4. Decide which records are refused because too many messages of their topics wait, and record it.
         5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
            replayed.
-        6. Warn if input records of the batch were deleted unread.
+        6. Check that the input topics are those that the job knows. Warn if records of the batch were deleted unread.
         7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
         9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
@@ -157,7 +159,8 @@ class BatchRunner:
             sealed = [row for row in rows if row["kind"] == SEALED]
             segments = _segments(sealed)
             self._sealed_before.check(batch_id, segments)
-            # 6. Warn of input loss. Without `skip_expired`, Spark has ended the query instead.
+            # 6. Check the input. Warn of input loss: without `skip_expired`, Spark has ended the query instead.
+            self._input.check(span)
             if self._settings.topics.skip_expired:
                 warn_of_input_loss(self._settings, span)
             failpoint("state-held")
@@ -244,8 +247,11 @@ class BatchRunner:
 
     def _span(self, planned: PlannedBatch) -> BatchSpan:
         """Return what the batch reads and its cutoffs, from the offset log alone: a replay finds the same there."""
+        ids = self._settings_history.at(planned.batch_id).input_ids
         if not planned.batch_id:
-            return BatchSpan(self._origin, 0, 0, planned.cutoff_ms, self._origin.offsets, planned.offsets)
+            # Spark has written them before it planned the batch.
+            starts = self._checkpoint.first_offsets()
+            return BatchSpan(self._origin, 0, 0, planned.cutoff_ms, starts, planned.offsets, ids)
         before = self._last
         if before is None or before.batch_id != planned.batch_id - 1:
             before = self._checkpoint.planned(planned.batch_id - 1)
@@ -254,7 +260,7 @@ class BatchRunner:
                 f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
-        return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets, ids)
 
     def _plan_hand_over(
         self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int, decision: Decision

@@ -11,9 +11,10 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.topics import input_bounds
-from state.checkpoint.origin import Offsets
+from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.recreated_inputs import recreated_inputs
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +64,20 @@ def truncated(bounds: Bounds, read: Offsets) -> list[str]:
     return sentences
 
 
-def check_input_loss(settings: Settings, checkpoint: Checkpoint, store: BucketTable) -> None:
+def check_input_loss(settings: Settings, checkpoint: Checkpoint, store: BucketTable, known: InputIds) -> list[str]:
     """Check that the input topics still have the records that the next batch needs.
 
-    Raises RecordsExpired if such records were deleted, and CheckpointMismatch if an input topic ends before the offset
+    Returns the topics that were created again since the checkpoint read them, by the `known` ids. Raises RecordsExpired
+    if such records were deleted, and CheckpointMismatch if an input topic was created again, or ends before the offset
     up to which it was read. With `topics.skip_expired`, raises RecordsExpired only if a planned batch cannot be
     replayed without its deleted records (`check_replay`). Raises BrokerUnreachable.
     """
+    gone = recreated_inputs(settings, known)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
     if (sentences := truncated(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(
-            f"{'; '.join(sentences)}: it is not the topic that was read, or it has lost its newest records. Messages "
-            "that were accepted from it wait as before. To go on with the records behind its present end, start with "
+            f"{'; '.join(sentences)}: it was deleted, or it has lost its newest records. Messages that were accepted "
+            "from it wait as before. To go on with the records behind its present end, start with "
             "topics.skip_expired=true"
         )
     ranges = deleted_ranges(bounds, read)
@@ -82,8 +85,12 @@ def check_input_loss(settings: Settings, checkpoint: Checkpoint, store: BucketTa
         raise input_loss_error(ranges)
     planned = checkpoint.last_planned()
     if planned is not None and planned != checkpoint.last_committed():
-        sealed = store.newest_of(checkpoint.origin.checkpoint)
-        check_replay(planned, deleted_ranges(bounds, read, checkpoint.planned(planned).offsets), sealed)
+        sealed, until = store.newest_of(checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
+        # All that the batch was to read of a topic that is gone is deleted.
+        ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
+        ranges = deleted_ranges({**bounds, **{source: (end, end) for source, end in ends.items()}}, read, until)
+        check_replay(planned, ranges, sealed)
+    return gone
 
 
 def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | None) -> None:
@@ -109,16 +116,13 @@ def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
 
 
 def warn_of_input_loss(settings: Settings, batch: BatchSpan) -> None:
-    """Log which records of a batch were deleted unread, and which partitions it reads from an earlier offset on.
-
-    A partition goes back to an earlier offset if its topic was deleted and created anew.
-    """
+    """Log which records of a batch were deleted unread, and which partitions have lost records that were read."""
     for topic, offsets in batch.ends.items():
         for number, end in offsets.items():
             if end < (start := batch.starts.get(topic, {}).get(number, 0)):
                 log.warning(
-                    "batch %d: %s/%s ends at offset %d, and records up to %d were read from the topic before: the job "
-                    "goes on at that end, and reads nothing below. New records have the ids of old ones",
+                    "batch %d: %s/%s ends at offset %d, and records up to %d were read: it has lost its newest "
+                    "records. The job goes on at that end. New records have the ids of lost ones",
                     batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
     if batch.starts != batch.ends and (

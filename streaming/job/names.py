@@ -123,6 +123,9 @@ def in_turn(
     for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
         assert ask.name is not None
         holder_id, waiting = holders.get(ask.name, (NOTHING, None))
+        if holder_id == ask.id:
+            # Another message, of an input topic that was created again: what cancels one would cancel both.
+            holder_id = NOTHING
         asked.append(ask._replace(asked=holder_id))
         if waiting is not None:
             superseded.append(waiting)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -100,15 +101,23 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
 
 
 def start_query(
-    shard_output: DataFrame, settings: Settings, checkpoint: str, run_batch: Callable[[DataFrame, int], None]
+    shard_output: DataFrame,
+    settings: Settings,
+    checkpoint: str,
+    run_batch: Callable[[DataFrame, int], None],
+    only_planned: bool = False,
 ) -> StreamingQuery:
-    """Start the query, which passes each batch to `run_batch`."""
+    """Start the query, which passes each batch to `run_batch`.
+
+    With `only_planned` it ends with the batch that was cut off, which must exist, and plans no other.
+    """
+    # Otherwise each batch waits at its end until the next one should begin (`streaming.job.arrivals`).
+    trigger: dict[str, Any] = {"once": True} if only_planned else {"processingTime": "0 seconds"}
     return (
         shard_output.writeStream.queryName(settings.application_id)
         .outputMode("append")
         .option("checkpointLocation", checkpoint)
-        # Each batch waits at its end until the next one should begin (`streaming.job.arrivals`).
-        .trigger(processingTime="0 seconds")
+        .trigger(**trigger)
         .foreachBatch(run_batch)
         .start()
     )

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -41,7 +41,8 @@ from sinks.topics.topics import check_topics
 from sources.intake.stamp_check import unreadable_records
 from state.message import LAST_MS
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.recovery import input_starts, recover
+from streaming.checkpoint.recovery import Recovered, input_starts, recover
+from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of
 from streaming.job.batch import BatchRunner
 from streaming.job.clock_watch import watch_from
 from streaming.job.input_loss import check_input_loss
@@ -77,11 +78,9 @@ class Gate:
     running it, Spark would commit it, and the records that it read would be lost.
     """
 
-    def __init__(self, last_batch: int | None = None) -> None:
-        """`last_batch` is the last batch that may run; without it, any may."""
+    def __init__(self) -> None:
         self._open = True
         self._cut_off = False
-        self._last_batch = last_batch
 
     def close(self, cut_off: bool = False) -> None:
         """Let no further batch begin. `cut_off` means that the running batch is about to be cancelled, and may fail."""
@@ -92,7 +91,7 @@ class Gate:
         """Return `run_batch` behind the gate."""
 
         def guarded(shard_output: DataFrame, batch_id: int) -> None:
-            if not self._open or (self._last_batch is not None and batch_id > self._last_batch):
+            if not self._open:
                 raise ServiceStopping(f"batch {batch_id} is left to the next start")
             try:
                 run_batch(shard_output, batch_id)
@@ -180,7 +179,8 @@ def _run(
         failpoint("recovering")
         # 5. Check clock and input.
         clock = watch_from(state.checkpoint, state.planned)
-        check_input_loss(settings, state.checkpoint, state.store)
+        if recreated := _check_input(settings, state):
+            state = _begin_again(spark, settings, lease, state.checkpoint, recreated)
         # 6. Start the query.
         unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
         with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
@@ -200,7 +200,7 @@ def _run(
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
                     # Spark's error names one deleted range, or none; this one names all.
-                    check_input_loss(settings, state.checkpoint, state.store)
+                    _check_input(settings, state)
                 if _OVERFLOW in str(query.exception()):
                     check_stamps(settings, state.checkpoint)
                 raise
@@ -258,28 +258,42 @@ def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
 
 
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
-    """Replay the batch that was cut off, if there is one, and begin no other. No batch is then half done.
+    """Replay the batch that was cut off, if there is one, and plan no other. No batch is then half done.
 
-    Raises QueryFailed, ClockBehind, RecordsExpired, and the errors of `recover`.
+    With `topics.skip_expired`, it reads nothing of input topics that were created again. Raises QueryFailed,
+    ClockBehind, RecordsExpired, and the errors of `recover`.
     """
     planned = checkpoint.last_planned()
     if planned is None or checkpoint.last_committed() == planned:
         return
     state = recover(spark, settings, fresh=False, lease=lease)
     watch_from(checkpoint, state.planned)
-    check_input_loss(settings, checkpoint, state.store)
+    if recreated := _check_input(settings, state):
+        read_nothing_of(checkpoint, recreated, planned)
     with closing(BatchRunner(state, settings, lease, JobCounts())) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
-        query = start_query(shard_output, settings, checkpoint.path, Gate(planned).guard(runner.run))
         runner.wake()
-        while query.isActive and checkpoint.last_committed() != planned:
+        query = start_query(shard_output, settings, checkpoint.path, runner.run, only_planned=True)
+        while query.isActive:
             time.sleep(_POLL_S)
-        # Spark would log the gate's refusal of the next batch as a failure of the query.
-        spark.sparkContext.setLogLevel("OFF")
-        query.stop()
-        problem = query.exception()
-        if problem is not None and ServiceStopping.code not in str(problem):
+        if query.exception() is not None:
             raise _failure(query, settings)
+
+
+def _check_input(settings: Settings, state: Recovered) -> list[str]:
+    return check_input_loss(settings, state.checkpoint, state.store, state.settings_history.newest.input_ids)
+
+
+def _begin_again(
+    spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint, topics: Collection[str]
+) -> Recovered:
+    """Let the job read input topics that were created again from their beginning, and return what it goes on from.
+
+    The batch that was cut off is replayed before, without the records of the old topics.
+    """
+    finish_planned(spark, settings, checkpoint, lease)
+    read_from_beginning(settings, checkpoint, topics)
+    return recover(spark, settings, fresh=False, lease=lease)
 
 
 def _watch(

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import check_topics, input_bounds, offered_topics, partition_counts
 from sources.intake.kafka_reader import read_range
 from sources.intake.names import gives_names
@@ -34,6 +35,7 @@ from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.cancel import without_cancelled
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
+from state.checkpoint.input_ids import shared_ids, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex, bitmap_of
 from state.message import decode_chunk
@@ -43,6 +45,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
+from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.operations.rest import Rest, Sources
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -71,7 +74,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     """Make a new checkpoint for a job that lost its own. `discard` replaces one that still exists.
 
     `now_ms` (epoch ms) is taken as the time at which the records were accepted. Raises UsageError if there is a
-    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is delivered,
+    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is delivered, or the ids
+    of an input topic do not show what is accepted,
     BucketUnreadable if the table is damaged, ApplicationHeld while the job runs.
     """
     check_storage(settings)
@@ -108,6 +112,14 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             f"the progress topic {settings.progress_topic} does not have a marker of every shard: nothing records what "
             "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
         )
+    known, gone = delivered.input_ids, recreated_inputs(settings, delivered.input_ids)
+    if shared := [topic for topic in shared_ids(known) if topic not in gone]:
+        raise CheckpointMismatch(
+            f"{', '.join(shared)} was deleted and created again since the job read the first topic of that name. "
+            "Messages of both topics have the same ids: what is sealed does not show which new records are accepted. "
+            "Restore the checkpoint from a backup, or keep the folder, and run `delayline run --fresh` with another "
+            "storage.path: it delivers again all that is still in the input topics"
+        )
     # 2. Read the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
@@ -119,7 +131,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     index = index_of(store, store.version())
     cancelled = store.cancelled_ids()
     in_table = {source: index.offsets_of(*source) | _bitmap(cancelled, source) for source in bounds}
-    starts, ends = _range(bounds, delivered, in_table)
+    starts, ends = _range(bounds, delivered, in_table, gone)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, delivered.origin.checkpoint)
@@ -132,6 +144,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         first_bucket=bucket + 1,
         cutoff_ms=delivered.cutoff_ms,
         offsets=ends,
+        input_ids=with_present(known, input_ids(settings)),
     )
     # 4. Seal the rest.
     resealed = 0
@@ -162,10 +175,11 @@ def _bitmap(ids: Ids, source: tuple[str, int]) -> BitMap64:
     return bitmap_of(ids[source]) if source in ids else BitMap64()
 
 
-def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Offsets, Offsets]:
+def _range(bounds: Bounds, delivered: Delivered, in_table: Sources, gone: Collection[str]) -> tuple[Offsets, Offsets]:
     """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
-    The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records.
+    The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
+    all records of a topic in place of one that is `gone`.
     """
     accepted = delivered.ends
     for (topic, partition), offsets in in_table.items():
@@ -176,6 +190,9 @@ def _range(bounds: Bounds, delivered: Delivered, in_table: Sources) -> tuple[Off
     ends: Offsets = {}
     for (topic, partition), (first, last) in bounds.items():
         number = str(partition)
+        if topic in gone:
+            starts.setdefault(topic, {})[number] = ends.setdefault(topic, {})[number] = 0
+            continue
         start = max(first, delivered.origin.offsets.get(topic, {}).get(number, 0))
         end = accepted.get(topic, {}).get(number, 0)
         if end > last:

@@ -120,7 +120,10 @@ def _hand_over(store: BucketTable, settings: Settings, shards: int, current: Che
         last = current.planned(committed)
         # The state gets the bucket number after those of the old checkpoint; the new one begins at the next number.
         first_bucket = before.first_bucket + committed + 2
-        origin = replace(origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets)
+        ids = current.settings_history().newest.input_ids
+        origin = replace(
+            origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets, input_ids=ids
+        )
         sealed = _seal_state(store, current, committed, origin)
     switch_over(settings, origin, store.spark, lease)
     return Rescaled(before.shards, shards, sealed, current.path)

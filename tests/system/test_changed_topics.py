@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
-from tests.system.ledger import Ledger
+from tests.system.ledger import Header, Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
 
@@ -84,6 +84,45 @@ def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic
     ledger.verify_after_outage(60)
     assert _partitions(ledger, application.output) == {0, 1, 2, 3}
     assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", ["state-held", "handed-over"])
+def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_created_again(
+    application: Application, make_service: MakeService, point: str
+) -> None:
+    # Nothing is sealed.
+    service, ledger = make_service("limits.messages_per_trigger=100", "bucket.max_messages=100000")
+    _number(application, b"waiting", 40, [("deliver-after", b"60s")])
+    _number(application, b"old", 300)
+    service.start(f"{point}@3=kill", wait=False)
+    assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
+
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    admin.delete_topics([application.input])[application.input].result()
+    assert_eventually(lambda: application.input not in admin.list_topics(timeout=10).topics)
+    admin.create_topics([NewTopic(application.input, 2, 1)])[application.input].result()
+    # Beyond the offsets of the batch that was cut off.
+    _number(application, b"new", 500)
+    service.overrides.append("topics.skip_expired=true")
+    service.start()
+
+    def count(kind: bytes) -> int:
+        return len({record.value for record in ledger.got if (record.value or b"").startswith(kind)})
+
+    ledger.wait_for(lambda: count(b"new") == 500 and count(b"waiting") == 40, 120)
+    assert service.stop() == 0, service.log[-3000:]
+    # Nothing came twice. Records that only the batch that was cut off has read are lost with their topic.
+    assert len(ledger.got) == 540 + count(b"old")
+    ledger.close()
+
+
+def _number(application: Application, kind: bytes, count: int, headers: list[Header] | None = None) -> None:
+    """Publish messages with different values, without the ledger, which would take two records with one id for one."""
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+    for number in range(count):
+        producer.produce(application.input, b"%s-%d" % (kind, number), partition=number % 2, headers=[*(headers or [])])
+    assert producer.flush(30) == 0
 
 
 @pytest.mark.thorough

@@ -252,6 +252,32 @@ def test_input_before_the_offsets_of_the_origin_is_delivered(offset: int, delive
     assert np.array_equal(newest.of_input(messages([]), ""), [])
 
 
+def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_created_again() -> None:
+    topic = "delayline-in"
+    old, new = {topic: ["old"]}, {topic: ["old", "new"]}
+    offsets = {topic: {"0": 5}}
+    origin = CheckpointOrigin("c", 2, 2, offsets=offsets, input_ids=old)
+    before = BatchSpan(origin, 3, 50, 60, offsets, {topic: {"0": 9}}, old)
+    after = BatchSpan(origin, 7, 80, 90, {topic: {"0": 2}}, {topic: {"0": 4}}, new)
+    lasts = [OrderKey(85, topic, 0, 3), OrderKey(55, topic, 0, 8)]
+    records = messages([{"offset": offset, "deliver_at_ms": 70} for offset in range(6)])
+
+    markers = (Progress(before, 1, lasts[1]), Progress(before, 1, lasts[1]))
+    assert Delivered(markers).ends == {topic: {"0": 9}}
+    # All records below the offsets of the origin were delivered or sealed when the checkpoint began.
+    assert Delivered(markers).of_input(records, "").tolist() == [True] * 5 + [False]
+
+    for number in range(2):
+        newest = Delivered(
+            tuple(Progress(after if at == number else before, 1, lasts[at != number]) for at in range(2))
+        )
+        assert newest.input_ids == new
+        assert newest.ends == {topic: {"0": 4}}
+        # Accepted before the newest batch, which has handed over what is due below 80. Others may be of its own.
+        assert newest.of_input(records, "")[:2].tolist() == [True, True]
+        assert newest.of_input(records, "")[4:].tolist() == [False, False]
+
+
 def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:
     origin = CheckpointOrigin("c", 2, 1, first_bucket=5, cutoff_ms=60)
     # The shard's last message was a dead letter: the first batch delivered it, with a cutoff far below its due time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -11,28 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch, FormatMismatch
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages
 from state.order import OrderKey
 
 NUMBER = st.integers(0, 2**62)
 TEXT = st.text(max_size=20)
 OFFSETS = st.dictionaries(TEXT, st.dictionaries(st.integers(0, 99).map(str), NUMBER, max_size=3), max_size=2)
-ORIGINS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS)
+IDS = st.dictionaries(TEXT, st.lists(TEXT, min_size=1, max_size=2), max_size=2)
+ORIGINS = st.builds(CheckpointOrigin, TEXT, NUMBER, st.integers(1, 1024), NUMBER, NUMBER, OFFSETS, IDS)
 KEYS = st.none() | st.tuples(NUMBER, TEXT, st.integers(0, 99), NUMBER)
 
 
-def span(origin: CheckpointOrigin, batch_id: int, cutoff_ms: int, starts: Offsets, read: list[int]) -> BatchSpan:
+def span(
+    origin: CheckpointOrigin, batch_id: int, cutoff_ms: int, starts: Offsets, read: list[int], ids: InputIds
+) -> BatchSpan:
     """Return a batch that has read so many records in each partition of `starts`, in turn."""
     counts = cycle(read)
     ends = {topic: {number: start + next(counts) for number, start in each.items()} for topic, each in starts.items()}
-    return BatchSpan(origin, batch_id, cutoff_ms // 2, cutoff_ms, starts, ends)
+    return BatchSpan(origin, batch_id, cutoff_ms // 2, cutoff_ms, starts, ends, ids)
 
 
 READ = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 MARKERS = st.builds(
     Progress,
-    st.builds(span, ORIGINS, st.integers(-1, 2**62), NUMBER, OFFSETS, READ),
+    st.builds(span, ORIGINS, st.integers(-1, 2**62), NUMBER, OFFSETS, READ, IDS),
     NUMBER,
     KEYS,
     NUMBER,
@@ -146,3 +150,12 @@ def test_a_replay_knows_its_batch_by_a_partition_that_began_at_its_first_record(
 def test_a_checkpoint_that_another_one_replaced_is_refused() -> None:
     with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
         committed_messages(marker("d", 3, -1, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
+
+
+def test_a_replay_without_the_records_of_a_topic_that_was_deleted_is_the_same_batch() -> None:
+    batch = BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}}, {"in": ["id"]})
+    without = replace(batch, starts=batch.ends)
+    assert not without.read_by_topic
+    assert committed_messages(Progress(batch, 40), without) == 40
+    with pytest.raises(CheckpointMismatch, match="batch 7 has been handed over"):
+        committed_messages(Progress(batch, 40), replace(batch, input_ids={"in": ["id", "another"]}))

@@ -24,6 +24,7 @@ from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint import recovery
@@ -78,14 +79,16 @@ def test_a_results_topic_that_waiting_messages_may_go_to_is_refused(
         origin=CheckpointOrigin("c", 1, before.bucket.shards),
         settings_history=lambda: SettingsHistory(((0, earlier),)),
         write_settings_history=written.append,
+        read_offsets=dict,
+        planned=lambda number: PlannedBatch(number, 0, 0, {}),
     )
     settings = before.model_copy(update={"topics": before.topics.model_copy(update={"results": results})})
     if is_refused:
         with pytest.raises(CheckpointMismatch, match=r"topics\.results is orders, which was an output topic"):
-            recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned)
+            recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned, {"in": "id"})
         assert written == []
     else:
-        history = recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned)
+        history = recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned, {"in": "id"})
         assert (written, history.newest.results) == ([history], results)
 
 

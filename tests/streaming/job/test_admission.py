@@ -43,18 +43,14 @@ def test_as_many_records_are_taken_in_as_there_is_room_for(
 
 @dataclass
 class FirstCheckpoint:
-    """What `Admission` asks of a checkpoint that began to read at `first`."""
+    """What `Admission` asks of a checkpoint without a batch."""
 
-    first: Offsets
     written: dict[int, Refusal] = field(default_factory=dict)
 
     def last_planned(self) -> None:
         return None
 
     last_committed = last_planned
-
-    def first_offsets(self) -> Offsets:
-        return self.first
 
     def write_refused(self, batch_id: int, refusal: Refusal) -> None:
         self.written[batch_id] = refusal
@@ -73,16 +69,14 @@ class Table:
         return [row] * self.segments
 
 
-def refused(batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
+def refused(batch_id: int, most: int, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
     """Return from where on a batch refuses records from `starts` to `ends` (`refusal`)."""
-    return refusal(batch_id, most, first, starts, ends, **topics).from_offsets
+    return refusal(batch_id, most, starts, ends, **topics).from_offsets
 
 
-def refusal(
-    batch_id: int, most: int, first: Offsets, starts: Offsets, ends: Offsets, clock_ms: int = 0, **topics: Any
-) -> Refusal:
+def refusal(batch_id: int, most: int, starts: Offsets, ends: Offsets, clock_ms: int = 0, **topics: Any) -> Refusal:
     """Return what a batch refuses from `starts` to `ends`, of a topic of which `most` may wait; nothing waits yet."""
-    checkpoint = FirstCheckpoint(first)
+    checkpoint = FirstCheckpoint()
     settings = Settings()
     settings = settings.model_copy(update={"topics": settings.topics.model_copy(update=topics)})
     decides = Admission(cast(Checkpoint, checkpoint), cast(Any, Table()), settings)
@@ -99,17 +93,15 @@ def test_what_is_due_within_the_horizon_of_the_clock_is_not_refused_after_a_time
     starts, ends = {"in": {"0": 0}}, {"in": {"0": 9}}
     horizon_ms = Settings().clock.horizon
     # The cutoff is that of the last batch, before the job was down.
-    assert refusal(7, 4, {}, starts, ends, clock_ms=90_000).due_from_ms == 90_000 + horizon_ms
+    assert refusal(7, 4, starts, ends, clock_ms=90_000).due_from_ms == 90_000 + horizon_ms
     # This host's clock was set back.
-    assert refusal(7, 4, {}, starts, ends, clock_ms=-horizon_ms).due_from_ms == 10
+    assert refusal(7, 4, starts, ends, clock_ms=-horizon_ms).due_from_ms == 10
 
 
-def test_a_first_batch_counts_from_where_the_log_of_its_topic_begins() -> None:
-    first, ends = {"in": {"0": 1_000, "1": 0}}, {"in": {"0": 1_006, "1": 4}}
-    assert refused(0, 10, first, {}, ends) == {}
-    assert refused(0, 5, first, {}, ends) == {"in": {"0": 1_003, "1": 2}}
-    # Of a checkpoint that takes over, the span has the offsets; of a partition that was added since, it has none.
-    assert refused(0, 10, first, {"in": {"0": 1_000}}, ends) == {}
+def test_a_first_batch_counts_from_where_it_begins_to_read() -> None:
+    starts, ends = {"in": {"0": 1_000, "1": 0}}, {"in": {"0": 1_006, "1": 4}}
+    assert refused(0, 10, starts, ends) == {}
+    assert refused(0, 5, starts, ends) == {"in": {"0": 1_003, "1": 2}}
 
 
 def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +109,10 @@ def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.Mon
     monkeypatch.setattr(admission, "read_bounds", lambda *_: bounds)
     starts, ends = {"in": {"0": 100, "2": 8}}, {"in": {"0": 906, "1": 54, "2": 3, "3": 2}}
     # Partition 2 was made anew, and 3 is gone.
-    assert refused(7, 12, {}, starts, ends, skip_expired=True) == {}
-    assert refused(7, 6, {}, starts, ends, skip_expired=True) == {"in": {"0": 903, "1": 52, "3": 1}}
+    assert refused(7, 12, starts, ends, skip_expired=True) == {}
+    assert refused(7, 6, starts, ends, skip_expired=True) == {"in": {"0": 903, "1": 52, "3": 1}}
     bounds["in", 0] = (2_000, 2_000)
-    assert refused(7, 6, {}, starts, ends, skip_expired=True) == {}
+    assert refused(7, 6, starts, ends, skip_expired=True) == {}
 
 
 def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many(
@@ -131,14 +123,14 @@ def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many
 
     monkeypatch.setattr(admission, "read_bounds", nobody)
     starts, ends = {"in": {"0": 100}}, {"in": {"0": 110}}
-    assert refused(7, 10, {}, starts, ends, skip_expired=True) == {}
-    assert refused(7, 4, {}, starts, ends) == {"in": {"0": 104}}
+    assert refused(7, 10, starts, ends, skip_expired=True) == {}
+    assert refused(7, 4, starts, ends) == {"in": {"0": 104}}
 
 
 def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_FEW_SEGMENTS", 50)
     table = Table()
-    decides = Admission(cast(Checkpoint, FirstCheckpoint({})), cast(Any, table), Settings())
+    decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, table), Settings())
     decides._counted_s = 0.0
     ends = {"in": {"0": 0}}
     span = BatchSpan(CheckpointOrigin("c", 1, 2), 1, 0, 10, ends, ends)

@@ -411,3 +411,11 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
 def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> None:
     answers, decision = decide(store, (50, "a", FAR_MS))
     assert (answers, decision.cancelled.num_rows, decision.left_out) == ({}, 0, {})
+
+
+def test_a_message_takes_no_name_over_from_a_message_with_its_own_id() -> None:
+    # Of an input topic that was deleted: the message of the new topic must not be cancelled with it.
+    known = {b"a": Holder(place(5), FAR_MS, FAR_MS), b"b": Holder(place(6), FAR_MS, FAR_MS)}
+    found = in_turn(asks_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
+    assert [ask.asked for ask in asks_of(found.asks)] == [NOTHING, place(6)]
+    assert found.names.column("offset").to_pylist() == [5, 7]

@@ -1,0 +1,37 @@
+"""Kafka's ids of the input topics: a topic that was deleted and created again has another id, and other records.
+
+The ids of messages have only the topic's name. So a message of the new topic may have the id of an old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from state.checkpoint.origin import InputIds, Offsets
+
+
+def recreated(known: InputIds, present: Mapping[str, str]) -> list[str]:
+    """Return the topics, in order of their names, whose `present` id is not the last known one."""
+    return sorted(topic for topic, own in present.items() if topic in known and known[topic][-1] != own)
+
+
+def with_present(known: InputIds, present: Mapping[str, str]) -> InputIds:
+    """Return `known` with the `present` id of each topic as its last one."""
+    newer = {topic: own for topic, own in present.items() if known.get(topic, [])[-1:] != [own]}
+    return known | {topic: [*known.get(topic, []), own] for topic, own in newer.items()}
+
+
+def same_topic(first: InputIds, second: InputIds, topic: str) -> bool:
+    """Return whether `topic` is the same topic of Kafka in both."""
+    return first.get(topic, [])[-1:] == second.get(topic, [])[-1:]
+
+
+def shared_ids(known: InputIds) -> list[str]:
+    """Return the topics of which two messages may have the same id: there were several topics of the name."""
+    return sorted(topic for topic, ids in known.items() if len(ids) > 1)
+
+
+def with_offsets(offsets: Offsets, topics: Collection[str], new: Offsets) -> Offsets:
+    """Return `offsets` with the partitions of `topics` as in `new`."""
+    kept = {topic: own for topic, own in offsets.items() if topic not in topics}
+    return kept | {topic: own for topic, own in new.items() if topic in topics}

@@ -1,0 +1,71 @@
+"""Input topics that were deleted and created again since they were read: refused, or read from their beginning.
+
+Spark goes on at the offsets of its log, whichever topic they belong to. So the checkpoint records Kafka's ids of the
+input topics with the settings of its batches, and in the markers of the hand-over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from conf.errors import CheckpointMismatch
+from conf.settings import Settings
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import input_bounds
+from state.checkpoint.input_ids import recreated, with_offsets, with_present
+from state.checkpoint.origin import InputIds, Offsets
+from streaming.checkpoint.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
+    """Return the error for input topics that were deleted and created again since they were read."""
+    names = ", ".join(topics)
+    named = f"input topics {names} were" if len(topics) > 1 else f"input topic {names} was"
+    return CheckpointMismatch(
+        f"{named} deleted and created again since the job read it. Unread records of the old topic are lost; messages "
+        "that were accepted from it wait as before. To read the new topic from its beginning, start with "
+        "topics.skip_expired=true. Its messages may have the ids of old ones: see docs/operate.md, An input topic was "
+        "created again"
+    )
+
+
+def recreated_inputs(settings: Settings, known: InputIds) -> list[str]:
+    """Return the input topics whose ids are not the last ones in `known`.
+
+    Raises CheckpointMismatch if there are any, without `topics.skip_expired`; BrokerUnreachable.
+    """
+    topics = recreated(known, input_ids(settings))
+    if topics and not settings.topics.skip_expired:
+        raise recreated_error(topics)
+    return topics
+
+
+def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: int) -> None:
+    """Let batch `planned`, which was cut off, read nothing of `topics`: its offsets belong to topics that are gone."""
+    ends = checkpoint.planned(planned).offsets
+    checkpoint.write_read_offsets(with_offsets(checkpoint.read_offsets(), topics, ends))
+
+
+def read_from_beginning(settings: Settings, checkpoint: Checkpoint, topics: Collection[str]) -> None:
+    """Let the next batch read `topics` from their beginning. Every planned batch must be committed.
+
+    Then records their ids. If that is cut off, the next start finds the old ids, and repeats both: no batch ran
+    meanwhile.
+    """
+    present, committed = input_ids(settings), checkpoint.last_committed()
+    assert committed is not None
+    beginning: Offsets = {}
+    for topic, partition in input_bounds(settings):
+        beginning.setdefault(topic, {})[str(partition)] = 0
+    checkpoint.write_read_offsets(with_offsets(checkpoint.read_offsets(), topics, beginning))
+    history = checkpoint.settings_history()
+    newest = replace(history.newest, input_ids=with_present(history.newest.input_ids, present))
+    checkpoint.write_settings_history(history.amended(committed + 1, newest, keep_from=committed))
+    log.warning(
+        "reading %s from the beginning: created again since batch %d. Messages may have the ids of old ones",
+        ", ".join(topics), committed,
+    )  # fmt: skip

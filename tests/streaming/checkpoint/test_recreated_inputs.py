@@ -1,0 +1,133 @@
+"""The offsets of a checkpoint whose input topic was deleted and created again. Crashes come between any two steps."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import ensure_topics
+from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.origin import CheckpointOrigin
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.recovery import read_markers, recover
+from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
+from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
+from tests.messages import some_batch_settings
+
+TOPICS = ("changed", "other")
+
+
+class Cut(Exception):
+    """A crash."""
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application with two input topics, which exist."""
+    named = make_settings(f"storage.path={tmp_path}", "bucket.shards=2")
+    names = ",".join(f"{named.application_id}-{topic}" for topic in TOPICS)
+    settings = make_settings(
+        f"storage.path={tmp_path}", "bucket.shards=2", f"application_id={named.application_id}",
+        f"topics.input={names}", "topics.skip_expired=true",
+    )  # fmt: skip
+    ensure_topics(settings, 1)
+    return settings
+
+
+def _recreate(settings: Settings, partitions: int) -> str:
+    topic = settings.topics.input[0]
+    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result()
+    assert_eventually(lambda: topic not in input_ids(settings))
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
+    assert_eventually(lambda: topic in input_ids(settings))
+    return topic
+
+
+def _log(folder: Path, log: str, number: int, offsets: dict[str, dict[str, int]]) -> None:
+    (folder / log).mkdir(exist_ok=True)
+    metadata = {"batchTimestampMs": 20, "batchWatermarkMs": 10, "nextBatchWatermarkMs": 10}
+    (folder / log / str(number)).write_text(f"v1\n{json.dumps(metadata)}\n{json.dumps(offsets)}")
+
+
+def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_which_reads_nothing_of_it(
+    spark: SparkSession, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = settings.topics.input
+    known = {topic: [own] for topic, own in input_ids(settings).items()}
+    checkpoint = Checkpoint(spark, str(tmp_path))
+    checkpoint.initialize(CheckpointOrigin("c", 1, 2, input_ids=known))
+    checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
+    _log(tmp_path, "offsets", 4, {first: {"0": 5}, second: {"0": 6}})
+    _log(tmp_path, "offsets", 5, {first: {"0": 9}, second: {"0": 8}})
+    _log(tmp_path, "commits", 4, {})
+    assert recreated_inputs(settings, known) == []
+
+    _recreate(settings, partitions=2)
+    assert recreated_inputs(settings, known) == [first]
+    refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
+    with pytest.raises(CheckpointMismatch, match=f"input topic {first} was deleted and created again"):
+        recreated_inputs(refusing, known)
+
+    # The second time, it was cut off.
+    for _ in range(2):
+        read_nothing_of(checkpoint, [first], planned=5)
+        assert checkpoint.read_offsets() == {first: {"0": 9}, second: {"0": 6}}
+        assert checkpoint.planned(5).offsets == {first: {"0": 9}, second: {"0": 8}}
+    _log(tmp_path, "commits", 5, {})
+
+    def cut_off(_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_settings_history", cut_off)
+        with pytest.raises(Cut):
+            read_from_beginning(settings, checkpoint, [first])
+    # The ids are still those of the old topic, so that the next start repeats it.
+    assert recreated_inputs(settings, checkpoint.settings_history().newest.input_ids) == [first]
+    read_from_beginning(settings, checkpoint, [first])
+    assert checkpoint.read_offsets() == {first: {"0": 0, "1": 0}, second: {"0": 8}}
+    history = checkpoint.settings_history()
+    assert history.at(5).input_ids == known
+    assert history.at(6).input_ids == {first: [*known[first], input_ids(settings)[first]], second: known[second]}
+    assert recreated_inputs(refusing, history.newest.input_ids) == []
+
+
+def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = settings.topics.input
+    # As `rescale` leaves it.
+    known = {topic: [own] for topic, own in input_ids(settings).items()}
+    folder = tmp_path / "checkpoint"
+    before = CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known)
+    Checkpoint(spark, str(folder)).initialize(before)
+    with closing(HeldLease(settings, "run")) as lease:
+        recover(spark, settings, fresh=False, lease=lease)
+        assert {marker.batch.origin == before for marker in read_markers(settings) if marker} == {True}
+
+        _recreate(settings, partitions=1)
+        refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
+        with pytest.raises(CheckpointMismatch, match=f"input topic {first} was deleted and created again"):
+            recover(spark, refusing, fresh=False, lease=lease)
+        # Spark's Kafka source was begun.
+        (folder / "sources" / "0").mkdir(parents=True)
+        (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps(before.offsets))
+        state = recover(spark, settings, fresh=False, lease=lease)
+        origin = state.checkpoint.origin
+        assert origin.offsets == state.checkpoint.read_offsets() == {second: {"0": 6}}
+        assert origin.input_ids == {first: [*known[first], input_ids(settings)[first]], second: known[second]}
+        assert state.settings_history.newest.input_ids == origin.input_ids
+        assert {marker.batch.origin == origin for marker in read_markers(settings) if marker} == {True}
+        # It holds without the setting, once it is done.
+        assert recover(spark, refusing, fresh=False, lease=lease).checkpoint.origin == origin
