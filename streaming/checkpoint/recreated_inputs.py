@@ -46,8 +46,13 @@ def recreated_inputs(settings: Settings, known: InputIds) -> list[str]:
 
 def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: int) -> None:
     """Let batch `planned`, which was cut off, read nothing of `topics`: its offsets belong to topics that are gone."""
-    ends = checkpoint.planned(planned).offsets
-    checkpoint.write_read_offsets(with_offsets(checkpoint.read_offsets(), topics, ends))
+    starts, ends = checkpoint.read_offsets(), checkpoint.planned(planned).offsets
+    for topic in topics:
+        log.warning(
+            "batch %d goes on without records of %s, which was created again: from %s to %s in the old topic",
+            planned, topic, starts.get(topic), ends.get(topic),
+        )  # fmt: skip
+    checkpoint.write_read_offsets(with_offsets(starts, topics, ends))
 
 
 def read_from_beginning(settings: Settings, checkpoint: Checkpoint, topics: Collection[str]) -> None:
