@@ -31,9 +31,12 @@ _POLL_S = 0.5
 _HEARTBEATS_PER_PERIOD = 5
 
 
-def read_lease(options: Mapping[str, str], topic: str) -> Lease | None:
-    """Return the newest lease, or None if there never was one. Raises BrokerUnreachable, CheckpointMismatch."""
-    value = newest_value(options, topic, 0)
+def read_lease(options: Mapping[str, str], topic: str, after_fencing: bool = False) -> Lease | None:
+    """Return the newest lease, or None if there never was one. Raises BrokerUnreachable, CheckpointMismatch.
+
+    `after_fencing` says that the holder is fenced (`newest_value`).
+    """
+    value = newest_value(options, topic, 0, after_fencing)
     return None if value is None else Lease.from_bytes(value)
 
 
@@ -171,7 +174,7 @@ class HeldLease:
             # Check before, so as not to fence a later holder; and after, when no claim can go unseen any more.
             self._check_claim()
             self._producer = self._open()
-            self._check_claim()
+            self._check_claim(after_fencing=True)
         self._producer.begin_transaction()
         self._producer.produce(self._topic, lease.to_bytes(), _KEY, 0)
         self._producer.commit_transaction(self._period_s)
@@ -183,9 +186,9 @@ class HeldLease:
         init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 
-    def _check_claim(self) -> None:
+    def _check_claim(self, after_fencing: bool = False) -> None:
         """Raise ApplicationHeld, and remember it, if another process has claimed the lease."""
-        newest = read_lease(self._options, self._topic)
+        newest = read_lease(self._options, self._topic, after_fencing)
         if (
             newest is not None
             and newest.fencing_token >= self._lease.fencing_token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -21,38 +22,26 @@ _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
 NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
 
 
-def newest_value(options: Mapping[str, str], topic: str, partition: int) -> bytes | None:
+def newest_value(options: Mapping[str, str], topic: str, partition: int, after_fencing: bool = False) -> bytes | None:
     """Return the value of the last committed record of `topic`/`partition`, or None if there is none.
 
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
-    `options` are librdkafka's. Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read
-    within 30 s.
+    `options` are librdkafka's. `after_fencing` says that all earlier writers are fenced, so that no transaction is
+    open: one that stays open all the same hides newer records, and the partition cannot be read to its end.
+
+    Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read within 30 s.
     """
-    consumer = Consumer(
-        {
-            **options,
-            "group.id": f"{topic}-reader",
-            "enable.auto.commit": "false",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": "true",
-            "fetch.wait.max.ms": "20",
-            # A consumer that is closed before it has reached its group's coordinator, which it does not need, logs an
-            # error.
-            "log_level": "2",
-        },
-        logger=client_log(log),
-    )
     deadline = time.monotonic() + _READ_TIMEOUT_S
     try:
-        low, high = bounds(consumer, TopicPartition(topic, partition), deadline)
-        reach = 16
-        while True:
-            start = max(low, high - reach)
-            last = _last_value(consumer, TopicPartition(topic, partition, start), deadline)
-            if last is not None or start == low:
-                return last
-            reach *= 16
+        with closing(Consumer(_reader_options(options, topic), logger=client_log(log))) as consumer:
+            low, high = bounds(consumer, TopicPartition(topic, partition), deadline)
+            reach = 16
+            while True:
+                start = max(low, high - reach)
+                last = _last_value(consumer, TopicPartition(topic, partition, start), high, deadline, after_fencing)
+                if last is not None or start == low:
+                    return last
+                reach *= 16
     except KafkaException as problem:
         if is_refusal(problem.args[0]):
             raise right_missing("Read", f"topic {topic}") from problem
@@ -61,8 +50,24 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int) -> byte
                 f"{topic}/{partition} does not exist: create it with `delayline topics create`"
             ) from problem
         raise BrokerUnreachable(f"{topic}/{partition} cannot be read: {problem}") from problem
-    finally:
-        consumer.close()
+
+
+def _reader_options(options: Mapping[str, str], topic: str) -> dict[str, str]:
+    """Return the options of a consumer that reads the newest records of `topic`."""
+    return {
+        **options,
+        "group.id": f"{topic}-reader",
+        "enable.auto.commit": "false",
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": "true",
+        "fetch.wait.max.ms": "20",
+        # With a rack, a follower may answer, which does not have the newest record yet.
+        "client.rack": "",
+        # A consumer that is closed before it has reached its group's coordinator, which it does not need, logs an
+        # error.
+        "log_level": "2",
+    }
 
 
 def bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
@@ -85,8 +90,14 @@ def bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tu
             time.sleep(0.1)
 
 
-def _last_value(consumer: Consumer, position: TopicPartition, deadline: float) -> bytes | None:
-    """Return the value of the last committed record at or after `position`."""
+def _last_value(
+    consumer: Consumer, position: TopicPartition, high: int, deadline: float, after_fencing: bool = False
+) -> bytes | None:
+    """Return the value of the last committed record at or after `position`, once all below offset `high` are read.
+
+    The first end of the partition may lie below: a replica may lag behind. To a reader of committed records, the
+    partition ends before an open transaction. `after_fencing` demands that it ends nowhere but behind all records.
+    """
     consumer.assign([position])
     last: bytes | None = None
     while time.monotonic() < deadline:
@@ -97,10 +108,16 @@ def _last_value(consumer: Consumer, position: TopicPartition, deadline: float) -
         if error is None:
             last = message.value()
         elif error.name() == "_PARTITION_EOF":
-            return last
+            at = message.offset() or 0
+            # The end of all records, as the fetch has shown it that found this end; below 0 if the next one has failed.
+            end = consumer.get_watermark_offsets(position, cached=True)[1] if after_fencing else high
+            if at >= high and 0 <= end <= at:
+                return last
         # The login needs no right to the group, which is neither joined nor written to.
         elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
     raise BrokerUnreachable(
-        f"{position.topic}/{position.partition} cannot be read to its end within {_READ_TIMEOUT_S:g} s"
+        f"{position.topic}/{position.partition} cannot be read up to offset {high} within {_READ_TIMEOUT_S:g} s: "
+        "brokers do not answer, or an open transaction hides the rest (`kafka-transactions.sh find-hanging` lists one "
+        "that its coordinator does not end)"
     )

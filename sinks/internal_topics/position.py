@@ -124,10 +124,12 @@ def position_key(shard: int) -> bytes:
     return f"shard-{shard}".encode()
 
 
-def read_position(options: Mapping[str, str], topic: str, shard: int) -> Position | None:
+def read_position(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool = False) -> Position | None:
     """Return the last committed position of `shard`, or None if it has none.
+
+    `after_fencing` says that all who may write positions of the shard are fenced (`newest_value`).
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, FormatMismatch.
     """
-    value = newest_value(options, topic, shard)
+    value = newest_value(options, topic, shard, after_fencing)
     return None if value is None else Position.from_bytes(value)

@@ -62,10 +62,12 @@ def announce_origin(
         raise DeliveryFailed(f"the new checkpoint could not be announced in {topic}: {problem}") from problem
 
 
-def read_progress(options: Mapping[str, str], topic: str, shard: int) -> Progress | None:
+def read_progress(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool = False) -> Progress | None:
     """Return the last committed marker of `shard`, or None if it has none.
+
+    `after_fencing` says that all who may write markers of the shard are fenced (`newest_value`).
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, FormatMismatch.
     """
-    value = newest_value(options, topic, shard)
+    value = newest_value(options, topic, shard, after_fencing)
     return None if value is None else Progress.from_bytes(value)

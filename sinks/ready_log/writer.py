@@ -128,7 +128,7 @@ class ReadyLogWriter:
         init_transactions(self._producer, own_id, max(self._timeout_s, OPEN_TIMEOUT_S))
         # Again: the lease may have been taken before the last line fenced the earlier writers.
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
-        self.progress = read_progress(plan.options, plan.progress_topic, shard)
+        self.progress = read_progress(plan.options, plan.progress_topic, shard, after_fencing=True)
 
     @property
     def opened_for(self) -> BatchSpan:

@@ -78,7 +78,7 @@ class Ring:
             # In order, so that a failpoint can stop half of them.
             for _ in threads.map(lambda writer: writer.open(timeout_s), self._writers):
                 failpoint("ring-fencing")
-        self.position = read_position(options, settings.position_topic, shard)
+        self.position = read_position(options, settings.position_topic, shard, after_fencing=True)
         failpoint("position-read")
         # The newest position that this ring has committed.
         self.committed: Position | None = None

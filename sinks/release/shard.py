@@ -281,17 +281,30 @@ class ShardRelease:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
         finally:
             self.releasing = False
-            self._ring.close()
+            self._close_ring(topics)
 
     def _open_ring(self, topics: Topics, retry: BrokerRetry | None = None) -> Ring:
+        """Open a ring whose position is not behind what this process knows to be committed."""
         retry = retry or self._retry()
         while True:
             self._step()
             try:
-                self._newest_ring = Ring(self._settings, self._options, self.shard, topics, self._released)
-                return self._newest_ring
+                ring = Ring(self._settings, self._options, self.shard, topics, self._released)
+                if self.position is None or (ring.position and _counts(ring.position) >= _counts(self.position)):
+                    self._newest_ring = ring
+                    return ring
+                ring.close()
+                raise BrokerUnreachable(
+                    f"{self._settings.position_topic}/{self.shard} has lost the committed position {self.position}: "
+                    f"its last one is {ring.position}"
+                )
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
+
+    def _close_ring(self, topics: Topics) -> None:
+        """Close the ring, and forget the transactions that it has committed."""
+        self._ring.close()
+        self._settle(topics)
 
     def _open_reader(self) -> LogReader:
         retry = self._retry()
@@ -403,8 +416,7 @@ class ShardRelease:
                 self._reopen(topics, retry)
                 self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=changed)
             except Unwritable as unwritable:
-                self._settle(topics)
-                self._close_topic(unwritable, retry)
+                self._close_topic(topics, unwritable, retry)
                 self._reopen(topics, retry)
             except KafkaException as failure:
                 self._recover(topics, retry, failure)
@@ -426,20 +438,20 @@ class ShardRelease:
             named = {topic for planned in self._in_flight for topic in topics.of(planned)}
             unwritable = self._ask(retry, lambda: topics.look_for(named))
         if unwritable is not None:
-            self._close_topic(unwritable, retry)
+            self._close_topic(topics, unwritable, retry)
         elif failure.args[0].code() in _OF_SOME_TOPIC:
             retry.wait(BrokerUnreachable(f"each topic takes records by now: {failure}"))
         else:
             retry.wait(failure)
         self._reopen(topics, retry)
 
-    def _close_topic(self, unwritable: Unwritable, retry: BrokerRetry) -> None:
+    def _close_topic(self, topics: Topics, unwritable: Unwritable, retry: BrokerRetry) -> None:
         """Wait until it is certain that topics take no records: what is for them becomes dead letters from then on.
 
         If it is not, return after a pause. Raises the error of a topic without which the service cannot go on.
         """
         self.releasing = False
-        self._ring.close()
+        self._close_ring(topics)
         self._search = None
         if not self._closed.may_close(unwritable.topic):
             raise unwritable.error
@@ -463,7 +475,7 @@ class ShardRelease:
 
         Raises ShardTaken if another process has released messages meanwhile.
         """
-        self._ring.close()
+        self._close_ring(topics)
         known = [None if self.position is None else self.position.place]
         known += [planned.position.place for planned in self._in_flight]
         self._ring = self._open_ring(topics, retry)

@@ -1,7 +1,9 @@
-"""How long a partition is waited for that the broker does not know."""
+"""The newest record of a partition: how long the partition is waited for, and where it ends."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -67,3 +69,39 @@ def test_no_other_error_is_waited_for(clock: list[float]) -> None:
     with pytest.raises(KafkaException):
         bounds(_Consumer(KafkaError.TOPIC_AUTHORIZATION_FAILED), deadline=130.0)
     assert clock == [100.0]
+
+
+@dataclass
+class _Polled:
+    """What a consumer's `poll` returns: a record, or the end of the partition at `at`."""
+
+    at: int
+    content: bytes | None = None
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def offset(self) -> int:
+        return self.at
+
+    def error(self) -> KafkaError | None:
+        return KafkaError(KafkaError._PARTITION_EOF) if self.content is None else None
+
+
+def test_the_end_of_a_replica_that_lags_behind_is_not_the_end() -> None:
+    # Record 6 and the end of its transaction have not reached the replica that answers first.
+    polled = iter([_Polled(4, b"4"), _Polled(5), _Polled(6, b"6"), _Polled(7), _Polled(8)])
+
+    class Reader:
+        def assign(self, partitions: list[TopicPartition]) -> None:
+            assert partitions == [TopicPartition("lease", 0, 3)]
+
+        def poll(self, timeout_s: float) -> _Polled:
+            return next(polled)
+
+    start = TopicPartition("lease", 0, 3)
+    assert newest_record._last_value(cast(Consumer, Reader()), start, 8, time.monotonic() + 30) == b"6"
+
+
+def test_no_replica_is_asked_that_may_lag_behind() -> None:
+    assert newest_record._reader_options({"client.rack": "a"}, "lease")["client.rack"] == ""

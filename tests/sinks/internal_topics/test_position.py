@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import CheckpointMismatch, FormatMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch, TopicMissing
+from sinks.internal_topics import newest_record
 from sinks.internal_topics.position import Ahead, Lateness, Position, position_key, read_position
 from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
@@ -99,6 +100,31 @@ def test_the_last_committed_position_of_a_shard_is_read(broker: EmbeddedBroker, 
         last = Position("id", released=released)
         # A commit is done before it is seen in all partitions.
         assert_eventually(lambda: read_position(options, topic, shard) == last, 60)  # noqa: B023
+
+
+def test_after_fencing_no_open_transaction_hides_a_newer_position(
+    broker: EmbeddedBroker, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(1, **{"cleanup.policy": "compact"})
+    options = {"bootstrap.servers": broker.bootstrap}
+
+    def begun(name: str, released: int) -> Producer:
+        producer = Producer({**options, "transactional.id": f"{topic}-{name}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic, Position("id", released=released).to_bytes(), position_key(0), 0)
+        assert producer.flush(30) == 0
+        return producer
+
+    begun("ring", 1).commit_transaction(30)
+    hanging = begun("other", 9)
+    begun("ring", 2).commit_transaction(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(newest_record, "_READ_TIMEOUT_S", 2.0)
+        with pytest.raises(BrokerUnreachable, match=f"{topic}/0 .* an open transaction hides the rest"):
+            read_position(options, topic, 0, after_fencing=True)
+    hanging.abort_transaction(30)
+    assert read_position(options, topic, 0, after_fencing=True) == Position("id", released=2)
 
 
 def test_a_foreign_record_and_a_missing_topic_are_errors(broker: EmbeddedBroker, make_topic: MakeTopic) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,7 @@ from sinks.ready_log import writer
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan
 from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan
+from state.checkpoint.progress import BatchSpan, Progress
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -69,9 +69,9 @@ def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
         if name in phases:
             phases[name].passed()
 
-    def reading(*arguments: object) -> object:
+    def reading(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool) -> Progress | None:
         at("marker-read")
-        return read(*arguments)  # type: ignore[arg-type]
+        return read(options, topic, shard, after_fencing)
 
     def passing(name: str, attempt: int = 0) -> None:
         at(name)

@@ -234,9 +234,9 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> StopAt:
         if name in stops:
             stops[name].passed()
 
-    def reading(options: Mapping[str, str], topic: str, number: int) -> Position | None:
+    def reading(options: Mapping[str, str], topic: str, number: int, after_fencing: bool) -> Position | None:
         at("position-unread")
-        return read(options, topic, number)
+        return read(options, topic, number, after_fencing)
 
     def passing(name: str) -> None:
         at(name)

@@ -106,13 +106,16 @@ def test_the_newest_record_is_read_without_permission_on_a_group(
 
 
 class _Polled:
-    """What a consumer's `poll` returns: a record's value, or an error."""
+    """What a consumer's `poll` returns: a record's value, or an error. The partition ends at offset 9."""
 
     def __init__(self, value: bytes | None, code: int | None) -> None:
         self._value, self._error = value, None if code is None else KafkaError(code)
 
     def value(self) -> bytes | None:
         return self._value
+
+    def offset(self) -> int:
+        return 9
 
     def error(self) -> KafkaError | None:
         return self._error
@@ -130,7 +133,7 @@ def test_a_refused_group_between_two_records_is_ignored() -> None:
         def poll(self, timeout_s: float) -> _Polled:
             return next(polled)
 
-    assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), time.monotonic() + 10) == b"2"
+    assert _last_value(cast(Consumer, Reader()), TopicPartition("t", 0, 7), 9, time.monotonic() + 10) == b"2"
 
 
 @pytest.mark.parametrize("barred", some_thorough(["output", "dead_letter", "position"], always=["output"]))
