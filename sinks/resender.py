@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from conf.errors import PublishFailed
 from conf.kafka.clients import make_client
 from conf.kafka.options import librdkafka_options
+from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.settings import Settings
 from sinks.release.record_check import batch_bytes
 from sinks.release.records import ANY_PARTITION
@@ -32,7 +33,11 @@ class Outgoing:
 
 
 class Resender:
-    """A transactional producer. A new one of the same application fences the previous one."""
+    """A transactional producer. A new one of the same application fences the previous one.
+
+    `is_spent` says that the last commit may have been sent twice (`conf.kafka.repeated_commit`). Then call `renew`, and
+    read the positions again, before the next `send`.
+    """
 
     def __init__(self, settings: Settings, limits: Mapping[str, int]) -> None:
         """Connect, and fence the previous producer. Raises PublishFailed if the broker refuses.
@@ -43,21 +48,25 @@ class Resender:
         self._topic = settings.topics.dead_letter
         self._servers = settings.kafka.bootstrap_servers
         options = librdkafka_options(settings.kafka)
-        self._producer = make_client(
-            Producer,
-            {
-                "log_level": "3",
-                # The topic limits a record's size; the client must not have a lower limit.
-                "message.max.bytes": "1000000000",
-                **options,
-                # Then only a record alone in its batch can be too large for its topic.
-                "batch.size": str(min([batch_bytes(options), *limits.values()])),
-                # The partitioner of Java's client; librdkafka's default differs.
-                "partitioner": "murmur2_random",
-                "transactional.id": f"{settings.application_id}-resend",
-                "transaction.timeout.ms": str(settings.release.transaction_timeout),
-            },
-        )
+        self._options = {
+            "log_level": "3",
+            # The topic limits a record's size; the client must not have a lower limit.
+            "message.max.bytes": "1000000000",
+            **options,
+            **repeat_backoff(options),
+            # Then only a record alone in its batch can be too large for its topic.
+            "batch.size": str(min([batch_bytes(options), *limits.values()])),
+            # The partitioner of Java's client; librdkafka's default differs.
+            "partitioner": "murmur2_random",
+            "transactional.id": f"{settings.application_id}-resend",
+            "transaction.timeout.ms": str(settings.release.transaction_timeout),
+        }
+        self.renew()
+
+    def renew(self) -> None:
+        """Open a new producer, which fences the one before. Raises PublishFailed if the broker refuses."""
+        self.is_spent = False
+        self._producer = make_client(Producer, self._options)
         try:
             self._retry(lambda: self._producer.init_transactions(self._timeout_s))
         except KafkaException as problem:
@@ -79,12 +88,14 @@ class Resender:
             offsets = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
             self._retry(lambda: self._producer.send_offsets_to_transaction(offsets, group, self._timeout_s))
             committing = True
+            begun_s = time.monotonic()
             self._retry(lambda: self._producer.commit_transaction(self._timeout_s))
         except KafkaException as problem:
             error = problem.args[0]
             if committing and error.retriable():
                 raise self._unanswered(error) from problem
             raise self._failed(refused[0] if refused else error, self._abort()) from problem
+        self.is_spent = not sent_once(begun_s)
         return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in delivered if each is not None]
 
     def _produce(self, record: Outgoing, on_delivery: Any) -> None:

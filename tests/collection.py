@@ -16,7 +16,7 @@ import pytest
 # A test gets the mark if it uses one of these fixtures, directly or through another fixture.
 _MARKS = {
     "java": {"java"},
-    "broker": {"broker", "frail", "strict", "secured", "stand"},
+    "broker": {"broker", "frail", "proxied", "strict", "secured", "stand"},
     "spark": {"spark"},
     "system": {"application", "demo", "stand"},
 }

@@ -22,6 +22,7 @@ from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 from streaming.spark.session import open_session
 from tests.eventually import assert_eventually
+from tests.frame_proxy import FrameProxy
 from tests.quick_java import QUICK_JAVA
 from tests.small_disk import CannotMount, SmallDisk
 
@@ -55,6 +56,22 @@ def java() -> str:
 def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One broker for all tests; it ends with the test process, however that ends."""
     with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def proxy() -> Iterator[FrameProxy]:
+    """What clients of `proxied` are connected to."""
+    with FrameProxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def proxied(java: str, tmp_path_factory: pytest.TempPathFactory, proxy: FrameProxy) -> Iterator[EmbeddedBroker]:
+    """A broker that sends its clients to `proxy`."""
+    own = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
+    folder = tmp_path_factory.mktemp("proxied")
+    with EmbeddedBroker(folder, port=proxy.broker_port, properties=own, heap="512m") as running:
         yield running
 
 

@@ -18,6 +18,7 @@ from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.kafka.options import librdkafka_options
+from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.lease_record import Lease, claim_after
@@ -177,12 +178,16 @@ class HeldLease:
             self._check_claim(after_fencing=True)
         self._producer.begin_transaction()
         self._producer.produce(self._topic, lease.to_bytes(), _KEY, 0)
+        begun_s = time.monotonic()
         self._producer.commit_transaction(self._period_s)
+        if not sent_once(begun_s):
+            # The next heartbeat opens a new one.
+            self._producer = None
 
     def _open(self) -> Producer:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
-        producer = Producer({**self._options, **own, "logger": client_log(log)})
+        producer = Producer({**self._options, **repeat_backoff(self._options), **own, "logger": client_log(log)})
         init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 

@@ -127,13 +127,17 @@ def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int]
 def _written(
     plan: HandOverPlan, writer: ReadyLogWriter, tables: list[pa.Table], progress: Progress, start: int, attempt: int
 ) -> ReadyLogWriter:
-    """Commit the messages after position `start` of the batch; return the writer that did, or that found it done."""
+    """Commit the messages after position `start` of the batch; return the writer that did, or that found it done.
+
+    A writer that is spent is replaced.
+    """
     retry = _retry(plan, writer.shard)
     chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms)]
     while True:
         try:
-            writer.write(chunks, progress, attempt)
-            return writer
+            if not writer.is_spent:
+                writer.write(chunks, progress, attempt)
+                return writer
         except KafkaException as problem:
             writer.close()
             retry.wait(problem)

@@ -22,6 +22,7 @@ from conf.failpoints import failpoint
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
+from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, write_barred
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
@@ -94,7 +95,8 @@ class _Reports:
 class ReadyLogWriter:
     """A producer for one shard, with the progress it knows to be committed.
 
-    After any error it must be replaced by a new writer, which ends the open transaction.
+    After any error it must be replaced by a new writer, which ends the open transaction. The same holds if `is_spent`:
+    the last commit may have been sent twice (`conf.kafka.repeated_commit`).
     """
 
     def __init__(self, plan: HandOverPlan, shard: int) -> None:
@@ -105,6 +107,7 @@ class ReadyLogWriter:
         """
         self.id = uuid.uuid4().hex
         self.shard = shard
+        self.is_spent = False
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
@@ -113,6 +116,7 @@ class ReadyLogWriter:
             {
                 "linger.ms": "5",
                 **plan.options,
+                **repeat_backoff(plan.options),
                 "logger": client_log(log),
                 # The topic limits a chunk's size. A lower limit of the client is meant for messages.
                 "message.max.bytes": "1000000000",
@@ -151,7 +155,9 @@ class ReadyLogWriter:
             # Also without a failpoint: a commit that fails says less than the record to blame.
             self._flush()
             failpoint("transaction-open", attempt)
+            begun_s = time.monotonic()
             self._producer.commit_transaction(self._timeout_s)
+            self.is_spent = not sent_once(begun_s)
         except KafkaException as problem:
             if problem.args[0].code() in _OF_SOME_TOPIC:
                 self._look_for_topics()

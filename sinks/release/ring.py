@@ -4,7 +4,9 @@ A transaction that is begun right after the end of another one with the same tra
 coordinator, 20 to 100 ms. So each shard has several ids in turn. Transaction n + 1 ends only after the end of n is
 acknowledged, since its position includes that of n.
 
-Opening a ring fences all producers of the rings before it. After that, and only then, the position is read.
+Opening a ring fences all producers of the rings before it. After that, and only then, the position is read. So no
+producer is replaced alone: it would fence that of another process without reading the position that this one has
+written. A producer whose commit may have been sent twice is left out, and a ring that is worn by that is replaced.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # Enough for the lead of 100 ms in slices of 20 ms, one that is ended, and one that is filled.
 PRODUCERS = 8
+# With fewer producers that may be filled, transactions may be filled too late.
+_FEWEST = 4
 _POLL_S = 0.05
 # How long the thread that ends transactions sleeps before it looks again whether it must stop.
 _PIECE_S = 0.1
@@ -82,6 +86,8 @@ class Ring:
         failpoint("position-read")
         # The newest position that this ring has committed.
         self.committed: Position | None = None
+        # How many producers may be filled, now or once they are free again.
+        self._usable = PRODUCERS
         self._free: SimpleQueue[TransactionWriter] = SimpleQueue()
         for writer in self._writers:
             self._free.put(writer)
@@ -95,10 +101,16 @@ class Ring:
         self._ender = threading.Thread(target=self._end_all, name=f"shard-{shard}-end", daemon=True)
         self._ender.start()
 
-    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str]:
+    @property
+    def is_worn(self) -> bool:
+        """Whether so many producers are spent that a new ring should replace this one."""
+        return self._usable < _FEWEST
+
+    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str] | None:
         """Fill the next transaction, and pass it on to be ended when its last message is due.
 
-        Returns the reasons of the messages that became dead letters, by message id.
+        Returns the reasons of the messages that became dead letters, by message id; None, and writes nothing, if the
+        ring is worn.
 
         Waits while all producers are in use. Raises what `TransactionWriter.fill` does, and the failure of an earlier
         transaction: ClockSetBack, or a KafkaException. When it raises GroupRefused or Unwritable, all earlier
@@ -106,6 +118,8 @@ class Ring:
         """
         while True:
             self.check()
+            if self.is_worn:
+                return None
             try:
                 writer = self._free.get(timeout=_POLL_S)
                 break
@@ -197,7 +211,10 @@ class Ring:
             self._filled.popleft()
             self.committed = planned.position
             self._changed.notify_all()
-        self._free.put(writer)
+        if writer.is_spent:
+            self._usable -= 1
+        else:
+            self._free.put(writer)
         return True
 
 

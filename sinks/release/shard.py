@@ -394,12 +394,17 @@ class ShardRelease:
             self._step()
             try:
                 self._ring.check()
-                while todo:
+                while todo or self._ring.is_worn:
                     begun_ms, begun_s = now_ms(), time.monotonic()
+                    if self._ring.is_worn:
+                        self._renew(topics, retry)
+                        continue
                     if todo[0].passed_on is not None:
                         # Until it is committed, it hides what follows in the ready log of another shard.
                         self._ring.wait_all()
                     replaced = self._ring.write(todo[0], self._signed(todo[0].position), self._search)
+                    if replaced is None:
+                        continue
                     self._search = None
                     if todo.popleft() is planned:
                         # Only now is known what has expired while it waited, or was refused.
@@ -429,7 +434,7 @@ class ShardRelease:
         gone, or may not be written to, without which the service cannot go on.
         """
         self.releasing = False
-        self._ring.close()
+        self._close_ring(topics)
         if failure.args[0].code() in _FENCED:
             raise ShardTaken(f"another release process has taken it ({failure})") from failure
         self._search = None
@@ -469,6 +474,12 @@ class ShardRelease:
                 return question()
             except KafkaException as problem:
                 retry.wait(problem)
+
+    def _renew(self, topics: Topics, retry: BrokerRetry) -> None:
+        """Replace a worn ring, once all of its transactions are committed."""
+        self._ring.wait_all()
+        log.info("shard %d: opening new producers, since commits were slow and may have been repeated", self.shard)
+        self._reopen(topics, retry)
 
     def _reopen(self, topics: Topics, retry: BrokerRetry) -> None:
         """Open a new ring, and forget the transactions that are committed.

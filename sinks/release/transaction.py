@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from conf.errors import DeliveryFailed, Rejected
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import fatal_error_raised
+from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
@@ -107,7 +108,8 @@ class GroupRefused(Exception):
 class TransactionWriter:
     """A producer with a transactional id of its own, for one transaction at a time. After an error it is of no use.
 
-    `is_open` says whether a transaction was begun and is neither committed nor aborted.
+    `is_open` says whether a transaction was begun and is neither committed nor aborted. `is_spent` says that the last
+    commit may have been sent twice: the writer must not be filled again (`conf.kafka.repeated_commit`).
     """
 
     def __init__(
@@ -125,13 +127,14 @@ class TransactionWriter:
         self._unflushed: dict[tuple[str, int], int] = {}
         # The messages of the transaction whose records became dead letters: the reason of each, by message id.
         self.replaced: dict[bytes, str] = {}
-        self.is_open = False
+        self.is_open = self.is_spent = False
         self._producer = Producer(
             {
                 # The topic limits a record's size; the client must not have a lower limit.
                 "message.max.bytes": "1000000000",
                 "queue.buffering.max.messages": "500000",
                 **options,
+                **repeat_backoff(options),
                 # Full batches cost the broker a fifth, and a group of `FaultSearch` must be a single batch of each
                 # partition. A flush, which ends each filling, does not wait for this.
                 "linger.ms": str(_linger_ms(options, settings.release.transaction_timeout)),
@@ -201,8 +204,9 @@ class TransactionWriter:
 
     def commit(self) -> None:
         """Commit the transaction. Raises KafkaException."""
+        begun_s = time.monotonic()
         self._producer.commit_transaction(self._timeout_s)
-        self.is_open = False
+        self.is_open, self.is_spent = False, not sent_once(begun_s)
 
     def drop(self) -> None:
         """Discard the queued records, so that closing the producer does not wait for them."""

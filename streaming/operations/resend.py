@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from conf.durations import format_duration
-from conf.errors import MessageTooLarge, UsageError
+from conf.errors import MessageTooLarge, PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.release.expiry import Expiry
@@ -168,6 +168,13 @@ class _Run:
             number: self.positions[number].advanced(offsets, self.left.get(number, set()), self.read_to[number])
             for number, offsets in by_partition.items()
         }
+        if self.resender.is_spent:
+            self.resender.renew()
+            if self.reader.positions() != self.positions:
+                raise PublishFailed(
+                    "another resend ran meanwhile, and is fenced now. Run the command again: without --again it does "
+                    "not send a second time what was resent"
+                )
         stored = {number: (position.offset, position.to_text()) for number, position in advanced.items()}
         ids = self.resender.send(records, stored, self.reader.group())
         self.positions |= advanced

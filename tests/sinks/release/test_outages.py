@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
 from sinks.release import closed_topics, transaction
+from sinks.release.ring import PRODUCERS
 from sinks.release.shard import ShardRelease
 from sinks.release.wall_clock import now_ms
 from sinks.topics import limits
@@ -145,6 +146,29 @@ def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_ne
     assert _released(bench) == []
     assert bench.release() == 10
     assert _released(bench) == [*range(10)]
+
+
+def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_process(
+    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.change(*_SMALL, "kafka.outage_limit=1s")
+    release = bench.start()
+    bench.hand_over(_due(bench, 0, 5))
+    bench.wait(release)
+    # Each commit may have been repeated, so that the ring is replaced after a few.
+    monkeypatch.setattr(transaction, "sent_once", lambda begun_s: False)
+    stopped = stop_at("position-unread")
+    bench.hand_over(_due(bench, 5, 5 * PRODUCERS))
+    assert stopped.reached.wait(60)
+    topic = bench.settings.position_topic
+    client = AdminClient(dict(bench.options))
+    client.delete_topics([topic])[topic].result()
+    assert_eventually(lambda: missing_topics(bench.options, [topic]) == [topic])
+    create_topics(frail, NewTopic(topic, 1, 1))
+    stopped.released.set()
+    assert release.ended.wait(60)
+    assert isinstance(release.error, BrokerUnreachable)
+    assert f"{topic}/0 has lost the committed position" in str(release.error)
 
 
 @pytest.mark.parametrize("creates", [False, True])

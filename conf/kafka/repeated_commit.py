@@ -1,0 +1,32 @@
+"""Whether a commit request may have been sent twice.
+
+librdkafka repeats a commit request when its connection is lost or its answer takes too long, and reports neither: the
+commit succeeds, no callback is called, and only a log line of level 6 mentions the connection. The first copy may
+reach the broker later. Since librdkafka keeps its epoch (librdkafka#5423), the broker then takes it for the commit of
+the producer's next transaction, which is not complete. A new producer has another epoch, and the broker refuses the
+copy. So a producer whose commit may have been repeated must not begin another transaction.
+
+Only the duration of a commit is certain: the client waits before it repeats a request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+# The client's default. With a smaller value, each slow commit would count as repeated.
+_BACKOFF_MS = 100
+# The client varies the backoff by a fifth.
+_REPEATED_AFTER_S = 0.8 * _BACKOFF_MS / 1000
+
+
+def repeat_backoff(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by which a client with `options` repeats no request sooner than `sent_once` assumes."""
+    backoff_ms = max(int(options.get("retry.backoff.ms", _BACKOFF_MS)), _BACKOFF_MS)
+    most_ms = max(int(options.get("retry.backoff.max.ms", 1_000)), backoff_ms)
+    return {"retry.backoff.ms": str(backoff_ms), "retry.backoff.max.ms": str(most_ms)}
+
+
+def sent_once(begun_s: float) -> bool:
+    """Return whether a commit that began at `begun_s` (monotonic) and has just succeeded was certainly sent once."""
+    return time.monotonic() - begun_s < _REPEATED_AFTER_S
