@@ -154,7 +154,7 @@ class ReleaseSettings(Section):
     processes: Annotated[int, Bounded(0, 64)] = 1
     lead: Annotated[int, duration(1, 10 * SECOND)] = 100
     slice: Annotated[int, duration(1, MINUTE)] = 20
-    transaction_messages: Count = 50_000
+    transaction_messages: Count = 3_000
     # 0 is no limit.
     messages_per_second: Annotated[int, Bounded(0, MOST)] = 0
     max_bytes: Annotated[int, Bounded(16 * 1024 * 1024, MOST)] = 256 * 1024 * 1024

@@ -106,6 +106,11 @@ class Ring:
         """Whether so many producers are spent that a new ring should replace this one."""
         return self._usable < _FEWEST
 
+    @property
+    def longest_open_s(self) -> float:
+        """For how long the oldest open transaction has been open, in s; 0 if none is."""
+        return max((writer.open_s for writer in self._writers), default=0.0)
+
     def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str] | None:
         """Fill the next transaction, and pass it on to be ended when its last message is due.
 

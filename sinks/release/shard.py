@@ -66,7 +66,7 @@ _FENCED = {
 
 
 class ShardTaken(Exception):
-    """Another process has released messages of the shard, or is about to."""
+    """Another process has released messages of the shard or is about to, or Kafka has aborted a transaction of it."""
 
 
 @dataclass(frozen=True)
@@ -434,7 +434,13 @@ class ShardRelease:
         gone, or may not be written to, without which the service cannot go on.
         """
         self.releasing = False
+        open_s, most_s = self._ring.longest_open_s, self._settings.release.transaction_timeout / 1000
         self._close_ring(topics)
+        if failure.args[0].code() in _FENCED and open_s >= most_s:
+            raise ShardTaken(
+                f"a transaction was open for {open_s:.1f} s, and Kafka aborts it after {most_s:g} s "
+                f"(release.transaction_timeout): {failure}"
+            ) from failure
         if failure.args[0].code() in _FENCED:
             raise ShardTaken(f"another release process has taken it ({failure})") from failure
         self._search = None

@@ -128,6 +128,8 @@ class TransactionWriter:
         # The messages of the transaction whose records became dead letters: the reason of each, by message id.
         self.replaced: dict[bytes, str] = {}
         self.is_open = self.is_spent = False
+        # By the monotonic clock.
+        self._begun_s = 0.0
         self._producer = Producer(
             {
                 # The topic limits a record's size; the client must not have a lower limit.
@@ -154,6 +156,11 @@ class TransactionWriter:
         """The first and the last offset of the transaction's records, by topic and partition, once it is filled."""
         return self._reports.offsets
 
+    @property
+    def open_s(self) -> float:
+        """For how long its transaction has been open, in s; 0 if none is."""
+        return time.monotonic() - self._begun_s if self.is_open else 0.0
+
     def open(self, timeout_s: float) -> None:
         """Fence earlier producers. Raises KafkaException, RightMissing."""
         # A client that is not connected yet looks for its coordinator again only after half a second.
@@ -171,7 +178,7 @@ class TransactionWriter:
         check = self._topics.check_of(planned)
         topics = self._topics.of(planned)
         self._producer.begin_transaction()
-        self.is_open = True
+        self.is_open, self._begun_s = True, time.monotonic()
         self.replaced = {}
         self._reports.begin()
         try:

@@ -128,7 +128,7 @@ def test_a_commit_sent_to_a_paused_broker_takes_effect_once(
 
 
 def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_next_process(
-    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt
+    frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_committed"})
     stopped = stop_at("transaction-filled")
@@ -143,6 +143,8 @@ def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_ne
     # To the client this looks as if another process had taken the shard.
     assert release.ended.wait(60)
     assert release.error is None
+    assert re.search(r"a transaction was open for \d+\.\d s, and Kafka aborts it after 3 s", caplog.text)
+    assert "another release process" not in caplog.text
     assert _released(bench) == []
     assert bench.release() == 10
     assert _released(bench) == [*range(10)]
