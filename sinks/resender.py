@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from conf.errors import PublishFailed
-from conf.kafka.clients import make_client
+from conf.kafka.clients import NO_SIZE_LIMIT, make_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.settings import Settings
@@ -50,9 +50,8 @@ class Resender:
         options = librdkafka_options(settings.kafka)
         self._options = {
             "log_level": "3",
-            # The topic limits a record's size; the client must not have a lower limit.
-            "message.max.bytes": "1000000000",
             **options,
+            **NO_SIZE_LIMIT,
             **repeat_backoff(options),
             # Then only a record alone in its batch can be too large for its topic.
             "batch.size": str(min([batch_bytes(options), *limits.values()])),

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conf.errors import PublishFailed, RightMissing, UsageError, quoted
 from conf.kafka.client_log import client_log
+from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -85,7 +86,7 @@ class Canceller:
         if not asks:
             return
         self._check_partitions(asks)
-        options = {"acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
+        options = {**NO_SIZE_LIMIT, "acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
         producer = Producer(librdkafka_options(self._settings.kafka) | options, logger=client_log(log))
         for ask in asks:
             self._produce(producer, ask, headers)

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 Client = TypeVar("Client")
 
+# Each producer has this after the options of [kafka]: a topic limits the size of its records, and a lower limit of the
+# client would stop one that its topic takes.
+NO_SIZE_LIMIT = {"message.max.bytes": "1000000000"}
 # The least time for a producer to get its transactional id, however short its transactions are: the first one on a
 # new broker takes seconds.
 OPEN_TIMEOUT_S = 10.0
@@ -68,7 +71,7 @@ def check_clients(settings: Settings) -> None:
     for key, timeout_ms, own in producers:
         timeout = {"transactional.id": "unused", "transaction.timeout.ms": str(timeout_ms)}
         because = f" (a producer of Delayline's has transaction.timeout.ms={timeout_ms}, by {key})"
-        make_client(Producer, options | timeout | own, because)
+        make_client(Producer, options | NO_SIZE_LIMIT | timeout | own, because)
 
 
 @contextmanager

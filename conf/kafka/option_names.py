@@ -33,7 +33,7 @@ LIBRDKAFKA_ONLY = _names(
     socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
     socket.send.buffer.bytes socket.timeout.ms ssl.ca.certificate.stores ssl.crl.location ssl.curves.list
     ssl.engine.id ssl.engine.location ssl.providers ssl.sigalgs.list statistics.interval.ms
-    sticky.partitioning.linger.ms topic.blacklist topic.metadata.propagation.max.ms
+    sticky.partitioning.linger.ms topic.metadata.propagation.max.ms
     topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms
     topic.metadata.refresh.sparse
     """
@@ -98,6 +98,7 @@ REFUSED = {
     "ssl.key.pem": "give a file, as ssl.key.location",
     # For a larger message the client would report "queue full" forever, with an empty queue.
     "queue.buffering.max.kbytes": "a message above it could never be sent, and a transaction bounds what is queued",
+    "topic.blacklist": "Delayline could neither read nor write a topic that it hides",
     "ssl.cipher.suites": "the clients have different names for ciphers; limit them at the broker",
 } | dict.fromkeys(
     _names(

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException, Producer
 
 from conf.errors import DeliveryFailed
 from conf.kafka.client_log import client_log
+from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
@@ -39,7 +40,7 @@ def announce_origin(
     raises if this process does not hold the lease any more.
     """
     topic = settings.progress_topic
-    own = {
+    own = NO_SIZE_LIMIT | {
         "transactional.id": f"{settings.application_id}-origin",
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }

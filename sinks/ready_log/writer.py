@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
 from conf.kafka.client_log import client_log
-from conf.kafka.clients import OPEN_TIMEOUT_S, fatal_error_raised
+from conf.kafka.clients import NO_SIZE_LIMIT, OPEN_TIMEOUT_S, fatal_error_raised
 from conf.kafka.options import librdkafka_options
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, write_barred
@@ -118,8 +118,7 @@ class ReadyLogWriter:
                 **plan.options,
                 **repeat_backoff(plan.options),
                 "logger": client_log(log),
-                # The topic limits a chunk's size. A lower limit of the client is meant for messages.
-                "message.max.bytes": "1000000000",
+                **NO_SIZE_LIMIT,
                 # A chunk is compressed already, and as large as a batch should be.
                 "compression.type": "none",
                 "delivery.report.only.error": True,

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conf.errors import DeliveryFailed, Rejected
 from conf.kafka.client_log import client_log
-from conf.kafka.clients import fatal_error_raised
+from conf.kafka.clients import NO_SIZE_LIMIT, fatal_error_raised
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
@@ -132,11 +132,11 @@ class TransactionWriter:
         self._begun_s = 0.0
         self._producer = Producer(
             {
-                # The topic limits a record's size; the client must not have a lower limit.
-                "message.max.bytes": "1000000000",
-                "queue.buffering.max.messages": "500000",
                 **options,
                 **repeat_backoff(options),
+                **NO_SIZE_LIMIT,
+                # With fewer, a full queue would wait for `linger.ms` again and again.
+                "queue.buffering.max.messages": "500000",
                 # Full batches cost the broker a fifth, and a group of `FaultSearch` must be a single batch of each
                 # partition. A flush, which ends each filling, does not wait for this.
                 "linger.ms": str(_linger_ms(options, settings.release.transaction_timeout)),
@@ -311,11 +311,15 @@ class TransactionWriter:
         self._unflushed[place] = self._unflushed.get(place, 0) + nbytes
 
     def _produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
-        """Add records to the open transaction; waits while the producer's queue is full."""
+        """Add records to the open transaction; waits while the producer's queue is full.
+
+        It waits for one record until the transaction's timeout at most.
+        """
         produce: Callable[..., None] = self._producer.produce
         if on_delivery is not None:
             produce = partial(produce, callback=on_delivery)
         for deliver_at_ms, topic, partition, key, value, headers in batch:
+            full_by_s = None
             while True:
                 try:
                     # 0 would mean "now" to the client.
@@ -324,6 +328,10 @@ class TransactionWriter:
                 except BufferError:
                     self._producer.poll(0.1)
                     self._reports.check()
+                    now_s = time.monotonic()
+                    full_by_s = full_by_s or now_s + self._timeout_s
+                    if now_s > full_by_s:
+                        raise _unconfirmed(self._timeout_s) from None
                 except KafkaException as problem:
                     # An earlier record failed the transaction, and its error is more specific. It may come a moment
                     # later.
@@ -343,13 +351,17 @@ class TransactionWriter:
             self._reports.check()
             waited_s = time.monotonic() - begun_s
             if waited_s > self._timeout_s:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
+                raise _unconfirmed(waited_s)
             if waited_s > _SLOW_S and not asked:
                 asked = True
                 if (unwritable := self._topics.look_for(topics)) is not None:
                     raise unwritable
         self._reports.check()
         self._unflushed.clear()
+
+
+def _unconfirmed(waited_s: float) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
 
 
 def _linger_ms(options: Mapping[str, Any], transaction_timeout_ms: int) -> int:

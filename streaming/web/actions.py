@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from conf.durations import format_duration
 from conf.errors import PublishFailed, UsageError
 from conf.kafka.client_log import client_log
+from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
@@ -106,7 +107,7 @@ class _Publishing:
         self._settings = settings
         self._canceller = canceller
         self._operator = operator.encode()
-        own = {"acks": "all", "enable.idempotence": True, "message.max.bytes": "1000000000"}
+        own = {**NO_SIZE_LIMIT, "acks": "all", "enable.idempotence": True}
         self._producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=client_log(log))
         self._failure: KafkaError | None = None
 

@@ -144,6 +144,16 @@ def test_a_partition_that_a_topic_does_not_have_is_refused_and_nothing_is_publis
     assert list(asks(broker, topic)) == []
 
 
+def test_a_limit_of_the_client_stops_no_ask_that_its_topic_takes(
+    make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
+) -> None:
+    topic = make_topic(3)
+    limited = make_settings(f"topics.input={topic}", f"topics.results={make_topic()}", "kafka.message.max.bytes=1000")
+    with Canceller(limited) as canceller:
+        canceller.ask(asks_for(limited, [f"{topic}/0/5"]), [("trace", b"x" * 3_000)])
+    assert [headers["trace"] for _, headers in asks(broker, topic)] == [b"x" * 3_000]
+
+
 def test_more_asks_than_the_client_keeps_are_all_published(
     make_settings: MakeSettings, make_topic: MakeTopic, broker: EmbeddedBroker
 ) -> None:

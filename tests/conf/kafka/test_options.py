@@ -291,6 +291,10 @@ def test_a_queue_bound_that_one_message_may_exceed_is_refused() -> None:
     assert f"kafka.{name}: not allowed here: a message above it" in refused({name: 512})
 
 
+def test_an_option_that_hides_topics_is_refused() -> None:
+    assert "kafka.topic.blacklist: not allowed here: Delayline could neither" in refused({"topic.blacklist": "^orders"})
+
+
 def test_unknown_options_are_all_named_with_the_nearest_known_one() -> None:
     text = refused({"clientid": "x", "qqqqqq": "y"})
     assert "kafka.clientid: no such setting; the nearest is kafka.client.id" in text

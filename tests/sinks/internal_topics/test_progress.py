@@ -35,6 +35,14 @@ def test_a_new_checkpoint_counts_on_from_what_each_shard_has_handed_over(make_se
     assert_eventually(lambda: _markers(settings) == expected, 60)
 
 
+def test_a_limit_of_the_client_stops_no_marker(make_settings: MakeSettings) -> None:
+    settings = make_settings("bucket.shards=1", "kafka.message.max.bytes=1000")
+    ensure_topics(settings)
+    origin = CheckpointOrigin("a", 1, 1, offsets={"in": {str(number): 10**12 for number in range(200)}})
+    announce_origin(settings, origin)
+    assert_eventually(lambda: _markers(settings) == [Progress(BatchSpan(origin))], 60)
+
+
 class Client:
     """Stands for the producer, and for what is read: it notes the calls. `held` is whether the lease is held."""
 

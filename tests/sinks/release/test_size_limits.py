@@ -79,6 +79,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return questions
 
 
+def test_a_limit_of_the_client_stops_no_message_that_its_topic_takes(bench: ReleaseBench, topic: str) -> None:
+    bench.change("kafka.message.max.bytes=2000")
+    large = b"x" * 6_000
+    assert bench.release(_batch(topic, b"a", large, b"b")) == 3
+    assert _values(bench.read(topic)) == [b"a", large, b"b"]
+
+
 def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_try_among_those_of_others(
     bench: ReleaseBench, small: str, make_topic: MakeTopic, rings: list[int]
 ) -> None:

@@ -333,6 +333,11 @@ def test_a_record_that_the_broker_refuses_aborts_its_whole_transaction(
     assert record.header("delayline-first-id") == small.encode()
 
 
+def test_a_limit_of_the_client_stops_no_letter_that_its_input_topic_takes(desk: Desk) -> None:
+    ids = desk.add({}, {"value": random.randbytes(5_000)})
+    assert desk.resent("--set", "kafka.message.max.bytes=2000") == ids
+
+
 def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk) -> None:
     ids = desk.add({}, {})
     with closing(DeadLetterReader(desk.settings, range(3))) as reader:
