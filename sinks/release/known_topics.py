@@ -106,7 +106,8 @@ class Topics:
         is_often = self.refuses_often(topic)
         if compresses(self._options) and not is_often:
             return
-        least, error = min((written[identity], error) for (_, identity), error in refusals.items())
+        smallest = min(refusals, key=lambda refused: written[refused[1]])
+        least, error = written[smallest[1]], refusals[smallest]
         if is_often:
             most_bytes = self.limits[topic].max_bytes
             least = 0 if most_bytes == NO_LIMIT else min(least, most_bytes + 1)

@@ -86,6 +86,17 @@ def test_a_limit_of_the_client_stops_no_message_that_its_topic_takes(bench: Rele
     assert _values(bench.read(topic)) == [b"a", large, b"b"]
 
 
+@pytest.mark.usefixtures("hidden")
+def test_two_refused_messages_of_one_size_become_dead_letters(bench: ReleaseBench, make_topic: MakeTopic) -> None:
+    small = make_topic(2, **{"max.message.bytes": "5000"})
+    rows = [
+        {"offset": n, "output_topic": small, "output_partition": n % 2, "key": b"k", "value": b"x" * 6_000}
+        for n in range(2)
+    ]
+    assert bench.release(messages({**row, "deliver_at_ms": 70} for row in rows)) == 2
+    assert len(bench.read(bench.dead_letter)) == 2
+
+
 def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_try_among_those_of_others(
     bench: ReleaseBench, small: str, make_topic: MakeTopic, rings: list[int]
 ) -> None:
