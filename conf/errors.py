@@ -25,7 +25,7 @@ DelaylineError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 # The most bytes of a dead letter's error text.
 MOST_TEXT_BYTES = 1_024
@@ -392,13 +392,16 @@ class MessageTooLarge(Rejected):
 
 
 class RecordRefused(Rejected):
-    """The output topic refuses the record, for its missing key or its timestamp."""
+    """The output topic refuses the record, for its missing key, its timestamp, or another reason of the broker.
+
+    `cause` is "other" where the broker's error does not say whether the record is to blame.
+    """
 
     code = "record-refused"
 
-    def __init__(self, text: str, for_timestamp: bool = False) -> None:
+    def __init__(self, text: str, cause: Literal["record", "timestamp", "other"] = "record") -> None:
         super().__init__(text)
-        self.for_timestamp = for_timestamp
+        self.cause = cause
 
 
 class TopicNotAllowed(Rejected):

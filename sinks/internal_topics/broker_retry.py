@@ -28,6 +28,7 @@ _OUTAGE = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_COORDINATOR,
@@ -60,12 +61,16 @@ class BrokerRetry:
         self._stopping = stopping
         self._on_wait = on_wait
 
+    def end(self) -> None:
+        """End the outage: the next problem begins another one."""
+        self._began_s = None
+
     def wait(self, problem: KafkaException | BrokerUnreachable) -> None:
         """Log the problem, and pause before the next try.
 
         Raises BrokerUnreachable once the limit is over, and DeliveryFailed at once for a problem that is not an outage.
         """
-        if isinstance(problem, KafkaException) and not _is_outage(problem.args[0]):
+        if isinstance(problem, KafkaException) and not is_outage(problem.args[0]):
             raise DeliveryFailed(
                 f"{self._who}: {problem}. Nothing is lost: correct what the broker reports, and start the job again"
             ) from problem
@@ -82,5 +87,6 @@ class BrokerRetry:
         time.sleep(min(_PAUSE_S, left_s))
 
 
-def _is_outage(error: KafkaError) -> bool:
+def is_outage(error: KafkaError) -> bool:
+    """Return whether `error` ends when the brokers are back, or with a new client."""
     return error.code() in _OUTAGE or (error.retriable() and not error.fatal())

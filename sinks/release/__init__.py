@@ -5,10 +5,10 @@ while the job is down. Shards are divided between the processes by a consumer gr
 
 Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
 is released next), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
-gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `closed_topics` (which take nothing),
-`expiry` (what comes too late to be of use), `recall`, `waiting_ids` and `recently_released` (asks for a cancel),
-`stubs` (what takes the place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released),
-`wall_clock`.
+gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `rewrites` (how often a transaction is
+written again), `closed_topics` (which take nothing), `expiry` (what comes too late to be of use), `recall`,
+`waiting_ids` and `recently_released` (asks for a cancel), `stubs` (what takes the place of a refused dead letter),
+`rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
 **Position.** A transaction has messages and the position after them, two bounds that grow: the offset up to which
 records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
@@ -24,7 +24,11 @@ next transaction that is filled: up to the lead late, and behind what is due lat
 dead-letter topic. If that refuses it as well, a stub does, of which only the size can be refused. The writer finds that
 record for certain: no batch of several records is larger than its topic takes, so a batch refused for its size is a
 single record; and brokers name each invalid record of a batch. A callback for each record costs time, so a transaction
-is first written without.
+is first written without. An error of a broker that does not say whether the record is to blame counts as a refusal once
+it comes again, unless it is an outage or concerns the producer.
+
+**An end to each search.** Each refusal makes the next try differ: smaller batches, a later time, fewer suspects, or a
+dead letter more. If one topic refuses a transaction again and again, all of its records in it become dead letters.
 
 **Closed topics.** An output topic that a publisher has named may be gone or barred when a message is due. Once that is
 certain (`closed_topics`), its messages become dead letters, and all others go on in order. Each transaction with a

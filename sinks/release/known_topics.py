@@ -28,6 +28,10 @@ from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 _FRESH_S = 1.0
 # So many refusals of a topic, a new ring for each, are worth it in so long a time to find the very records.
 _MOST_REFUSALS, _REFUSALS_S = 32, 60.0
+# By how much the clock of a topic's broker may be behind this host's.
+CLOCKS_APART_MS = 1_000
+# How far ahead of their due times records are written, by steps, for a topic that refuses their timestamps.
+_AHEAD_MS = (0, -100, -CLOCKS_APART_MS)
 
 
 class Topics:
@@ -49,6 +53,8 @@ class Topics:
         self.refused: dict[tuple[str, bytes], Rejected] = {}
         # When each topic refused something last, by the monotonic clock.
         self._refusals_s: dict[str, deque[float]] = {}
+        # By the topics that have refused timestamps: how far ahead of their due times records are written.
+        self._ahead_ms: dict[str, int] = {}
         # The topics that did not take the present time of this host.
         self._stamped_by_due: set[str] = set()
         self.closed = closed or ClosedTopics(settings, options)
@@ -75,14 +81,17 @@ class Topics:
         self.limits |= {topic: replace(each, shared_bytes=self._shared(topic)) for topic, each in read.items()}
         self._read_s |= dict.fromkeys(topics, time.monotonic())
 
-    def bound_batches(self, topic: str, nbytes: int) -> None:
+    def bound_batches(self, topic: str, nbytes: int) -> bool:
         """Remember that `topic` refused a batch of several records, of `nbytes` bytes at the most, for its size.
 
         Its batches of several records have half of that from now on, until the shard is opened again. The topic may
-        hide its limits, or have another one than `max.message.bytes`, as `segment.bytes` is.
+        hide its limits, or have another one than `max.message.bytes`, as `segment.bytes` is. Returns False if it had
+        no such batches before.
         """
-        most_bytes = min(nbytes, self._shared(topic), batch_bytes(self._options)) // 2
+        shared_bytes = self._shared(topic)
+        most_bytes = min(nbytes, shared_bytes, batch_bytes(self._options)) // 2
         self.limits[topic] = replace(self.limits[topic], shared_bytes=most_bytes)
+        return shared_bytes > 0
 
     def _shared(self, topic: str) -> int:
         return self.limits[topic].shared_bytes if topic in self.limits else NO_LIMIT
@@ -93,6 +102,9 @@ class Topics:
         if topic == self._dead_letter and (topic, identity) in self.refused:
             raise stub_refused(topic, identity, error)
         self.refused[topic, identity] = error
+        if isinstance(error, RecordRefused) and error.cause == "timestamp":
+            # To write it later did not help.
+            self._ahead_ms.pop(topic, None)
 
     def refuse_too_large(self, topic: str, refusals: Refusals, written: Mapping[bytes, int]) -> None:
         """Remember `refusals` of single records for their size, and those that follow from them.
@@ -134,6 +146,39 @@ class Topics:
         lately.append(now_s)
         return is_often and topic != self._dead_letter
 
+    def _know(self, planned: Planned) -> None:
+        """Read the unknown limits of the topics of a transaction. Raises KafkaException."""
+        if unknown := {*planned.topics, self._dead_letter} - self.limits.keys():
+            self.learn(unknown)
+
+    def write_at_ms(self, planned: Planned) -> int:
+        """Return when the topics take all records of a transaction, epoch ms. Raises KafkaException.
+
+        It is before the last one is due, unless a topic takes no timestamp that is ahead of its broker's clock.
+        """
+        self._know(planned)
+        ahead_ms = {topic: self._ahead_of(topic) for topic in planned.topics}
+        written_ms = planned.last_due_ms - min(ahead_ms.values(), default=0)
+        if written_ms <= now_ms():
+            return written_ms
+        outputs, dues_ms = planned.messages.column("output_topic"), planned.messages.column("deliver_at_ms")
+        latest_ms = 0
+        for topic, each_ms in ahead_ms.items():
+            last_due_ms: int = pc.max(dues_ms.filter(pc.equal(outputs, topic))).as_py()
+            latest_ms = max(latest_ms, last_due_ms - each_ms)
+        return latest_ms
+
+    def _ahead_of(self, topic: str) -> int:
+        return self._ahead_ms.get(topic, self.limits[topic].max_ahead_ms)
+
+    def write_later(self, topic: str) -> bool:
+        """Write records of `topic`, which refused a timestamp, later from now on; return whether that is possible."""
+        later = next((each_ms for each_ms in _AHEAD_MS if each_ms < self._ahead_of(topic)), None)
+        if later is None:
+            return False
+        self._ahead_ms[topic] = later
+        return True
+
     def stamp_by_due(self, topic: str) -> bool:
         """Stamp overdue records of `topic` with their due times from now on, and return whether that is new.
 
@@ -151,8 +196,7 @@ class Topics:
         Looks whether a closed topic takes records again.
         """
         self.closed.look_again(planned.topics)
-        if unknown := {*planned.topics, self._dead_letter} - self.limits.keys():
-            self.learn(unknown)
+        self._know(planned)
         # It sees what is learned below: it has the same mapping.
         check = self.check
         if not check.may_doubt(planned.topics, planned.largest_bytes):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import DelaylineError, MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
 from conf.kafka.rights import write_barred
+from sinks.internal_topics.broker_retry import is_outage
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
 
@@ -22,6 +23,22 @@ _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
 # Errors of the transaction or the producer, whichever record reports them.
 _OF_NO_RECORD = {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}
+# Kafka's codes for the producer, its transaction or its login. Any other code of a broker concerns the record's topic.
+_OF_PRODUCER = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_REQUIRED_ACKS,
+    KafkaError.INVALID_TXN_STATE,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.SECURITY_DISABLED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTION_ABORTABLE,
+    KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    KafkaError.UNSUPPORTED_VERSION,
+}
 # The first and the last offset of a transaction's records, by topic and partition.
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
 
@@ -126,10 +143,12 @@ class DeliveryReports:
                 "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
             )
-            for_timestamp = error.code() == KafkaError.INVALID_TIMESTAMP
             place = topic, partition
             named = [record_id(record) for record in self._invalid.get(place, ())] if place in self._told_apart else []
-            return Refused(topic, RecordRefused(f"{refusal}. {advice}", for_timestamp), named=named)
+            cause: Literal["record", "timestamp"] = (
+                "timestamp" if error.code() == KafkaError.INVALID_TIMESTAMP else "record"
+            )
+            return Refused(topic, RecordRefused(f"{refusal}. {advice}", cause), named=named)
         if error.code() in _NO_TOPIC:
             return Unwritable(topic, topic_gone(topic))
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -142,7 +161,15 @@ class DeliveryReports:
             return Unwritable(topic, mismatch)
         if error.code() in _OF_NO_RECORD:
             return KafkaException(error)
-        return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
+        if _is_of_client(error.code()) or error.code() in _OF_PRODUCER or is_outage(error):
+            return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
+        advice = f"The error is {error.name()}: the broker's log may say more"
+        return Refused(topic, RecordRefused(f"{refusal}. {advice}", "other"))
+
+
+def _is_of_client(code: int) -> bool:
+    """Return whether librdkafka itself has found an error: its own codes are below UNKNOWN, Kafka's lowest."""
+    return code < KafkaError.UNKNOWN
 
 
 def _too_large(record: Record, error: KafkaError) -> MessageTooLarge:

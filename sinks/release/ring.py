@@ -27,7 +27,7 @@ from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
-from sinks.release.known_topics import Topics
+from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.pending import Planned
 from sinks.release.reports import Offsets, Unwritable
 from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
@@ -71,6 +71,7 @@ class Ring:
         Raises KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
         """
         self._shard = shard
+        self._topics = topics
         self._on_released = on_released
         self._longest_wait_ms = settings.release.transaction_timeout // 2
         timeout_s = max(settings.release.transaction_timeout / 1000, OPEN_TIMEOUT_S)
@@ -117,9 +118,9 @@ class Ring:
         Returns the reasons of the messages that became dead letters, by message id; None, and writes nothing, if the
         ring is worn.
 
-        Waits while all producers are in use. Raises what `TransactionWriter.fill` does, and the failure of an earlier
-        transaction: ClockSetBack, or a KafkaException. When it raises GroupRefused or Unwritable, all earlier
-        transactions are committed.
+        Waits while all producers are in use, and until the topics take the records' timestamps. Raises what
+        `TransactionWriter.fill` does, and the failure of an earlier transaction: ClockSetBack, or a KafkaException.
+        When it raises GroupRefused or Unwritable, all earlier transactions are committed.
         """
         while True:
             self.check()
@@ -131,6 +132,7 @@ class Ring:
             except Empty:
                 continue
         try:
+            self._wait_until(self._topics.write_at_ms(planned))
             writer.fill(planned, position, search)
         except (GroupRefused, Unwritable):
             # Otherwise they would have to be written again, and the refused one is searched as the first one.
@@ -143,6 +145,13 @@ class Ring:
             self._filled.append((writer, planned))
             self._changed.notify_all()
         return replaced
+
+    def _wait_until(self, instant_ms: int) -> None:
+        while (early_ms := instant_ms - now_ms()) > 0:
+            if early_ms > self._longest_wait_ms + CLOCKS_APART_MS:
+                raise ClockSetBack
+            self.check()
+            time.sleep(min(early_ms / 1000, _PIECE_S))
 
     def check(self) -> None:
         """Raise the failure of a transaction, if one failed."""

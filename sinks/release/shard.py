@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import BrokerUnreachable, MessageTooLarge, RecordRefused
+from conf.errors import BrokerUnreachable, DeliveryFailed, MessageTooLarge, RecordRefused
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
@@ -26,17 +26,18 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release.closed_topics import ClosedTopics, needs_of, united_needs
 from sinks.release.counts import ReleaseCounts
-from sinks.release.known_topics import Topics
+from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.reports import Offsets, Unwritable
+from sinks.release.rewrites import MOST_REWRITES, Rewrites
 from sinks.release.ring import PRODUCERS, ClockSetBack, Ring
 from sinks.release.room import Limits
 from sinks.release.transaction import FaultSearch, GroupRefused
-from sinks.release.wall_clock import now_ms, wait_until
+from sinks.release.wall_clock import now_ms
 from sinks.topics.topics import partition_counts
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ _QUIET_S = 60.0
 _SHARE_OF_TRANSACTIONS = 0.25
 # How much later than planned now the last transaction may end, until the clock counts as set back.
 _SET_BACK_MS = 1_000
+# How long to wait before a transaction is written again that was refused for no known reason.
+_AGAIN_S = 1.0
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 # The last one comes in place of the others if a record is on its way while the next process aborts the transaction.
@@ -133,6 +136,9 @@ class ShardRelease:
         self._read_failed_s = 0.0
         # What the position counts after the transaction that was refused last.
         self._refused_until = (0, 0)
+        self._rewrites = Rewrites(shard, self._stopping)
+        # The retries of writing since the last transaction that is known to be committed.
+        self._writing = self._retry()
         self.share_memory(1)
 
     def share_memory(self, shards: int) -> None:
@@ -369,6 +375,7 @@ class ShardRelease:
         self.position = position
         places = [planned.position.place for planned in self._in_flight]
         if position is not None and position.place in places:
+            self._writing.end()
             for _ in range(places.index(position.place) + 1):
                 self._in_flight.popleft()
 
@@ -379,6 +386,8 @@ class ShardRelease:
         is gone, or barred, and the service can do without it.
         """
         todo: deque[Planned] = deque()
+        if not self._in_flight:
+            self._writing.end()
         if planned is not None:
             self._read_rates_of(planned.messages)
             charges = self._limiter.charges(planned.messages, partial(topics.goes_to, clock_ms=now_ms()))
@@ -387,7 +396,7 @@ class ShardRelease:
                 return
             self._in_flight.append(planned)
             todo.append(planned)
-        retry = self._retry()
+        retry = self._writing
         # What is in flight when it stops, the next process plans again.
         while not self._stopping.is_set():
             begun_ms = now_ms()
@@ -413,13 +422,15 @@ class ShardRelease:
                 return
             except GroupRefused as refusal:
                 self._settle(topics)
+                refused = self._in_flight[0].position
                 # Also what the refusal has named already is kept until then.
-                self._refused_until = _counts(self._in_flight[0].position)
+                self._refused_until = _counts(refused)
+                tries = self._rewrites.count(refused, refusal.topic, refusal.error)
                 before = topics.limits[refusal.topic]
                 self._ask(retry, partial(topics.learn, [refusal.topic]))
                 changed = before != topics.limits[refusal.topic]
                 self._reopen(topics, retry)
-                self._search = self._narrowed(topics, refusal, begun_ms, limits_changed=changed)
+                self._search = self._narrowed(topics, refusal, begun_ms, tries, limits_changed=changed)
             except Unwritable as unwritable:
                 self._close_topic(topics, unwritable, retry)
                 self._reopen(topics, retry)
@@ -502,36 +513,45 @@ class ShardRelease:
         self._forget_up_to(position)
 
     def _narrowed(
-        self, topics: Topics, refusal: GroupRefused, begun_ms: int, limits_changed: bool
+        self, topics: Topics, refusal: GroupRefused, begun_ms: int, tries: int, limits_changed: bool
     ) -> FaultSearch | None:
         """Return how to write the refused transaction, the first one in flight, so that the message to blame is found.
 
         A single one that is left is to blame, and so is what the client names; all that is for the topic, if it refuses
-        so often that others would wait for too long. Nothing is searched if the refusal may have another cause: limits
-        that were changed meanwhile, or a record that was written ahead, at `begun_ms`, or stamped with this host's
-        time, which is no fault of the message.
+        so often that others would wait for too long, or after too many `tries`. Nothing is searched if the refusal may
+        have another cause: limits that were changed meanwhile; a timestamp ahead of the broker's clock when it was
+        written, at `begun_ms`; this host's time as the timestamp; or a first error that says nothing of the record.
 
-        Raises ClockSetBack if the transaction is due much later now.
+        Raises DeliveryFailed if the topic refuses what goes on without its records.
         """
+        topic, error, messages = refusal.topic, refusal.error, self._in_flight[0].messages
+        # The dead-letter topic has more tries: what it refuses loses its value, so each such record is searched.
+        most = MOST_REWRITES * (messages.num_rows if topic == self._settings.topics.dead_letter else 1)
+        if tries > most:
+            raise DeliveryFailed(f"{topic} refused a transaction {tries} times, the last time with: {error}")
+        if tries == most:
+            topics.refuse_all(topic, messages, error)
+            return None
         if limits_changed or not refusal.ids:
             return None
-        if isinstance(refusal.error, MessageTooLarge) and len(refusal.ids) > 1:
-            # The batch may be too large, and each of its records small enough.
-            topics.bound_batches(refusal.topic, refusal.nbytes)
+        # The batch may be too large, and each of its records small enough.
+        is_shared = isinstance(error, MessageTooLarge) and len(refusal.ids) > 1
+        if is_shared and topics.bound_batches(topic, refusal.nbytes):
             return None
-        due_ms = self._in_flight[0].last_due_ms
-        if due_ms > begun_ms:
-            if not wait_until(due_ms, self._settings.release.transaction_timeout // 2):
-                raise ClockSetBack
-            return None
-        error = refusal.error
-        if isinstance(error, RecordRefused) and error.for_timestamp and topics.stamp_by_due(refusal.topic):
+        cause = error.cause if isinstance(error, RecordRefused) else "record"
+        if cause == "timestamp":
+            was_early = begun_ms < self._in_flight[0].last_due_ms + CLOCKS_APART_MS
+            if (was_early and topics.write_later(topic)) or topics.stamp_by_due(topic):
+                return None
+        is_often = topics.refuses_often(topic)
+        if cause == "other" and tries == 1 and not is_often:
+            self._stopping.wait(_AGAIN_S)
             return None
         if refusal.is_certain:
             for identity in refusal.ids:
-                topics.refuse(refusal.topic, identity, refusal.error)
-        if topics.refuses_often(refusal.topic):
-            topics.refuse_all(refusal.topic, self._in_flight[0].messages, refusal.error)
+                topics.refuse(topic, identity, error)
+        if is_often:
+            topics.refuse_all(topic, messages, error)
             return None
         return None if refusal.is_certain else FaultSearch(refusal.suspects, is_first=self._search is None)
 

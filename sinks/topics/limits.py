@@ -36,14 +36,16 @@ _OF_TOPIC = {
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """What a topic accepts: the most bytes of a record batch, whether a key is required, and the greatest age.
+    """What a topic accepts: the most bytes of a record batch, whether a key is required, and which timestamps.
 
-    No broker says `shared_bytes`, the most bytes of a batch of several records: a writer learns it from refusals.
+    A timestamp may be `max_age_ms` behind the broker's clock, and `max_ahead_ms` ahead of it. No broker says
+    `shared_bytes`, the most bytes of a batch of several records: a writer learns it from refusals.
     """
 
     max_bytes: int = NO_LIMIT
     needs_key: bool = False
     max_age_ms: int = ANY_AGE
+    max_ahead_ms: int = ANY_AGE
     shared_bytes: int = NO_LIMIT
 
     @property
@@ -88,12 +90,17 @@ def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str
 
 def _limits(configs: Mapping[str, Any]) -> TopicLimits:
     has_producer_time = configs["message.timestamp.type"].value == "CreateTime"
-    # Since Kafka 3.6.
-    max_age = configs.get("message.timestamp.before.max.ms")
+
+    def timestamps(side: str) -> int:
+        # Since Kafka 3.6.
+        limit = configs.get(f"message.timestamp.{side}.max.ms")
+        return int(limit.value) if limit and has_producer_time else ANY_AGE
+
     return TopicLimits(
         max_bytes=int(configs["max.message.bytes"].value),
         needs_key="compact" in configs["cleanup.policy"].value,
-        max_age_ms=int(max_age.value) if max_age and has_producer_time else ANY_AGE,
+        max_age_ms=timestamps("before"),
+        max_ahead_ms=timestamps("after"),
     )
 
 

@@ -284,6 +284,42 @@ def test_a_record_too_early_for_its_topic_is_written_again_when_it_is_due(
     assert bench.read(bench.dead_letter) == []
 
 
+def test_a_topic_that_takes_no_timestamp_ahead_of_its_brokers_clock_costs_no_ring_for_each_message(
+    visible_or_hidden: ReleaseBench, make_topic: MakeTopic, topic: str, rings: list[int], request: pytest.FixtureRequest
+) -> None:
+    bench = visible_or_hidden
+    strict = make_topic(**{"message.timestamp.after.max.ms": "0"})
+    release = bench.start()
+    assert_eventually(lambda: release.releasing)
+    dues = [now_ms() + 1_500 + 100 * n for n in range(20)]
+    rows = [{"output_topic": (strict, topic)[n % 2], "deliver_at_ms": due} for n, due in enumerate(dues)]
+    bench.hand_over(_due(strict, rows))
+    bench.wait(release)
+    assert [message.timestamp()[1] for message in bench.read(strict)] == dues[::2]
+    assert [message.timestamp()[1] for message in bench.read(topic)] == dues[1::2]
+    assert bench.read(bench.dead_letter) == []
+    # What is hidden is learned by one refusal.
+    is_hidden = request.node.callspec.params["visible_or_hidden"] == "hidden"
+    assert len(rings) == 1 + is_hidden
+
+
+def test_a_topic_whose_broker_has_a_clock_that_is_behind_gets_its_messages_later_and_not_as_dead_letters(
+    visible_or_hidden: ReleaseBench, make_topic: MakeTopic, clock: HostClock, rings: list[int]
+) -> None:
+    bench = visible_or_hidden
+    strict = make_topic(**{"message.timestamp.after.max.ms": "0"})
+    clock.ahead_ms = 500
+    release = bench.start()
+    assert_eventually(lambda: release.releasing)
+    dues = [clock.now_ms() + 1_500 + 100 * n for n in range(20)]
+    bench.hand_over(_due(strict, [{"deliver_at_ms": due} for due in dues]))
+    bench.wait(release)
+    assert [message.timestamp()[1] for message in bench.read(strict)] == dues
+    assert bench.read(bench.dead_letter) == []
+    # One for each step.
+    assert len(rings) <= 4
+
+
 @pytest.mark.parametrize("point", ["transaction-filled", "transaction-ended"])
 def test_a_crash_among_refusals_does_not_change_the_output(
     visible_or_hidden: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, point: str

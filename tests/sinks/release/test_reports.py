@@ -20,12 +20,22 @@ def test_a_missing_permission_is_named_with_the_partition() -> None:
     assert "write to orders/3: the login of [kafka] needs the right Write there" in str(problem)
 
 
-@pytest.mark.parametrize("code", [KafkaError.POLICY_VIOLATION, KafkaError.KAFKA_STORAGE_ERROR])
-def test_any_other_refusal_keeps_its_text_and_adds_the_partition(code: int) -> None:
+@pytest.mark.parametrize(
+    "code", [KafkaError.KAFKA_STORAGE_ERROR, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError._MSG_TIMED_OUT]
+)
+def test_an_error_of_the_broker_or_the_producer_keeps_its_text_and_adds_the_partition(code: int) -> None:
     problem = _error(code)
     assert isinstance(problem, KafkaException)
     error = problem.args[0]
     assert (error.code(), error.str()) == (code, f"orders/3: {KafkaError(code).str()}")
+
+
+@pytest.mark.parametrize("code", [KafkaError.POLICY_VIOLATION, KafkaError.UNKNOWN, 9_999])
+def test_any_other_error_of_a_broker_is_the_topics_refusal_and_has_its_name(code: int) -> None:
+    problem = _error(code)
+    assert isinstance(problem, Refused)
+    assert (problem.topic, problem.error.code) == ("orders", "record-refused")
+    assert KafkaError(code).name() in str(problem)
 
 
 def test_a_failed_transaction_is_not_blamed_on_the_next_record() -> None:
