@@ -8,22 +8,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-_PRODUCE, _END_TXN = 0, 26
+_PRODUCE, _END_TXN, _DESCRIBE_CONFIGS = 0, 26, 32
 # The first versions with compact arrays and strings.
-_FLEXIBLE_PRODUCE, _FLEXIBLE_END_TXN = 9, 3
+_FLEXIBLE_PRODUCE, _FLEXIBLE_END_TXN, _FLEXIBLE_DESCRIBE_CONFIGS = 9, 3, 4
 
 
 class RefusingProxy:
     """Listens on `port`, and passes on what goes to and comes from a broker at `target`, once that is set.
 
     `refuse` has the error code with which each topic answers, and how often; `fail_commits` the code of each commit,
-    which the broker gets as an abort. 0 is no error.
+    which the broker gets as an abort; `fail_descriptions` the code for the first topic of each question for
+    configurations. 0 is no error.
     """
 
     def __init__(self) -> None:
         self.target = 0
         self.refuse: dict[str, tuple[int, int]] = {}
-        self.fail_commits = 0
+        self.fail_commits = self.fail_descriptions = 0
         # How often an answer was changed.
         self.changed = 0
         self._lock = threading.Lock()
@@ -67,7 +68,11 @@ class RefusingProxy:
 
     def _request(self, frame: bytearray, asked: dict[int, tuple[int, int]]) -> bytearray:
         key, version, correlation = struct.unpack_from(">hhi", frame)
-        if key == _PRODUCE or (key == _END_TXN and self.fail_commits):
+        if (
+            key == _PRODUCE
+            or (key == _END_TXN and self.fail_commits)
+            or (key == _DESCRIBE_CONFIGS and self.fail_descriptions)
+        ):
             asked[correlation] = key, version
         if key == _END_TXN and self.fail_commits:
             # Whether to commit is the last field; tags may follow.
@@ -79,6 +84,10 @@ class RefusingProxy:
         if key == _END_TXN:
             # Behind the correlation id, tags, and the time of throttling.
             struct.pack_into(">h", frame, 9 if version >= _FLEXIBLE_END_TXN else 8, self.fail_commits)
+            self.changed += 1
+        if key == _DESCRIBE_CONFIGS:
+            # Behind the same, and how many topics there are.
+            struct.pack_into(">h", frame, 10 if version >= _FLEXIBLE_DESCRIBE_CONFIGS else 12, self.fail_descriptions)
             self.changed += 1
         if key == _PRODUCE:
             for topic in list(self.refuse):

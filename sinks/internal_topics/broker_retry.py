@@ -6,40 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.kafka.error_codes import is_outage
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-# Errors that end when the brokers are back, or with a new client. librdkafka calls most of these retriable, but not
-# once they have failed a transaction. Brokers forget the id of a producer that was idle for a week.
-_OUTAGE = {
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._DESTROY_BROKER,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._STATE,
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.CONCURRENT_TRANSACTIONS,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.UNKNOWN_PRODUCER_ID,
-}
 
 
 class BrokerRetry:
@@ -85,8 +59,3 @@ class BrokerRetry:
         self._on_wait()
         log.warning("%s: Kafka does not answer; retrying for %.0f s more: %s", self._who, left_s, problem)
         time.sleep(min(_PAUSE_S, left_s))
-
-
-def is_outage(error: KafkaError) -> bool:
-    """Return whether `error` ends when the brokers are back, or with a new client."""
-    return error.code() in _OUTAGE or (error.retriable() and not error.fatal())

@@ -119,6 +119,8 @@ class ReadyLogWriter:
                 **repeat_backoff(plan.options),
                 "logger": client_log(log),
                 **NO_SIZE_LIMIT,
+                # With fewer, a full queue would wait for `linger.ms` again and again.
+                "queue.buffering.max.messages": "500000",
                 # A chunk is compressed already, and as large as a batch should be.
                 "compression.type": "none",
                 "delivery.report.only.error": True,

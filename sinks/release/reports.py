@@ -9,8 +9,8 @@ from typing import Any, Literal
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import DelaylineError, MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from conf.kafka.error_codes import is_of_client, is_outage
 from conf.kafka.rights import write_barred
-from sinks.internal_topics.broker_retry import is_outage
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
 
@@ -161,15 +161,10 @@ class DeliveryReports:
             return Unwritable(topic, mismatch)
         if error.code() in _OF_NO_RECORD:
             return KafkaException(error)
-        if _is_of_client(error.code()) or error.code() in _OF_PRODUCER or is_outage(error):
+        if error.code() in _OF_PRODUCER or is_of_client(error) or is_outage(error):
             return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
         advice = f"The error is {error.name()}: the broker's log may say more"
         return Refused(topic, RecordRefused(f"{refusal}. {advice}", "other"))
-
-
-def _is_of_client(code: int) -> bool:
-    """Return whether librdkafka itself has found an error: its own codes are below UNKNOWN, Kafka's lowest."""
-    return code < KafkaError.UNKNOWN
 
 
 def _too_large(record: Record, error: KafkaError) -> MessageTooLarge:

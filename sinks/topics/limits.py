@@ -12,6 +12,7 @@ from confluent_kafka.admin import AclOperation, ConfigResource, ResourceType
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.clients import admin_client
+from conf.kafka.error_codes import is_of_client, is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from state.stub import MOST_STUB_BYTES
@@ -26,12 +27,7 @@ _DEAD_LETTER_BYTES = 4_096
 # The most time that a marker of a broker is on its way to another one, or waits there.
 _MARKER_AGE_MS = 1_000
 _TIMEOUT_S = 10.0
-# Errors of a single topic. Any other error means that no broker answers.
-_OF_TOPIC = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
+_UNAUTHORIZED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ class TopicAccess:
 def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
     """Return what each of `topics` accepts.
 
-    A topic that does not exist, or that the login may not describe, counts as without limits. Raises KafkaException if
-    no broker answers.
+    A topic that does not exist, or that a broker does not describe to this login, counts as without limits. Raises
+    KafkaException if no broker answers.
     """
     described = _describe(options, topics)
     return {
@@ -150,7 +146,7 @@ def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[s
 def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:
     """Return what a broker says about each of `topics` and this login. No broker creates them in reply.
 
-    Raises KafkaException if no broker answers.
+    A topic is left out if the broker's error says nothing about it. Raises KafkaException if no broker answers.
     """
     if not topics:
         return {}
@@ -164,15 +160,23 @@ def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[st
                 described = answer.result()
             except KafkaException as problem:
                 code = problem.args[0].code()
-                if code not in _OF_TOPIC:
+                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    found[topic] = TopicAccess("gone")
+                elif code in _UNAUTHORIZED:
+                    found[topic] = TopicAccess("hidden")
+                elif not _is_of_topic(problem.args[0]):
                     raise
-                found[topic] = TopicAccess("gone" if code == KafkaError.UNKNOWN_TOPIC_OR_PART else "hidden")
                 continue
             allowed = described.authorized_operations
             # None from a broker before Kafka 2.3, which does not report it.
             may_write = allowed is None or AclOperation.WRITE in allowed
             found[topic] = TopicAccess("open", len(described.partitions)) if may_write else TopicAccess("barred")
     return found
+
+
+def _is_of_topic(error: KafkaError) -> bool:
+    """Return whether a broker has answered with an error of a single topic. Any other one means that none answers."""
+    return error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART or not (is_of_client(error) or is_outage(error))
 
 
 def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, Any]:
@@ -186,7 +190,7 @@ def _describe(options: Mapping[str, str], topics: Collection[str]) -> dict[str, 
             try:
                 described[resource.name] = answer.result()
             except KafkaException as problem:
-                if problem.args[0].code() not in _OF_TOPIC:
+                if not _is_of_topic(problem.args[0]):
                     raise
                 described[resource.name] = problem.args[0]
     return described

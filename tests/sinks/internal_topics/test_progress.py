@@ -36,11 +36,11 @@ def test_a_new_checkpoint_counts_on_from_what_each_shard_has_handed_over(make_se
 
 
 def test_a_limit_of_the_client_stops_no_marker(make_settings: MakeSettings) -> None:
-    settings = make_settings("bucket.shards=1", "kafka.message.max.bytes=1000")
+    settings = make_settings("bucket.shards=3", "kafka.message.max.bytes=1000")
     ensure_topics(settings)
-    origin = CheckpointOrigin("a", 1, 1, offsets={"in": {str(number): 10**12 for number in range(200)}})
+    origin = CheckpointOrigin("a", 1, 3, offsets={"in": {str(number): 10**12 for number in range(200)}})
     announce_origin(settings, origin)
-    assert_eventually(lambda: _markers(settings) == [Progress(BatchSpan(origin))], 60)
+    assert_eventually(lambda: _markers(settings) == [Progress(BatchSpan(origin))] * 3, 60)
 
 
 class Client:

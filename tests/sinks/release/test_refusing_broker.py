@@ -47,7 +47,7 @@ def bench(refusing: EmbeddedBroker, proxy: RefusingProxy, make_bench: MakeBench)
     proxy.changed = 0
     yield made
     proxy.refuse.clear()
-    proxy.fail_commits = 0
+    proxy.fail_commits = proxy.fail_descriptions = 0
 
 
 def _other(bench: ReleaseBench) -> str:
@@ -116,6 +116,16 @@ def test_a_topic_that_refuses_a_transaction_too_often_gets_nothing_of_it(
     assert sorted(values(bench.read(bench.dead_letter))) == [*range(1, 200, 2)]
     (line,) = (each.getMessage() for each in caplog.records if "writing a transaction again" in each.getMessage())
     assert _other(bench) in line
+
+
+def test_a_topic_that_a_broker_cannot_describe_counts_as_one_that_hides_its_limits(
+    bench: ReleaseBench, proxy: RefusingProxy
+) -> None:
+    proxy.fail_descriptions = KafkaError.POLICY_VIOLATION
+    assert bench.release(_due(bench, 4)) == 4
+    assert proxy.changed > 0
+    assert values(bench.read(bench.settings.topics.output)) == [0, 2]
+    assert bench.read(bench.dead_letter) == []
 
 
 def test_commits_that_always_fail_end_the_release_after_the_limit_of_an_outage(
