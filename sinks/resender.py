@@ -14,6 +14,7 @@ from conf.kafka.clients import NO_SIZE_LIMIT, make_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.settings import Settings
+from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.release.record_check import batch_bytes
 from sinks.release.records import ANY_PARTITION
 
@@ -57,7 +58,7 @@ class Resender:
             "batch.size": str(min([batch_bytes(options), *limits.values()])),
             # The partitioner of Java's client; librdkafka's default differs.
             "partitioner": "murmur2_random",
-            "transactional.id": f"{settings.application_id}-resend",
+            "transactional.id": transactional_id(settings.application_id, "resend"),
             "transaction.timeout.ms": str(settings.release.transaction_timeout),
         }
         self.renew()

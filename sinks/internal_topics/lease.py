@@ -23,6 +23,7 @@ from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.lease_record import Lease, claim_after
 from sinks.internal_topics.newest_record import newest_value
+from sinks.internal_topics.transactional_ids import transactional_id
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class HeldLease:
         """Claim the lease. `command` names this process's command in the errors of other processes."""
         self._options = librdkafka_options(settings.kafka)
         self._topic = settings.lease_topic
-        self._id = f"{settings.application_id}-lease"
+        self._id = transactional_id(settings.application_id, "lease")
         self._period_s = settings.lease.period / 1000
         self._outage_limit_s = settings.kafka.outage_limit / 1000
         self._producer: Producer | None = None

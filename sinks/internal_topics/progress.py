@@ -18,6 +18,7 @@ from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
+from sinks.internal_topics.transactional_ids import transactional_id
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 
@@ -41,7 +42,7 @@ def announce_origin(
     """
     topic = settings.progress_topic
     own = NO_SIZE_LIMIT | {
-        "transactional.id": f"{settings.application_id}-origin",
+        "transactional.id": transactional_id(settings.application_id, "origin"),
         "transaction.timeout.ms": str(settings.release.transaction_timeout),
     }
     options = librdkafka_options(settings.kafka)

@@ -27,6 +27,7 @@ from conf.kafka.rights import init_transactions, is_refusal, write_barred
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import marker_key, read_progress
+from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.ready_log.chunk import RecordHeaders, chunk_record
 from sinks.topics.limits import barred_topics, missing_topics
 from state.checkpoint.progress import BatchSpan, Progress
@@ -248,8 +249,3 @@ def fence_writers(settings: Settings, shards: int) -> None:
 
     with ThreadPoolExecutor(max_workers=_FENCED_AT_A_TIME) as threads:
         list(threads.map(fence, range(shards)))
-
-
-def transactional_id(application_id: str, shard: int) -> str:
-    """Return the name under which a shard's writers fence each other."""
-    return f"{application_id}-{shard}"

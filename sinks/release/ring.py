@@ -27,6 +27,7 @@ from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
+from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.pending import Planned
 from sinks.release.reports import Offsets, Unwritable
@@ -234,4 +235,4 @@ class Ring:
 
 def ring_id(application_id: str, shard: int, number: int) -> str:
     """Return the transactional id of one producer of a shard's ring."""
-    return f"{application_id}-release-{shard}-{number}"
+    return transactional_id(application_id, "release", shard, number)

@@ -177,7 +177,7 @@ def test_a_process_paused_past_a_takeover_notices_it_before_it_does_anything(
 def test_a_fenced_or_timed_out_producer_does_not_lose_the_lease(settings: Settings) -> None:
     with closing(HeldLease(settings, "run")) as lease:
         options = librdkafka_options(settings.kafka)
-        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        Producer({**options, "transactional.id": f"{settings.application_id}:lease"}).init_transactions(10)
         heartbeat = _newest(settings).heartbeat
         assert_eventually(lambda: _newest(settings).heartbeat > heartbeat + 1, 10)
         lease.check()
@@ -194,7 +194,7 @@ def test_heartbeats_continue_after_a_record_that_cannot_be_read_for_a_while(sett
     with closing(HeldLease(settings, "run")) as lease:
         before = _newest(settings)
         write(b"no lease")
-        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        Producer({**options, "transactional.id": f"{settings.application_id}:lease"}).init_transactions(10)
         assert_eventually(lambda: lease.failing, 10)
         write(before.to_bytes())
         assert_eventually(lambda: _newest(settings).heartbeat > before.heartbeat + 2, 10)
@@ -210,7 +210,7 @@ def test_a_holder_asks_the_broker_before_irreversible_changes_even_after_a_fresh
     with closing(HeldLease(settings, "run")) as lease:
         producer = Producer(options := librdkafka_options(settings.kafka))
         newer = replace(_newest(settings), fencing_token=lease.fencing_token + 1, host="elsewhere")
-        Producer({**options, "transactional.id": f"{settings.application_id}-lease"}).init_transactions(10)
+        Producer({**options, "transactional.id": f"{settings.application_id}:lease"}).init_transactions(10)
         producer.produce(settings.lease_topic, newer.to_bytes(), b"lease", 0)
         assert producer.flush(10) == 0
         with pytest.raises(ApplicationHeld, match="on host elsewhere"):

@@ -42,7 +42,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         options = {"bootstrap.servers": self.broker.bootstrap, "compression.type": "lz4"}
-        self._producer = Producer({**options, "transactional.id": f"{self.settings.application_id}-0"})
+        self._producer = Producer({**options, "transactional.id": f"{self.settings.application_id}:0"})
         self._producer.init_transactions(30)
         self._offsets = count(100)
 
