@@ -12,6 +12,7 @@ has no leader, or that not all brokers have heard of yet, is none.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -42,11 +43,15 @@ Needs = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Closed:
-    """A topic that takes records in its first `partitions` alone. Messages were accepted for `needed` of them."""
+    """A topic that takes records in its first `partitions` alone. Messages were accepted for `needed` of them.
+
+    `looked_s` is when a broker said so last, by the monotonic clock.
+    """
 
     error: TopicClosed
     partitions: int
     needed: int
+    looked_s: float = -math.inf
 
 
 class ClosedTopics:
@@ -62,7 +67,6 @@ class ClosedTopics:
         self._closed: Mapping[str, Closed] = {}
         self._changing, self._looking = threading.Lock(), threading.Lock()
         # By topic and the monotonic clock.
-        self._looked_s: dict[str, float] = {}
         self._logged_s: dict[str, float] = {}
         # How often a topic was found to take records again.
         self.reopened = 0
@@ -108,8 +112,8 @@ class ClosedTopics:
         # Of several shards one looks, and the others go by what it has found.
         with self._looking:
             stale_s = time.monotonic() - _LOOK_EVERY_S
-            closed = self._closed
-            needs = {topic: closed[topic].needed for topic in closed.keys() & topics if self._looked_s[topic] < stale_s}
+            closed = {topic: each for topic, each in self._closed.items() if topic in topics}
+            needs = {topic: each.needed for topic, each in closed.items() if each.looked_s < stale_s}
             if needs:
                 self._change(needs, self._look(needs))
 
@@ -122,7 +126,7 @@ class ClosedTopics:
         if known is None or known.kind != "open":
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, self._known_topic, retriable=True))
         return {
-            topic: Closed(TopicClosed(_cause(topic, found[topic])), found[topic].partitions, needed)
+            topic: Closed(TopicClosed(_cause(topic, found[topic])), found[topic].partitions, needed, time.monotonic())
             for topic, needed in needs.items()
             if topic in found and found[topic].partitions < needed
         }
@@ -133,7 +137,6 @@ class ClosedTopics:
             now_s = time.monotonic()
             reopened = self._closed.keys() & looked_at.keys() - found.keys()
             self._closed = {topic: closed for topic, closed in self._closed.items() if topic not in looked_at} | found
-            self._looked_s |= dict.fromkeys(looked_at, now_s)
             self.reopened += len(reopened)
             logged = [topic for topic in found if self._logged_s.get(topic, -_LOG_EVERY_S) <= now_s - _LOG_EVERY_S]
             self._logged_s |= dict.fromkeys(logged, now_s)

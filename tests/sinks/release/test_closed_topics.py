@@ -112,6 +112,21 @@ def test_a_broker_that_says_nothing_of_the_topic_or_does_not_know_the_services_o
     assert not closed.now
 
 
+def test_another_shard_may_look_again_in_the_moment_in_which_a_topic_is_closed(broker_says: _Broker) -> None:
+    looked: list[str] = []
+
+    class Watched(ClosedTopics):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_closed":
+                self.look_again(value)
+                looked.extend(value)
+
+    broker_says.topics["side"] = _GONE
+    Watched(Settings(), {}).confirm({"side": 4}, broker_says)
+    assert looked == ["side"]
+
+
 @pytest.mark.parametrize("topic", ["delayline-out", "delayline-dead-letter", "delayline-results", "delayline-position"])
 def test_the_topics_of_the_settings_are_never_closed(broker_says: _Broker, closed: ClosedTopics, topic: str) -> None:
     broker_says.topics |= {topic: _GONE, "delayline-position": _OPEN}
