@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from conf.errors import DelaylineError
 from conf.failpoints import ROOT_VARIABLE
@@ -37,11 +38,15 @@ class _Supervision:
 
     An orphan, whose supervisor is gone, ends when nothing has been left to release for a while. Until then it waits at
     its meeting place for another supervisor: a job that is restarted goes on with the processes that it finds.
+
+    SIGTERM is blocked as long as there is a supervisor. A service manager sends it to all processes of a job, which
+    finishes its running batch first; until then messages are due. The supervisor says by a byte when it is time to end.
     """
 
-    def __init__(self, supervisor: socket.socket, orders: Orders) -> None:
+    def __init__(self, supervisor: socket.socket, sent: BinaryIO, orders: Orders) -> None:
+        """`sent` is what the `supervisor` sends after the `orders`."""
         self.stop = threading.Event()
-        self._supervisor = supervisor
+        self._supervisor, self._sent = supervisor, sent
         self._orders = orders
         self._orphan_s: float | None = None
         self._busy_s = 0.0
@@ -76,23 +81,27 @@ class _Supervision:
     def _watch(self) -> None:
         """Wait for the end of each supervisor, and then for the next one."""
         while True:
+            asked = b""
             with suppress(ConnectionError):
-                self._supervisor.recv(1)
-            self._orphan_s = time.monotonic()
-            if self.stop.is_set():
+                asked = self._sent.read(1)
+            if asked or signal.SIGTERM in signal.sigpending():
+                self.stop.set()
                 return
+            self._orphan_s = time.monotonic()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             log.warning("the job has ended without a word; releasing what is handed over")
             try:
-                supervisor = self._next_supervisor()
+                found = self._next_supervisor()
             except OSError as problem:
                 log.warning("the next job will not find this process: %s", problem)
                 return
-            if supervisor is None:
+            if found is None:
                 return
-            self._supervisor, self._orphan_s = supervisor, None
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            (self._supervisor, self._sent), self._orphan_s = found, None
             log.info("the job runs again, and this process is its own now")
 
-    def _next_supervisor(self) -> socket.socket | None:
+    def _next_supervisor(self) -> tuple[socket.socket, BinaryIO] | None:
         """Wait until a supervisor comes whose orders are the same work. Raises OSError."""
         settings = self._orders.settings
         place = meeting_place(settings.application_id, settings.kafka.bootstrap_servers, self._orders.member)
@@ -103,33 +112,34 @@ class _Supervision:
             while True:
                 supervisor, _ = listener.accept()
                 # From a process of this user, who alone can reach the socket.
-                orders = _orders_from(supervisor)
+                sent = supervisor.makefile("rb")
+                orders = _orders_in(sent)
                 if orders is not None and orders.same_work(self._orders):
                     break
                 # It will start a process of its own, which takes this one's place.
+                sent.close()
                 supervisor.close()
         self.close()
         os.environ[ROOT_VARIABLE] = str(orders.root)
         supervisor.sendall(b"%d\n" % os.getpid())
-        return supervisor
+        return supervisor, sent
 
 
 def main() -> int:
     """Release until the supervisor says so, and return the exit code."""
-    # Ctrl-C goes to the whole group, and the supervisor ends this process in its time.
+    # Ctrl-C goes to the whole group, and the supervisor ends this process in its time. It has blocked SIGTERM here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Until the orders are there, there is nothing to end.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(0))
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     name = _renamed(SPARE)
     from sinks.release.process import ReleaseProcess
     from streaming.monitor.release_metrics import monitored_release
 
-    orders = _orders_from(supervisor)
+    sent = supervisor.makefile("rb")
+    orders = _orders_in(sent)
     if orders is None:
         return 1
     _renamed(name)
-    supervision = _Supervision(supervisor, orders)
+    supervision = _Supervision(supervisor, sent, orders)
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level, orders.settings.monitor.log_format)
     try:
@@ -155,11 +165,11 @@ def _renamed(name: str) -> str:
     return before
 
 
-def _orders_from(supervisor: socket.socket) -> Orders | None:
+def _orders_in(sent: BinaryIO) -> Orders | None:
     """Read the orders; return None if the supervisor is gone, or is of another version."""
-    with supervisor.makefile("rb") as received, suppress(EOFError, OSError, AttributeError, pickle.UnpicklingError):
+    with suppress(EOFError, OSError, AttributeError, pickle.UnpicklingError):
         # From a process of the same user, which is no stranger.
-        orders = pickle.load(received)  # noqa: S301
+        orders = pickle.load(sent)  # noqa: S301
         return orders if isinstance(orders, Orders) else None
     return None
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from conf import errors
@@ -33,6 +34,8 @@ _MOST_ERRORS = 4
 # A process that has run for so long begins to count anew.
 _HEALTHY_S = 60.0
 _END_S = 20.0
+# What a process is sent when it is to end.
+_END = b"\n"
 # When all processes have run for so long, a spare one is started: no start is slower for it.
 _CALM_S = 10.0
 # How long an orphan takes to answer at the most. One that is stopped does not answer.
@@ -65,18 +68,11 @@ class _Orphan:
             time.sleep(_POLL_S)
         return code
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._send(signal.SIGTERM)
-
     def kill(self) -> None:
         """Send SIGKILL."""
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: signal.Signals) -> None:
         if self.poll() is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass
@@ -151,9 +147,12 @@ class ReleaseProcesses:
         if self._thread.ident is not None:
             self._thread.join()
         self._drop_spare()
+        for process in self._processes:
+            if process.socket is not None:
+                # SIGTERM is blocked there (`supervised`).
+                with suppress(OSError):
+                    process.socket.sendall(_END)
         running = [process.popen for process in self._processes if process.popen is not None]
-        for popen in running:
-            popen.terminate()
         deadline_s = time.monotonic() + _END_S
         for popen in running:
             try:
@@ -298,7 +297,7 @@ def _spawned() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that waits for orders. Raises OSError."""
     ours, theirs = socket.socketpair()
     try:
-        with theirs, deferred():
+        with theirs, deferred(), _sigterm_blocked():
             popen = subprocess.Popen(
                 [sys.executable, "-m", "streaming.release.supervised", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -308,6 +307,16 @@ def _spawned() -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours.close()
         raise
     return popen, ours
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Start processes in which SIGTERM is blocked, from their first instruction on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _error_of(supervised: socket.socket, code: int) -> DelaylineError:

@@ -208,6 +208,7 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
         # Spark 4.0 creates a folder `artifacts` in the JVM's working directory, regardless of java.io.tmpdir.
         with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as stderr_lines:
             _launch_java(all_options)
+            _ignore_sigterm()
             spark = _build(all_options)
     except (Py4JError, PySparkException) as problem:
         # The cause is dropped: its text may contain secrets from the options.
@@ -283,6 +284,17 @@ def _submitted() -> set[str]:
 
 def _is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _ignore_sigterm() -> None:
+    """Let Java ignore SIGTERM, if this process has started it.
+
+    A service manager sends the signal to all processes of the job, which needs Java to finish its running batch. Java
+    ends with this process in any case.
+    """
+    if not _is_submitted():
+        jvm: Any = SparkContext._jvm
+        jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), jvm.sun.misc.SignalHandler.SIG_IGN)
 
 
 def _launch_java(options: Mapping[str, str]) -> None:

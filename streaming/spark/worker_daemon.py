@@ -8,6 +8,7 @@ is installed, this daemon removes the archives from the path, and the installed 
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,9 @@ def shorten_path() -> None:
 
 
 if __name__ == "__main__":
+    # A service manager sends SIGTERM to all processes of the job, which needs the workers to finish its running batch.
+    # Java ends this process by closing its standard input.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     shorten_path()
     # Import the tasks' modules once, before the workers are forked.
     import pandas  # noqa: F401

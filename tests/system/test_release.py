@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,30 @@ def test_release_processes_share_the_shards_and_take_over_from_one_that_dies_or_
     assert service.stop() == 0, service.log[-3000:]
     first.process.terminate()
     assert first.process.wait(20) == 0
+
+
+@pytest.mark.takes(60)
+def test_a_job_whose_processes_all_get_sigterm_finishes_its_batch_and_ends_without_a_word(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service(_HORIZON)
+    # A warm process would be ended as well.
+    service.in_own_group = True
+    service.start()
+    publish_mixed(ledger, application, 300, seed=1, longest_ms=20_000)
+    assert_eventually(lambda: len(ledger.got) > 30, 60, "deliveries")
+    # As a service manager does it.
+    driver = psutil.Process(service.pid)
+    for process in (*driver.children(recursive=True), driver):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    assert service.wait() == 0, service.log[-3000:]
+    said = [line for line in service.log.splitlines() if re.search("Traceback|WARN|ERROR|Exception|ended by", line)]
+    assert not said, service.log[-3000:]
+    service.start()
+    ledger.wait_for_all(60)
+    assert service.stop() == 0, service.log[-3000:]
+    ledger.verify()
 
 
 @pytest.mark.thorough

@@ -291,6 +291,52 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
             second.check()
 
 
+@pytest.mark.takes(10)
+def test_sigterm_does_not_end_a_process_before_its_command_does(
+    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ReleaseProcesses(prepared, 1) as processes:
+        processes.start()
+        (pid,) = processes.pids
+        # While it starts, and when it releases.
+        os.kill(pid, signal.SIGTERM)
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], _START_S)
+        os.kill(pid, signal.SIGTERM)
+        handed_over(2)
+        assert_eventually(lambda: released() == [1, 2], _START_S)
+        assert processes.pids == [pid]
+        process = psutil.Process(pid)
+    assert not runs(process)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.takes(20)
+@pytest.mark.parametrize("comes", ["before its command is killed", "after that"])
+def test_sigterm_ends_a_process_whose_command_was_killed(
+    prepared: Settings,
+    handed_over: HandOver,
+    released: Released,
+    start_command: StartCommand,
+    tmp_path: Path,
+    comes: str,
+) -> None:
+    command, orphan = start_command(prepared)
+    handed_over(1)
+    assert_eventually(lambda: released() == [1], _START_S)
+    # Otherwise it would wait for that.
+    handed_over(_now_ms() + 3_600_000)
+    if comes == "after that":
+        _leave_orphan(prepared, command)
+        orphan.terminate()
+    else:
+        orphan.terminate()
+        command.kill()
+        command.wait()
+    assert_eventually(lambda: not runs(orphan), _START_S)
+    assert ("the job has ended without a word" in (tmp_path / "log").read_text()) == (comes == "after that")
+
+
 @pytest.mark.takes(20)
 def test_an_orphan_releases_what_is_handed_over_and_ends(
     prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
