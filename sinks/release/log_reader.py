@@ -39,7 +39,8 @@ _REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` is set once everything that was there has been read.
+    `position` is the one to go on from. `at_end` is set once everything that was there has been read. `end` is where
+    the log ended when the reader came to its end last: all below it is read.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:
@@ -48,6 +49,7 @@ class LogReader:
         found = topic_id(options, self._topic)
         self.position = position or Position(found)
         self.at_end = False
+        self.end = 0
         self._options = {
             **options,
             "group.id": f"{self._topic}-reader",
@@ -85,8 +87,9 @@ class LogReader:
         failure: KafkaException | None = None
         for message in (first, *consumer.consume(_MOST_AT_ONCE, 0)):
             if _is_eof(message):
+                self.end = message.offset() or 0
                 if not self.at_end:
-                    self._follow(message.offset())
+                    self._follow()
                     # What may follow here is read by the other consumer.
                     break
                 continue
@@ -137,11 +140,10 @@ class LogReader:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _follow(self, end: int | None) -> None:
-        """Go on at `end`, where the log ended, with what comes."""
-        assert end is not None
+    def _follow(self) -> None:
+        """Go on at the end of the log with what comes."""
         self._there.unassign()
-        self._coming.assign([TopicPartition(self._topic, self._shard, end)])
+        self._coming.assign([TopicPartition(self._topic, self._shard, self.end)])
         self.at_end = True
 
     def _is_record(self, message: Message) -> bool:

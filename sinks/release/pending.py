@@ -290,6 +290,18 @@ class Pending:
             self._current, self._current_from = empty_messages(), None
         return self._planned(messages, sizes, just_after(key_of(messages, -1)))
 
+    def past(self, end: int) -> Planned | None:
+        """Return a transaction that only moves the position to offset `end`, below which all is added and released.
+
+        Records without messages lie there: markers of transactions, and what was aborted. None if something is pending,
+        or the position is there.
+        """
+        is_pending = self._incoming or self._waiting or self._open or self._current.num_rows
+        if is_pending or self.position.taken_in >= end:
+            return None
+        self.position = replace(self.position, taken_in=end)
+        return self._planned(empty_messages(), _sizes(empty_messages()), below=None)
+
     def _whole_keys(self, count: int) -> int:
         """Return about `count`, so that a transaction of so many current messages has all that have the last one's key.
 

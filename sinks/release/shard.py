@@ -46,6 +46,8 @@ Answer = TypeVar("Answer")
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
 _COUNT_EVERY_S = 1.0
+# How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
+_IDLE_S = 1.0
 # How long rates hold, by the partitions that the topics had.
 _RATES_S = 10.0
 # After so long without an error of reading, the next one begins another outage: a shard without records has no other
@@ -110,6 +112,8 @@ class ShardRelease:
         self.drained = self.releasing = False
         self.backlog = Backlog()
         self._counted_s = 0.0
+        # When something was pending last, by the monotonic clock.
+        self._busy_s = 0.0
         # When the thread last went on, by the monotonic clock.
         self._stepped_s = time.monotonic()
         self._newest_ring: Ring | None = None
@@ -281,7 +285,7 @@ class ShardRelease:
                     self._count(pending)
                     early_ms = _POLL_S * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
                     self._take(reader, pending, min(max(early_ms, 0) / 1000, _POLL_S))
-                    planned = self._plan(topics, reader, pending)
+                    planned = self._plan(topics, reader, pending) or self._past_end(reader, pending)
                     self._write(topics, planned)
         except ClockSetBack:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
@@ -362,6 +366,13 @@ class ShardRelease:
                         pending.restore(offset, payload)
                 except (KafkaException, BrokerUnreachable) as problem:
                     retry.wait(problem)
+
+    def _past_end(self, reader: LogReader, pending: Pending) -> Planned | None:
+        """Return a transaction that says that the log is released to its end, some time after the last one."""
+        now_s = time.monotonic()
+        if not self.drained:
+            self._busy_s = now_s
+        return pending.past(reader.end) if now_s > self._busy_s + _IDLE_S else None
 
     def _settle(self, topics: Topics) -> None:
         """Forget the transactions that are committed, and what was refused of them."""

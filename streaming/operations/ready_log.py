@@ -23,7 +23,7 @@ from sinks.release.pending import Planned
 from sinks.release.recall import left_of, removed_before, uncounted
 from sinks.release.ring import Ring
 from sinks.topics.topic_ids import topic_id
-from sinks.topics.topics import check_topics
+from sinks.topics.topics import check_topics, partition_counts
 from state.cancel import is_undecided
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, united
@@ -71,7 +71,9 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
     3. Count what is left in the log, and write a position for it.
     """
     topics = Topics(settings, options)
-    for shard in range(settings.bucket.shards):
+    # Also of shards that a rescale has left, in which something may lie.
+    counts = partition_counts(settings, [settings.ready_topic, settings.position_topic])
+    for shard in range(min(counts.values())):
         # 1. Fence.
         with Ring(settings, options, shard, topics) as ring:
             position = ring.position

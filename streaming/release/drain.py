@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import read_progress
+from sinks.release.log_end import unreleased
 from sinks.topics.topics import partition_counts
 from streaming.release.supervisor import ReleaseProcesses
 
@@ -18,8 +22,21 @@ _POLL_S = 0.5
 _LOG_EVERY_S = 10.0
 
 
+def unreleased_shards(settings: Settings) -> list[int]:
+    """Return the shards whose part of the ready log is not released to its end.
+
+    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    """
+    counts = partition_counts(settings, [settings.ready_topic, settings.position_topic])
+    try:
+        shards = range(min(counts.get(topic, 0) for topic in (settings.ready_topic, settings.position_topic)))
+        return unreleased(settings, librdkafka_options(settings.kafka), shards)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"the end of {settings.ready_topic} cannot be read: {problem}") from problem
+
+
 def left_to_release(settings: Settings) -> dict[int, int]:
-    """Return, for each shard that ever handed over messages, how many of them are not released.
+    """Return, for each shard that ever handed over messages, about how many of them are not released.
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
@@ -42,16 +59,17 @@ def drain(settings: Settings) -> None:
     Other release processes of the application may take part. Raises BrokerUnreachable, TopicMissing,
     CheckpointMismatch, and the errors of release processes.
     """
-    if not any(left_to_release(settings).values()):
+    if not unreleased_shards(settings):
         return
     # Its process answers at no address: a `delayline release` on this host may have that of the settings.
     monitor = settings.monitor.model_copy(update={"release": ""})
     with ReleaseProcesses(settings.model_copy(update={"monitor": monitor}), 1, kind="drain") as processes:
         processes.start()
         logged_s = 0.0
-        while left := sum(left_to_release(settings).values()):
+        while left := unreleased_shards(settings):
             processes.check()
             if time.monotonic() - logged_s > _LOG_EVERY_S:
                 logged_s = time.monotonic()
-                log.info("waiting until %d messages that are handed over are due and released", left)
+                count = sum(left_to_release(settings).values())
+                log.info("waiting until about %d messages of shards %s are due and released", count, left)
             time.sleep(_POLL_S)

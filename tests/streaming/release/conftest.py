@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,14 @@ Released = Callable[[], list[int]]
 
 @pytest.fixture
 def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver:
-    """A function that hands over a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`."""
+    """A function that hands over a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`.
+
+    `more` are columns of these messages.
+    """
     monkeypatch.setattr("sinks.ready_log.hand_over._open_writers", {})
     batches = 0
 
-    def write(*dues: int, shard: int = 0) -> None:
+    def write(*dues: int, shard: int = 0, **more: Any) -> None:
         nonlocal batches
         batches += 1
         plan = HandOverPlan(
@@ -43,9 +47,10 @@ def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver
             outage_limit_ms=60_000,
             tolerates_input_loss=False,
             options=librdkafka_options(prepared.kafka),
+            results_topic=prepared.results_topic,
         )
         rows = (
-            {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": prepared.topics.output}
+            {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": prepared.topics.output, **more}
             for n, due in enumerate(dues)
         )
         hand_over(plan, shard, iter([messages(rows)]))

@@ -6,12 +6,15 @@ import logging
 import time
 
 import pytest
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from conf.errors import TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
+from state.cancel import Undecided
 from streaming.release import drain as module
-from streaming.release.drain import drain, left_to_release
+from streaming.release.drain import drain, left_to_release, unreleased_shards
 from streaming.release.supervisor import ReleaseProcesses
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -42,9 +45,9 @@ def test_its_process_takes_no_address_that_a_release_process_of_this_host_may_ha
         def start(self) -> None:
             pass
 
-    left = iter([{0: 1}, {0: 0}])
+    left = iter([[0], []])
     monkeypatch.setattr(module, "ReleaseProcesses", Processes)
-    monkeypatch.setattr(module, "left_to_release", lambda _: next(left))
+    monkeypatch.setattr(module, "unreleased_shards", lambda _: next(left))
     settings = load_settings(None, ["monitor.release=127.0.0.1:9465", "monitor.job=127.0.0.1:9464"], environ={})
     drain(settings)
     (own,) = started
@@ -66,9 +69,62 @@ def test_all_messages_of_all_shards_are_released_when_they_are_due(
     assert time.time_ns() // 1_000_000 >= due_ms
     assert left_to_release(prepared) == {0: 0, 1: 0}
     assert sorted(released()) == [1, 2, 3, due_ms]
-    assert "waiting until 4 messages that are handed over are due and released" in caplog.text
+    assert "waiting until about 4 messages of shards [0, 1] are due and released" in caplog.text
     # Nothing is left to do.
     drain(prepared)
+
+
+@pytest.mark.takes(8)
+def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait_for(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    due_ms = time.time_ns() // 1_000_000 + 20_000
+    # As after an input topic was created again.
+    handed_over(due_ms, offset=7)
+    handed_over(due_ms + 1, offset=7)
+    request = Undecided(due_ms + 1_000, due_ms - 20_000, 2, 0)
+    results = prepared.results_topic
+    handed_over(1, output_topic=results, key=b"delayline-in/0/7", value=request.to_bytes())
+    drain(prepared)
+    assert released() == []
+    assert unreleased_shards(prepared) == []
+
+
+@pytest.mark.takes(8)
+def test_a_log_that_is_deleted_to_its_end_when_all_is_released_is_no_loss(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    handed_over(1)
+    drain(prepared)
+    partition = TopicPartition(prepared.ready_topic, 0, OFFSET_END)
+    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    assert admin.delete_records([partition])[partition].result().low_watermark > 1
+    assert unreleased_shards(prepared) == []
+    handed_over(2)
+    drain(prepared)
+    assert released() == [1, 2]
+
+
+@pytest.mark.takes(8)
+def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is_ended(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    handed_over(1)
+    servers = prepared.kafka.bootstrap_servers
+    writer = Producer({"bootstrap.servers": servers, "transactional.id": prepared.application_id})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(prepared.ready_topic, b"cut off", partition=0)
+    writer.flush()
+    with ReleaseProcesses(prepared, 1) as processes:
+        processes.start()
+        assert_eventually(lambda: released() == [1], 60)
+        assert unreleased_shards(prepared) == [0]
+        writer.abort_transaction()
+        assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
+        handed_over(2)
+        assert_eventually(lambda: released() == [1, 2], 60)
+        processes.check()
 
 
 @pytest.mark.takes(6)
