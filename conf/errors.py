@@ -15,7 +15,7 @@ DelaylineError
 |   `-- BucketUnreadable                          corrupt data
 |-- InvariantViolated: LateRowsDropped, CutoffMismatch
 |-- CheckpointMismatch, ApplicationHeld, ClockBehind
-|-- ReleaseTaken, ReleaseFailed
+|-- ReleaseTaken, ReleaseRefused, ReleaseFailed
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
     |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
@@ -223,6 +223,12 @@ class ReleaseTaken(DelaylineError):
     """Another release process with the same name has taken the place of this one."""
 
     code = "release-taken"
+
+
+class ReleaseRefused(DelaylineError):
+    """The consumer group of the release processes does not take this one."""
+
+    code = "release-refused"
 
 
 class ReleaseFailed(DelaylineError):

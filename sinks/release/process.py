@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from conf.errors import ReleaseTaken
+from conf.errors import BrokerUnreachable, ReleaseTaken
 from conf.failpoints import failpoint
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import admin_client
@@ -27,14 +27,14 @@ from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.release.counts import ReleaseCounts
+from sinks.release.group import REFUSED_LIMIT_S, SESSION_MS, Refusals, group_id, strangers
+from sinks.release.log_end import log_ends, unreleased
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.topics.topics import check_topics
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-# The least that a broker allows by default. A process that dies for good has its shards released so much later.
-_SESSION_MS = 6_000
 _HEARTBEAT_MS = 1_500
 _METADATA_MS = 10_000
 # A shard that another process took may come back, if the group still gives it to this process.
@@ -44,25 +44,25 @@ _TAKEN = {KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID}
 # A process that is fenced so soon after it has joined again was replaced by another one.
 _AGAIN_S = 60.0
 _DELETE_EVERY_S = 30.0
+_STRANGERS_EVERY_S = 15.0
+_SURPLUS_EVERY_S = 5.0
 _DELETE_TIMEOUT_S = 10.0
 # A thread that wakes to end a transaction waits at most so long for one that computes.
 _SWITCH_S = 0.0005
-
-
-def group_id(settings: Settings) -> str:
-    """Return the consumer group of the release processes of an application."""
-    return f"{settings.application_id}-release"
 
 
 class ReleaseProcess:
     """Releases the shards that the group gives to this process.
 
     `assigned` are the numbers of these shards, `shards` those that are open, `counts` what was released, `member` is
-    the name of the process.
+    the name of the process. A partition of the ready topic beyond `bucket.shards`, as after a rescale to fewer shards,
+    is a shard only if something lies there that is not released.
     """
 
-    def __init__(self, settings: Settings, member: str) -> None:
+    def __init__(self, settings: Settings, member: str, refused_limit_s: float = REFUSED_LIMIT_S) -> None:
         """`member` is the process's name in the group: of two with one name, the later one fences the other.
+
+        `refused_limit_s` is for how long the group may refuse the process before it ends.
 
         Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
         """
@@ -70,19 +70,27 @@ class ReleaseProcess:
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
         self._ready_topic = settings.ready_topic
         self.counts = ReleaseCounts(settings.results_topic)
+        self._settings = settings
         self._context = ReleaseContext(settings, member, self.counts)
         self.shards: dict[int, ShardRelease] = {}
         # When a shard that was taken by another process may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}
         self.assigned: set[int] = set()
+        # Partitions beyond `bucket.shards`, each with the offset below which nothing is left, and when that was read.
+        self._surplus: dict[int, int] = {}
+        self._surplus_s = -math.inf
+        # The shards of other members of the group that are no release processes, by their names.
+        self.strangers: Mapping[str, list[int]] = {}
         self._is_lost = False
         self._deleted: dict[int, int] = {}
         # By the monotonic clock, when the process last went on.
-        self.polled_s = self._deleted_s = time.monotonic()
+        self.polled_s = self._deleted_s = self._strangers_s = time.monotonic()
         # Until when, by the monotonic clock, being fenced means that another process has this one's name.
         self._replaced_until_s = -math.inf
         self.member = member
         self._group_id = group_id(settings)
+        self.refusals = Refusals(self._group_id, member, refused_limit_s)
+        self._on_joined: Callable[[], None] = lambda: None
         self._group = self._group_consumer()
 
     def _group_consumer(self) -> Consumer:
@@ -94,7 +102,7 @@ class ReleaseProcess:
                 "group.instance.id": self.member,
                 "client.id": self.member,
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": _SESSION_MS,
+                "session.timeout.ms": SESSION_MS,
                 "heartbeat.interval.ms": _HEARTBEAT_MS,
                 # So that partitions are seen soon that a rescale has added.
                 "topic.metadata.refresh.interval.ms": _METADATA_MS,
@@ -105,22 +113,24 @@ class ReleaseProcess:
             }
         )
 
-    def run(self, should_end: Callable[[ReleaseProcess], bool], on_started: Callable[[], None] = lambda: None) -> None:
-        """Release until `should_end`, which is asked several times a second.
+    def run(self, should_end: Callable[[ReleaseProcess], bool], on_joined: Callable[[], None] = lambda: None) -> None:
+        """Release until `should_end`, which is asked several times a second. Call `on_joined` when the group takes it.
 
-        Raises ReleaseTaken if another process of the same name takes its place, RightMissing, and the errors of
-        `ShardRelease`.
+        Raises ReleaseTaken if another process of the same name takes its place, ReleaseRefused, RightMissing, and the
+        errors of `ShardRelease`.
         """
         sys.setswitchinterval(_SWITCH_S)
+        self._on_joined = on_joined
         self._join()
-        on_started()
         try:
             while not should_end(self):
                 self.polled_s = time.monotonic()
                 self._poll_group()
+                self._look_at_surplus()
                 self._open_assigned()
                 self._end_taken()
                 self._delete_released()
+                self._look_for_strangers()
         finally:
             self._leave()
 
@@ -157,12 +167,13 @@ class ReleaseProcess:
             return
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise right_missing("Read", f"group {self._group_id}")
-        log.debug("the group of the release processes: %s", error)
+        self.refusals.note(error)
 
     def _join_again(self) -> None:
         log.warning("group %s takes %s for replaced; joining it again", self._group_id, self.member)
         self._leave()
         self.assigned.clear()
+        self._surplus.clear()
         self._group = self._group_consumer()
         self._join()
         self._replaced_until_s = time.monotonic() + _AGAIN_S
@@ -171,7 +182,13 @@ class ReleaseProcess:
         group.incremental_assign(partitions)
         group.pause(partitions)
         self._is_lost = False
-        self.assigned |= {partition.partition for partition in partitions}
+        self.refusals.joined()
+        on_joined, self._on_joined = self._on_joined, lambda: None
+        on_joined()
+        numbers = {partition.partition for partition in partitions}
+        own = {number for number in numbers if number < self._settings.bucket.shards}
+        self.assigned |= own
+        self._surplus |= dict.fromkeys(numbers - own, 0)
         log.info("shards %s are given to %s", sorted(self.assigned), self.member)
         failpoint("shards-assigned")
 
@@ -182,10 +199,34 @@ class ReleaseProcess:
     def _on_revoke(self, group: Consumer, partitions: list[TopicPartition]) -> None:
         gone = {partition.partition for partition in partitions}
         self.assigned -= gone
+        for number in gone:
+            self._surplus.pop(number, None)
         self._close([number for number in self.shards if number in gone])
         log.info("shards %s are taken from %s", sorted(gone), self.member)
         failpoint("shards-revoked")
         group.incremental_unassign(partitions)
+
+    def _look_at_surplus(self) -> None:
+        """Take the partitions beyond `bucket.shards` for shards in which something lies that is not released."""
+        if not self._surplus or time.monotonic() < self._surplus_s + _SURPLUS_EVERY_S:
+            return
+        self._surplus_s = time.monotonic()
+        try:
+            ends = log_ends(self._options, self._ready_topic, self._surplus)
+            changed = [number for number, end in ends.items() if end != self._surplus[number]]
+            found = set(unreleased(self._settings, self._options, changed))
+        except (KafkaException, BrokerUnreachable) as problem:
+            # An outage, which the shards log.
+            log.debug("the end of %s cannot be read: %s", self._ready_topic, problem)
+            return
+        self._surplus = {number: end for number, end in ends.items() if number not in found}
+        if found:
+            log.warning(
+                "%s has messages in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
+                "shards than that, start this process again with its settings",
+                self._ready_topic, sorted(found), self._settings.bucket.shards,
+            )  # fmt: skip
+            self.assigned |= found
 
     def _open_assigned(self) -> None:
         new = [number for number in sorted(self.assigned - self.shards.keys()) if self._may_take(number)]
@@ -215,6 +256,24 @@ class ReleaseProcess:
             self.shards[number].stop()
         for number in numbers:
             self.shards.pop(number).join()
+
+    def _look_for_strangers(self) -> None:
+        """Look now and then whether Kafka has assigned shards to a consumer that is no release process, and warn."""
+        if time.monotonic() - self._strangers_s < _STRANGERS_EVERY_S:
+            return
+        self._strangers_s = time.monotonic()
+        try:
+            found = strangers(self._options, self._group_id)
+        except KafkaException as problem:
+            # An outage, which the shards log.
+            log.debug("group %s cannot be described: %s", self._group_id, problem)
+            return
+        for name in found.keys() - self.strangers.keys():
+            log.warning(
+                "consumer %s in group %s is no release process: it keeps shards %s from being released. Stop it",
+                name, self._group_id, found[name],
+            )  # fmt: skip
+        self.strangers = found
 
     def _delete_released(self) -> None:
         """Delete what is released from the ready log, now and then."""

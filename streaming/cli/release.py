@@ -54,4 +54,4 @@ def release(
     member = utf8("--name", name) or socket.gethostname()
     process = ReleaseProcess(settings, member)
     with monitored_release(process, settings):
-        process.run(is_stopped, on_started=lambda: typer.echo("running"))
+        process.run(is_stopped, on_joined=lambda: typer.echo("running"))

@@ -142,4 +142,8 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
         reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
     if not assigned:
         reasons.append("the process has no shards")
-    return Health(live=not stuck, ready=not stuck and not waiting and bool(assigned), reasons=reasons)
+    if refused := process.refusals.sentence:
+        reasons.append(refused)
+    for name, theirs in process.strangers.items():
+        reasons.append(f"consumer {name} is no release process, and keeps shards {theirs} from being released")
+    return Health(live=not stuck, ready=not stuck and not reasons, reasons=reasons)

@@ -17,8 +17,8 @@ from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.position import Lateness, Position, read_position
+from sinks.release.group import group_id
 from sinks.release.log_reader import LogReader
-from sinks.release.process import group_id
 from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
 

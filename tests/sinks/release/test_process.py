@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
-from conf.errors import ReleaseTaken
+from conf.errors import ReleaseRefused, ReleaseTaken
 from conf.settings import Settings
-from sinks.release.process import ReleaseProcess, group_id
+from sinks.release.group import group_id
+from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
@@ -27,9 +28,10 @@ SHARDS = {0, 1}
 class Running:
     """A release process in a thread; `error` is what it ended with."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.process = ReleaseProcess(settings, MEMBER)
+    def __init__(self, settings: Settings, refused_limit_s: float = 60) -> None:
+        self.process = ReleaseProcess(settings, MEMBER, refused_limit_s)
         self.error: BaseException | None = None
+        self.joined = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -45,7 +47,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self.process.run(lambda _: self._stop.is_set())
+            self.process.run(lambda _: self._stop.is_set(), self.joined.set)
         except BaseException as error:  # noqa: BLE001, the test looks at it
             self.error = error
 
@@ -92,6 +94,106 @@ def test_a_process_that_is_fenced_joins_its_group_again_once(prepared: Settings,
 
         assert_eventually(has_ended)
     assert isinstance(running.error, ReleaseTaken)
+
+
+@contextmanager
+def foreign_consumer(settings: Settings, **options: str) -> Iterator[Consumer]:
+    """Have shards in the group as a consumer that is no release process."""
+    own = {"group.id": group_id(settings), "client.id": "foreign", "log_level": 0}
+    consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **options})
+    consumer.subscribe([settings.ready_topic])
+    polling = threading.Event()
+
+    def poll() -> None:
+        while not polling.is_set():
+            consumer.poll(0.1)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        assert_eventually(consumer.assignment)
+        yield consumer
+    finally:
+        polling.set()
+        thread.join()
+        consumer.close()
+
+
+def ends_refused(running: Running, caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    """Wait until the group has refused the process for as long as it may, and see what is said of that."""
+
+    def is_refused() -> bool:
+        sentence = running.process.refusals.sentence
+        return sentence is not None and all(word in sentence for word in words)
+
+    assert_eventually(is_refused)
+    assert_eventually(lambda: running.error is not None)
+    running.stop()
+    assert isinstance(running.error, ReleaseRefused)
+    assert all(word in str(running.error) for word in words)
+    warned = [record for record in caplog.records if record.levelname == "WARNING" and words[0] in record.message]
+    assert len(warned) == 1
+    assert not running.joined.is_set()
+
+
+@pytest.mark.takes(12)
+def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_name(
+    prepared: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = {"partition.assignment.strategy": "range"}
+    with foreign_consumer(prepared, **strategy):
+        refused = Running(prepared, refused_limit_s=5)
+        ends_refused(refused, caplog, "Inconsistent group protocol", "kafka-consumer-groups.sh --describe --members")
+    running = Running(prepared)
+    assert_eventually(running.has_its_shards)
+    assert running.joined.is_set()
+    running.stop()
+
+
+@pytest.mark.takes(20)
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        (
+            {"group.min.session.timeout.ms": "10000"},
+            ("Invalid session timeout", "set group.min.session.timeout.ms of the brokers to 6000 at the most"),
+        ),
+        ({"group.max.size": "1"}, ("group has reached maximum size", "raise group.max.size of the brokers")),
+    ],
+)
+def test_a_process_that_the_brokers_settings_keep_out_of_its_group_warns_once_and_ends_by_name(
+    java: str,
+    tmp_path: Path,
+    make_bench: MakeBench,
+    caplog: pytest.LogCaptureFixture,
+    properties: dict[str, str],
+    words: tuple[str, ...],
+) -> None:
+    with EmbeddedBroker(tmp_path, heap="512m", properties=properties) as broker:
+        settings = make_bench(broker).settings
+        ensure_topics(settings, 1)
+        strategy = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": "10000"}
+        with foreign_consumer(settings, **strategy):
+            ends_refused(Running(settings, refused_limit_s=5), caplog, *words)
+
+
+@pytest.mark.takes(25)
+@pytest.mark.parametrize(
+    "options", [{"partition.assignment.strategy": "cooperative-sticky"}, {"group.protocol": "consumer"}]
+)
+def test_shards_that_kafka_has_given_to_a_foreign_consumer_are_named(
+    prepared: Settings, running: Running, caplog: pytest.LogCaptureFixture, options: dict[str, str]
+) -> None:
+    with foreign_consumer(prepared, **options) as consumer:
+
+        def names_them() -> bool:
+            theirs = sorted(partition.partition for partition in consumer.assignment())
+            return bool(theirs) and running.process.strangers == {"foreign at 127.0.0.1": theirs}
+
+        assert_eventually(names_them, 60)
+    assert caplog.text.count("consumer foreign at 127.0.0.1 in group") == 1
+    assert_eventually(lambda: not running.process.strangers, 60)
+    assert_eventually(running.has_its_shards)
 
 
 @pytest.mark.thorough

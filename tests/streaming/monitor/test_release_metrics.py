@@ -10,6 +10,7 @@ import pytest
 
 from streaming.monitor.release_metrics import release_health
 
+_FINE = {"refusals": SimpleNamespace(sentence=None), "strangers": {}}
 _SHARDS = {0: SimpleNamespace(releasing=True, still_s=0), 1: SimpleNamespace(releasing=False, still_s=200)}
 
 
@@ -27,7 +28,7 @@ def test_a_process_is_ready_when_all_of_its_shards_release_and_live_in_any_case(
     assigned: set[int], shards: set[int], reasons: list[str]
 ) -> None:
     own = {number: _SHARDS[number] for number in shards}
-    process = SimpleNamespace(assigned=assigned, shards=own, polled_s=time.monotonic())
+    process = SimpleNamespace(assigned=assigned, shards=own, polled_s=time.monotonic(), **_FINE)
     health = release_health(cast(Any, process), 60_000)
     assert (health.live, health.ready, health.reasons) == (True, not reasons, reasons)
 
@@ -36,7 +37,7 @@ def test_a_process_is_ready_when_all_of_its_shards_release_and_live_in_any_case(
 def test_a_process_that_stands_still_is_live_for_as_long_as_it_may_wait_for_a_transaction_in_an_outage(
     timeout_s: int, live: bool
 ) -> None:
-    process = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, polled_s=time.monotonic() - 100)
+    process = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, polled_s=time.monotonic() - 100, **_FINE)
     health = release_health(cast(Any, process), timeout_s * 1000)
     assert (health.live, health.ready) == (live, live)
     assert health.reasons == ([] if live else ["the process has not asked its group for 100 s"])
@@ -45,8 +46,23 @@ def test_a_process_that_stands_still_is_live_for_as_long_as_it_may_wait_for_a_tr
 @pytest.mark.parametrize(("timeout_s", "live"), [(1, False), (60, False), (100, True)])
 def test_a_process_is_not_live_if_a_shard_of_it_hangs_for_longer_than_any_wait(timeout_s: int, live: bool) -> None:
     shards = {0: SimpleNamespace(releasing=True, still_s=0.1), 1: SimpleNamespace(releasing=True, still_s=241)}
-    process = SimpleNamespace(assigned={0, 1}, shards=shards, polled_s=time.monotonic())
+    process = SimpleNamespace(assigned={0, 1}, shards=shards, polled_s=time.monotonic(), **_FINE)
     health = release_health(cast(Any, process), timeout_s * 1000)
     assert (health.live, health.ready) == (live, live)
     bound_s = {1: 90, 60: 240}
     assert health.reasons == ([] if live else [f"shards [1] hang: they have not gone on for {bound_s[timeout_s]} s"])
+
+
+def test_a_process_is_not_ready_while_its_group_refuses_it_or_has_members_that_release_nothing() -> None:
+    process = SimpleNamespace(assigned=set(), shards={}, polled_s=time.monotonic(), **_FINE)
+    process.refusals = SimpleNamespace(sentence="group g does not take north: full")
+    health = release_health(cast(Any, process), 60_000)
+    assert (health.live, health.ready) == (True, False)
+    assert health.reasons == ["the process has no shards", "group g does not take north: full"]
+    own = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, polled_s=time.monotonic(), **_FINE)
+    own.strangers = {"tool at 10.0.0.9": [1, 2]}
+    health = release_health(cast(Any, own), 60_000)
+    assert (health.live, health.ready) == (True, False)
+    assert health.reasons == [
+        "consumer tool at 10.0.0.9 is no release process, and keeps shards [1, 2] from being released"
+    ]

@@ -1,0 +1,80 @@
+"""Shards that a rescale to fewer has left: partitions of the ready topic that the job does not have any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from conf.settings import Settings
+from sinks.release.process import ReleaseProcess
+from sinks.topics.topics import ensure_shards
+from streaming.operations.ready_log import repair_ready_log
+from streaming.release.drain import unreleased_shards
+from tests.eventually import assert_eventually
+from tests.streaming.release.conftest import HandOver, Released
+
+
+@contextmanager
+def _releasing(settings: Settings) -> Iterator[ReleaseProcess]:
+    """Run a release process in a thread. Raises its error."""
+    errors: list[BaseException] = []
+    process, stop = ReleaseProcess(settings, "north"), threading.Event()
+
+    def run() -> None:
+        try:
+            process.run(lambda _: stop.is_set())
+        except BaseException as error:  # noqa: BLE001, it is raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield process
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not errors, errors
+
+
+@pytest.mark.takes(12)
+def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    ensure_shards(prepared, 4)
+    with _releasing(prepared) as process:
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], 60)
+        assert process.shards.keys() == process.assigned == {0, 1}
+        # As if this process had older settings than the job.
+        handed_over(2, shard=3)
+        assert_eventually(lambda: released() == [1, 2], 60)
+        assert process.shards.keys() == process.assigned == {0, 1, 3}
+        assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
+    with _releasing(prepared) as process:
+        handed_over(3)
+        assert_eventually(lambda: released() == [1, 2, 3], 60)
+        assert process.shards.keys() == process.assigned == {0, 1}
+
+
+@pytest.mark.takes(12)
+def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    ensure_shards(prepared, 3)
+    handed_over(1, shard=2)
+    partition = TopicPartition(prepared.ready_topic, 2, OFFSET_END)
+    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    admin.delete_records([partition])[partition].result()
+    assert unreleased_shards(prepared) == [2]
+    assert [(each.shard, each.lost, each.left) for each in repair_ready_log(prepared)] == [(2, 1, 0)]
+    assert unreleased_shards(prepared) == []
+    assert repair_ready_log(prepared) == []
+    with _releasing(prepared) as process:
+        handed_over(2)
+        assert_eventually(lambda: released() == [2], 60)
+        assert process.assigned == {0, 1}
