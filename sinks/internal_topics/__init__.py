@@ -5,5 +5,5 @@ Only the service writes to them.
 The records are defined by `state.checkpoint.progress` (markers) and `lease_record`.
 
 Read `lease_record`, `lease` (holding it), `progress` (announcing a checkpoint, reading markers), `position` (of the
-release), `newest_record`, `broker_retry` (patience in an outage).
+release), `newest_record`, `transactional_ids` (of all producers), `broker_retry` (patience in an outage).
 """

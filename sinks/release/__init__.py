@@ -3,10 +3,11 @@
 It knows Kafka and no Spark, runs in processes of its own (`delayline release`, or started by the job), and goes on
 while the job is down. Shards are divided between the processes by a consumer group.
 
-Read `process` (a member of the group), `shard` (the steps for one shard), `log_reader`, `pending` (the pure core: what
-is released next), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
-gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `rewrites` (how often a transaction is
-written again), `closed_topics` (which take nothing), `expiry` (what comes too late to be of use), `recall`,
+Read `process` (a member of the group), `group` (what keeps it out), `shard` (the steps for one shard), `log_reader`,
+`log_end` (what is left), `pending` (the pure core: what is released next), `room` (what fits a transaction), `ring`
+and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`, `record_check` and `reports` (what
+a topic refuses), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing),
+`expiry` (what comes too late to be of use), `recall`,
 `waiting_ids` and `recently_released` (asks for a cancel), `stubs` (what takes the place of a refused dead letter),
 `rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
