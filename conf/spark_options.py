@@ -19,6 +19,8 @@ _DELTA = "by which Spark finds the table of sealed messages"
 
 FIXED_OPTIONS = {
     "spark.sql.shuffle.partitions": "which is bucket.shards: with another number, two tasks hand over one shard",
+    # A writer fences the one before: of two attempts at a time, each would end the other's transaction.
+    "spark.speculation": "which is false: a second attempt of a task that runs would fence the first one's writer",
     "spark.sql.streaming.stateStore.providerClass": "which a checkpoint keeps for life: another cannot read its state",
     # Commands read the state of the last committed batch, while the job commits and deletes on.
     "spark.sql.streaming.minBatchesToRetain": "which is 10: with fewer, commands find the state that they read deleted",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,10 +13,14 @@ from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
 from sinks.internal_topics.broker_retry import BrokerRetry
-from sinks.ready_log.writer import HandOverPlan, ReadyLogWriter
+from sinks.internal_topics.lease import refuse_others
+from sinks.internal_topics.progress import read_progress
+from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
 from state.checkpoint.progress import Progress, committed_messages
 from state.message import split_by_bytes
 from state.order import OrderKey, in_order, key_of, up_to
+
+log = logging.getLogger(__name__)
 
 # Decoded: a chunk is what a release process opens, and takes in, at once.
 _CHUNK_BYTES = 512 * 1024
@@ -25,6 +31,7 @@ _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
 # A transaction's messages are kept until it is committed, since it may have to be written again.
 _TRANSACTION_BYTES = 64 * 1024 * 1024
+_LOOK_EVERY_S = 0.2
 
 # Opening a writer costs tens of milliseconds, and the process lives on (`sinks.ready_log.writer_host`).
 _open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
@@ -37,9 +44,10 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     2. Skip what a killed or failed attempt committed.
     3. Write the rest, in one transaction if it is not too much.
 
-    The call waits for brokers that do not answer. Raises DeliveryFailed if a transaction cannot be completed,
-    BrokerUnreachable after `plan.outage_limit_ms`, TopicMissing, TopicMismatch, ApplicationHeld; nothing of the
-    transaction is then visible.
+    The call waits for brokers that do not answer. It also waits for another attempt of its task that has fenced its
+    writer, as after the driver took its executor for lost, and ends when that one has handed over the same. Raises
+    DeliveryFailed if a transaction cannot be completed, BrokerUnreachable after `plan.outage_limit_ms`, TopicMissing,
+    TopicMismatch, ApplicationHeld; nothing of the transaction is then visible.
     """
     key = (plan.application_id, shard)
     _close_moved(plan)
@@ -51,15 +59,20 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     start = committed_messages(writer.progress, plan.batch)
     rest = _not_committed(plan, shard, writer.progress, messages) if start else messages
     # 3. Write.
-    end = start
+    end, own = start, 0
     for tables in _transactions(rest):
         count = sum(table.num_rows for table in tables)
         total = count + (0 if writer.progress is None else writer.progress.handed_over)
         progress = Progress(plan.batch, end + count, key_of(tables[-1], -1), total)
-        writer = _written(plan, writer, tables, progress, end, attempt)
+        try:
+            writer = _written(plan, writer, tables, progress, end, attempt)
+            own += count
+        except FencedBySibling:
+            _wait_for_sibling(plan, shard, progress.messages)
         end += count
-    _open_writers[key] = writer
-    return end - start, writer.id
+    if not writer.is_fenced:
+        _open_writers[key] = writer
+    return own, writer.id
 
 
 def _close_moved(plan: HandOverPlan) -> None:
@@ -138,6 +151,9 @@ def _written(
             if not writer.is_spent:
                 writer.write(chunks, progress, attempt)
                 return writer
+        except FencedBySibling:
+            writer.close()
+            raise
         except KafkaException as problem:
             writer.close()
             retry.wait(problem)
@@ -152,6 +168,36 @@ def _written(
             raise DeliveryFailed(
                 f"{_who(plan, writer.shard)}: another writer has handed over {done} messages meanwhile"
             )
+
+
+def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
+    """Wait until another attempt of the task has handed over so many `messages` of the batch.
+
+    A new writer would end the transaction of the other attempt, which would do the same. Raises ApplicationHeld if the
+    other writer is that of another job, and DeliveryFailed if nothing is committed for as long as a transaction may
+    take: then no attempt goes on.
+    """
+    retry = _retry(plan, shard)
+    done, limit_s = -1, plan.transaction_timeout_ms / 1000
+    seen_s = time.monotonic()
+    log.info("%s: another attempt of the task has taken over: waiting for it", _who(plan, shard))
+    while True:
+        try:
+            refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
+            now_done = committed_messages(read_progress(plan.options, plan.progress_topic, shard), plan.batch)
+        except (KafkaException, BrokerUnreachable) as problem:
+            retry.wait(problem)
+            seen_s = time.monotonic()
+            continue
+        if now_done >= messages:
+            return
+        if now_done > done:
+            done, seen_s = now_done, time.monotonic()
+        elif time.monotonic() > seen_s + limit_s:
+            raise DeliveryFailed(
+                f"{_who(plan, shard)}: another writer has taken over, and has committed nothing for {limit_s:g} s"
+            )
+        time.sleep(_LOOK_EVERY_S)
 
 
 def ready_chunks(messages: pa.Table, clock_ms: int) -> Iterator[pa.Table]:

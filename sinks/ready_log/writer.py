@@ -45,6 +45,15 @@ _SLOW_S = 5.0
 # Errors of records that failed because of another record, or with the transaction.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+# What the client says of a producer that is fenced. The last one comes in place of the others if a record is on its way
+# while the next writer aborts the transaction.
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError._FATAL,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_TXN_STATE,
+}
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = _NO_TOPIC | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -80,6 +89,10 @@ class HandOverPlan:
     results_topic: str = ""
 
 
+class FencedBySibling(Exception):
+    """Another writer of the shard has fenced this one: its transaction was too young for the broker to do it."""
+
+
 class _Reports:
     """The first failure of a producer's records. Holds no reference to it: a cycle would delay its disconnect."""
 
@@ -97,7 +110,8 @@ class ReadyLogWriter:
     """A producer for one shard, with the progress it knows to be committed.
 
     After any error it must be replaced by a new writer, which ends the open transaction. The same holds if `is_spent`:
-    the last commit may have been sent twice (`conf.kafka.repeated_commit`).
+    the last commit may have been sent twice (`conf.kafka.repeated_commit`). It does not hold if another attempt of the
+    task has fenced it (`is_fenced`): a new writer would fence that one.
     """
 
     def __init__(self, plan: HandOverPlan, shard: int) -> None:
@@ -113,6 +127,7 @@ class ReadyLogWriter:
         self._plan = plan
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._reports = _Reports()
+        self.is_fenced = False
         self._producer = Producer(
             {
                 "linger.ms": "5",
@@ -146,8 +161,11 @@ class ReadyLogWriter:
         """Write `chunks` and the marker `progress` in one transaction, and commit it.
 
         Raises TopicMissing, TopicMismatch or RightMissing for an internal topic that is gone, has too few partitions or
-        may not be written to; KafkaException for other errors.
+        may not be written to; FencedBySibling, now and each time after; KafkaException for other errors.
         """
+        if self.is_fenced:
+            raise FencedBySibling
+        begun_s = time.monotonic()
         try:
             self._producer.begin_transaction()
             for messages in chunks:
@@ -157,10 +175,14 @@ class ReadyLogWriter:
             # Also without a failpoint: a commit that fails says less than the record to blame.
             self._flush()
             failpoint("transaction-open", attempt)
-            begun_s = time.monotonic()
+            commits_s = time.monotonic()
             self._producer.commit_transaction(self._timeout_s)
-            self.is_spent = not sent_once(begun_s)
+            self.is_spent = not sent_once(commits_s)
         except KafkaException as problem:
+            # The broker fences the producer of a transaction too that was open for too long.
+            if problem.args[0].code() in _FENCED and time.monotonic() < begun_s + self._timeout_s:
+                self.is_fenced = True
+                raise FencedBySibling from problem
             if problem.args[0].code() in _OF_SOME_TOPIC:
                 self._look_for_topics()
             if is_refusal(problem.args[0]):

@@ -80,6 +80,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": str(settings.bucket.shards),
+        "spark.speculation": "false",
         # What an executor has that is gone is tried again so often, with a pause of 5 s by default: so long a batch
         # waits that asks for its blocks before the driver knows.
         "spark.shuffle.io.maxRetries": "3",
