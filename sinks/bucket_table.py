@@ -20,9 +20,11 @@ from pyspark.sql.types import StructType
 from conf.errors import ApplicationHeld, BucketUnreadable, FormatMismatch
 from conf.failpoints import failpoint
 from conf.java.spark_line import spark_line
+from sinks.chunk_plans import due_between
 from sinks.packed_rows import packed, unpacked
 from sinks.table_writers import fence_writer, is_concurrent, is_fence, newest_batch, newest_version
-from state.buckets.cancelled import NEVER_MS, NONE_CANCELLED, CancelledIds, Forgettable
+from sinks.task_counts import StepCount, TaskCounts
+from state.buckets.cancelled import NEVER_MS, Forgettable
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, joined_ids, packed_ids, unpacked_ids
 from state.buckets.parts import (
     IS_MARKER,
@@ -38,7 +40,8 @@ from state.buckets.parts import (
 )
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating
-from state.message_ids import ID, Ids, ids_in
+from state.message import decode_chunk
+from state.message_ids import Ids
 from state.order import ORDER
 
 # Raise this with every change after which an earlier Delayline would misread the table.
@@ -60,6 +63,7 @@ METADATA_COLUMNS = (
     "part", "bucket", "shard", "segment", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
 )  # fmt: skip
 _DUES = ("deliver_at_ms", "max_deliver_at_ms")
+_CHUNK_COLUMNS = (*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
 # Parquet's compression: the chunks are compressed already.
 _COMPRESSION = "none"
 # The writer of merges: with its fencing token as the version, Delta refuses a merge of an earlier holder of the lease.
@@ -67,6 +71,8 @@ _MERGES = "merges"
 _NO_PARTITION = "none"
 # In which order names are given.
 _BY_AGE = ("bucket", "partition", "offset")
+# Ids that are read at once: a hundred chunks and more, in some 20 MB.
+_IDS_AT_ONCE = 1 << 18
 # How many arguments of Delta's method stay at their default, by line of Spark.
 _CLEAN_UP_DEFAULTS = {"4.0": 1, "4.1": 2}
 # Above the number of every bucket.
@@ -332,44 +338,53 @@ class BucketTable:
         rows = self._all(version).where(F.col("part").isin(sorted(partitions))).select(*METADATA)
         return unpacked(packed(rows, entries_of).toLocalIterator())
 
-    def cancelled_ids(self) -> Ids:
-        """Return the ids of all cancelled messages that the table still has."""
-        return ids_in(self._ids(IdRows.CANCELLED, ALL_BUCKETS).select(*ID).toArrow())
+    def cancelled_chunks(
+        self, start_ms: int, end_ms: int, from_bucket: int, until_bucket: int, version: int
+    ) -> DataFrame | None:
+        """Return the chunks with ids of cancelled messages that may be due in [start_ms, end_ms), epoch ms.
 
-    def cancelled_between(
-        self, start_ms: int, end_ms: int, until_bucket: int, version: int | None = None
-    ) -> CancelledIds:
-        """Return the cancelled messages that may be due in [start_ms, end_ms), epoch ms, and were in a bucket.
-
-        Those that batches after the one of `until_bucket` cancelled are left out. Now, or at `version`.
+        Messages in buckets from `from_bucket` on, at `version`. Ids that batches after the one of `until_bucket`
+        cancelled may be there or not. The columns are those of `chunks`. None if no batch from that of `from_bucket` on
+        has cancelled anything.
         """
-        if not self._has_ids(IdRows.CANCELLED, version):
-            return NONE_CANCELLED
-        due = f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms} AND deliver_at_ms > {NEVER_MS}"
-        rows = self._ids(IdRows.CANCELLED, until_bucket, due, version)
-        return CancelledIds.of(rows.select(*ID, "bucket").toArrow())
+        kind = IdRows.CANCELLED
+        # A Delta partition has no id that a later batch than that in its name has cancelled.
+        rows = self._all(version).where(kind.condition).where(f"part >= '{kind.partition(from_bucket)}'")
+        if not rows.inputFiles():
+            return None
+        rows = due_between(rows, start_ms, end_ms).where(f"deliver_at_ms > {NEVER_MS} AND bucket <= {until_bucket}")
+        return rows.select(*_CHUNK_COLUMNS)
+
+    def step_count(self) -> StepCount:
+        """Return a number that the tasks of a step report."""
+        return self._task_counts.next()
+
+    @cached_property
+    def _task_counts(self) -> TaskCounts:
+        return TaskCounts(self.spark.sparkContext)
 
     def ids(self, kind: IdRows) -> DataFrame | None:
         """Return the ids of a `kind` (`ID_ROW_SCHEMA`). None if there are none."""
         if not self._has_ids(kind):
             return None
-        return self._ids(kind, ALL_BUCKETS)
+        return self._unpacked(self._all().where(kind.condition))
 
     def ids_before(self, kind: IdRows, bucket: int) -> Iterator[pa.Table]:
         """Yield the ids of a `kind` that batches before that of `bucket` have stored, as tables of `ID_ROW_SCHEMA`.
 
-        They are never all in memory.
+        They are never all in memory, nor one by one in that of the JVM.
         """
         if not self._has_ids(kind):
             return
-
-        def before(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for ids in unpacked_ids(batches):
-                yield ids.filter(pc.less(ids.column("bucket"), bucket))
-
-        rows = self._all().where(kind.condition).where(f"bucket < {bucket}")
-        # Not as rows of the JVM: there may be millions.
-        yield from unpacked(packed(self._stored_ids(rows), before).toLocalIterator())
+        several, count = list[pa.Table](), 0
+        for row in self._all().where(kind.condition).where(f"bucket < {bucket}").select("chunk").toLocalIterator():
+            several.append(decode_chunk(bytes(row["chunk"])).filter(pc.field("bucket") < bucket))
+            count += several[-1].num_rows
+            if count >= _IDS_AT_ONCE:
+                yield pa.concat_tables(several).combine_chunks()
+                several, count = [], 0
+        if several:
+            yield pa.concat_tables(several).combine_chunks()
 
     def id_partitions(self, kind: IdRows) -> dict[int, int]:
         """Return the bytes of each Delta partition of rows of a `kind`, by the bucket in its name."""
@@ -446,7 +461,7 @@ class BucketTable:
         )
         if buckets is not None:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
-        return rows.select(*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
+        return rows.select(*_CHUNK_COLUMNS)
 
     def size(self) -> tuple[int, int] | None:
         """Return how many bytes and files the table has, as this process saw it last; None if Delta has not counted.
@@ -518,18 +533,9 @@ class BucketTable:
             if merge_version is None or not is_concurrent(problem):
                 raise
 
-    def _has_ids(self, kind: IdRows, version: int | None = None) -> bool:
+    def _has_ids(self, kind: IdRows) -> bool:
         # Most tables have none, and to know that takes no Spark job.
-        return bool(_delta_partitions(self._all(version).where(kind.condition)))
-
-    def _ids(self, kind: IdRows, until_bucket: int, where: str = "true", version: int | None = None) -> DataFrame:
-        """Return the ids of a `kind` (`ID_ROW_SCHEMA`) that batches up to that of `until_bucket` have stored.
-
-        `where` is a condition on their due times. Now, or at `version`.
-        """
-        # Of a chunk, by its bounds; then of each id in it.
-        wanted = f"bucket <= {until_bucket} AND {where}"
-        return self._unpacked(self._all(version).where(kind.condition).where(wanted)).where(wanted)
+        return bool(_delta_partitions(self._all().where(kind.condition)))
 
     def _unpacked(self, rows: DataFrame) -> DataFrame:
         return self._stored_ids(rows).mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))

@@ -13,16 +13,17 @@ from state.order import OrderKey, count_before, in_order
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def merge(chunks: Iterable[tuple[OrderKey, pa.Table]]) -> Iterator[pa.Table]:
+def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]]) -> Iterator[pa.Table]:
     """Yield the messages of all `chunks` in delivery order, as consecutive tables.
 
     A chunk's key is the order key of its first message. Chunks come in order of their keys. Everything below the next
-    chunk's key can be yielded, so only chunks that overlap stay in memory.
+    chunk's key can be yielded, so only chunks that overlap stay in memory. At a key without a chunk it is yielded at
+    once.
     """
     pending: list[pa.Table] = []
     pending_bytes, sort_at_bytes = 0, _PIECE_BYTES
     for key, messages in chunks:
-        if pending_bytes >= sort_at_bytes:
+        if pending and (messages is None or pending_bytes >= sort_at_bytes):
             ordered = _sorted(pending)
             ready = count_before(ordered, key)
             if ready:
@@ -31,8 +32,9 @@ def merge(chunks: Iterable[tuple[OrderKey, pa.Table]]) -> Iterator[pa.Table]:
             pending_bytes = pending[0].nbytes
             # Twice what stays, so that each message is sorted a few times at most, however deep the overlap.
             sort_at_bytes = max(_PIECE_BYTES, 2 * pending_bytes)
-        pending.append(messages)
-        pending_bytes += messages.nbytes
+        if messages is not None:
+            pending.append(messages)
+            pending_bytes += messages.nbytes
     if any(table.num_rows for table in pending):
         yield _sorted(pending)
 

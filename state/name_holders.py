@@ -19,7 +19,7 @@ import pyarrow as pa
 from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
-from state.message_ids import Ids, among
+from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.names import NAMED_SCHEMA, name_rows
 
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
@@ -41,7 +41,7 @@ class _Holder(NamedTuple):
     is_left: bool
 
 
-def settled(origin: CheckpointOrigin, cancelled: Ids, overdue: Ids) -> ArrowFunction:
+def settled(origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps) -> ArrowFunction:
     """Return the `mapInArrow` function that decides which messages have their names when a checkpoint begins.
 
     The input is rows of `HOLDER_SCHEMA`, those of a name together, by partition and offset; the same message may have
@@ -71,7 +71,7 @@ def settled(origin: CheckpointOrigin, cancelled: Ids, overdue: Ids) -> ArrowFunc
         named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
         taken = _table([(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost], CANCELLED_SCHEMA)
         waits = np.array([holder.is_left or holder.deliver_at_ms >= origin.cutoff_ms for holder in lost], dtype=bool)
-        waits = (waits | among(taken, overdue)) & ~among(taken, cancelled)
+        waits = (waits | in_bitmaps(taken, overdue)) & ~in_bitmaps(taken, cancelled)
         bucket = origin.overdue_bucket
         for table in (name_rows(named, bucket), cancelled_rows(taken.filter(pa.array(waits)), bucket)):
             yield from table.to_batches()

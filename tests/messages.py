@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -10,13 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
-from state.buckets.cancelled import CANCELLED_SCHEMA, CancelledIds
+from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, unpacked_ids
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from state.message import HEADERS, MESSAGE_SCHEMA
-from state.message_ids import ID_SCHEMA
-from state.order import in_order
+from state.message import HEADERS, MESSAGE_SCHEMA, encode_chunk
+from state.order import in_order, key_of
 
 # Columns and types as `sources.intake.kafka_reader` reads them through Spark.
 RECORD_SCHEMA = pa.schema(
@@ -50,6 +49,18 @@ MESSAGE: dict[str, Any] = {
     "error_code": None,
     "error_text": None,
 }
+# Chunks among which are chunks of cancelled ids (`CancelledFilter.left`).
+KEYED_SCHEMA = pa.schema(
+    [
+        ("deliver_at_ms", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("bucket", pa.int64()),
+        ("chunk", pa.binary()),
+        ("has_ids", pa.bool_()),
+    ]
+)
 PARTITIONS = {"delayline-out": 4, "orders": 3, "delayline-dead-letter": 2}
 
 
@@ -84,10 +95,28 @@ def ids_of_rows(rows: pa.Table) -> pa.Table:
     return pa.Table.from_batches(unpacked_ids(rows.select(STORED_IDS).to_batches()), ID_ROW_SCHEMA)
 
 
-def cancelled_in(bucket: int, offsets: Iterable[int]) -> CancelledIds:
-    """Return these messages of the first input partition as cancelled by the batch that sealed `bucket`."""
-    rows = [{"topic": RECORD["topic"], "partition": 0, "offset": offset, "bucket": bucket} for offset in offsets]
-    return CancelledIds.of(pa.Table.from_pylist(rows, ID_SCHEMA.append(pa.field("bucket", pa.int64()))))
+def keyed_rows(chunk: pa.Table, has_ids: bool, bucket: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the row of `KEYED_SCHEMA` for a chunk of messages in `bucket`, or of cancelled ids."""
+    yield {**key_of(chunk)._asdict(), "bucket": bucket, "chunk": encode_chunk(chunk), "has_ids": has_ids}
+
+
+def with_cancelled(
+    chunks: Iterable[pa.RecordBatch], bucket: int, cancelled: Iterable[Mapping[str, Any]]
+) -> list[pa.RecordBatch]:
+    """Return stored chunks with the ids of `cancelled` messages among them, cancelled by the batch of `bucket`.
+
+    Of each, the due time is known to some ms.
+    """
+    columns = ("deliver_at_ms", "topic", "partition", "offset", "bucket", "chunk")
+    rows = [row | {"has_ids": False} for batch in chunks for row in batch.select(columns).to_pylist()]
+    ids = [
+        {name: row[name] for name in ("topic", "partition", "offset")}
+        | {"bucket": bucket, "deliver_at_ms": row["deliver_at_ms"] - 1, "max_deliver_at_ms": row["deliver_at_ms"] + 3}
+        for row in cancelled
+    ]
+    for row in in_order(pa.Table.from_pylist(ids, ID_ROW_SCHEMA)).to_batches(max_chunksize=4):
+        rows += keyed_rows(pa.Table.from_batches([row]), True)
+    return list(in_order(pa.Table.from_pylist(rows, KEYED_SCHEMA)).to_batches(max_chunksize=3))
 
 
 def placed(buckets: Iterable[Iterable[tuple[int, int]]]) -> list[pa.Table]:

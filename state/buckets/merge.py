@@ -17,12 +17,11 @@ from math import ceil
 
 import pyarrow as pa
 
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
+from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.segments import ANY_SHARD, Segment, SegmentCutter
 from state.buckets.table_rows import ArrowFunction, segment_rows
-from state.buckets.window import keyed_chunks
+from state.buckets.window import stored_messages
 from state.checkpoint.batch_settings import BatchSettings
-from state.chunk_merge import merge
 
 # What a slice holds. One task merges it in some seconds; then other tasks get their turn. A slice costs two to three
 # seconds of Java's time beside that, for its plan and its commit: as much as merging a million messages.
@@ -115,22 +114,29 @@ def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
     return instants[-1]
 
 
+def slices(segments: Iterable[Segment], start_ms: int, end_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of due time (epoch ms) which together have the messages of `segments` due in [start_ms, end_ms).
+
+    Each is as large as a slice of a merge.
+    """
+    every = list(segments)
+    while start_ms < end_ms and (next_ms := slice_end(every, start_ms)) is not None:
+        yield start_ms, min(next_ms, end_ms)
+        start_ms = next_ms
+
+
 def merged_rows(
-    bucket: int, within: MergeSlice, batch_settings: BatchSettings, cancelled: CancelledIds = NONE_CANCELLED
+    bucket: int, within: MergeSlice, batch_settings: BatchSettings, cancelled: CancelledFilter | None = None
 ) -> ArrowFunction:
     """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
 
-    `cancelled` messages are dropped.
-
-    The input is sorted by the chunks' order keys (deliver_at_ms, topic, partition, offset), and has the bucket of each.
-    The messages of all shards stay together, so that a window reads one chunk too much of a bucket, and not one for
-    each shard.
+    The input is that of `stored_messages`. The messages of all shards stay together, so that a window reads one chunk
+    too much of a bucket, and not one for each shard.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cutter = SegmentCutter(bucket, ANY_SHARD, within.part, count(within.first_segment), batch_settings)
-        chunks = keyed_chunks(batches, within.start_ms, within.end_ms, cancelled, batch_settings.results)
-        for segment, messages in cutter.cut(merge(chunks)):
+        for segment, messages in cutter.cut(stored_messages(batches, within.start_ms, within.end_ms, cancelled)):
             yield from segment_rows(segment, messages, batch_settings.index_precision_bits)
 
     return run

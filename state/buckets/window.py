@@ -11,9 +11,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pyarrow as pa
 
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
+from state.buckets.cancelled_filter import CancelledFilter, between
 from state.buckets.table_rows import ArrowFunction, split
-from state.cancel import without_named
 from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of, keys_of
@@ -38,20 +37,17 @@ WINDOW_SCHEMA = pa.schema(
 )
 
 
-def window_rows(
-    start_ms: int, end_ms: int, shards: int, cancelled: CancelledIds = NONE_CANCELLED, results: str = ""
-) -> ArrowFunction:
+def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: CancelledFilter | None = None) -> ArrowFunction:
     """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
-    The input is stored chunks (deliver_at_ms, topic, partition, offset, chunk), sorted by these keys, with their
-    buckets. `shards` is the present number of shards; a bucket may have been sealed with another number. `cancelled`
-    messages are left out, and no asks, which go to the topic `results`.
+    The input is that of `stored_messages`. `shards` is the present number of shards; a bucket may have been sealed with
+    another number.
     """
 
     span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for messages in merge(keyed_chunks(batches, start_ms, end_ms, cancelled, results)):
+        for messages in stored_messages(batches, start_ms, end_ms, cancelled):
             for shard, own in by_shard(messages, shards):
                 for piece in chain.from_iterable(map(split, _by_span(own, span_ms))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
@@ -69,22 +65,20 @@ def _by_span(messages: pa.Table, span_ms: int) -> Iterator[pa.Table]:
     return (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
-def keyed_chunks(
-    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: CancelledIds, results: str
-) -> Iterator[tuple[OrderKey, pa.Table]]:
-    """Yield each stored chunk's messages due in [start_ms, end_ms), with the order key of the chunk's first message.
+def stored_messages(
+    batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int, cancelled: CancelledFilter | None
+) -> Iterator[pa.Table]:
+    """Yield the messages due in [start_ms, end_ms) of stored chunks, in delivery order.
 
-    `cancelled` messages are left out, and no asks, which go to the topic `results`.
+    The input is chunks in order of their keys (deliver_at_ms, topic, partition, offset). With `cancelled`, chunks of
+    ids are among them (`CancelledFilter.left`).
     """
+    if cancelled is None:
+        return merge(_keyed_chunks(batches, start_ms, end_ms))
+    return cancelled.left(batches, start_ms, end_ms)
+
+
+def _keyed_chunks(batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[tuple[OrderKey, pa.Table]]:
     for batch in batches:
-        buckets = batch.column("bucket").to_pylist()
-        for key, bucket, chunk in zip(keys_of(batch), buckets, batch.column("chunk"), strict=True):
-            messages = between(decode_chunk(chunk.as_py()), start_ms, end_ms)
-            yield key, without_named(messages, cancelled.among(messages, bucket), results)
-
-
-def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:
-    """Return those of `messages`, which are in delivery order, that are due in [start_ms, end_ms)."""
-    dues = messages.column("deliver_at_ms").to_numpy()
-    start, end = np.searchsorted(dues, [start_ms, end_ms])
-    return messages.slice(int(start), int(end - start))
+        for key, chunk in zip(keys_of(batch), batch.column("chunk"), strict=True):
+            yield key, between(decode_chunk(chunk.as_py()), start_ms, end_ms)

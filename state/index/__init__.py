@@ -4,7 +4,7 @@ It holds no messages. `status`, `repair` and `rebuild` need it, and a batch that
 TimeBucket (PR 23611).
 
 Read `message_index`, then `source_pages` and `slot_page` (the compact form of ids), then `due_counts` (counts without
-ids), and `locate` (finding some ids in the stored form).
+ids), `locate` (finding some ids in the stored form), and `offset_bitmaps` (large sets of ids).
 
 Stored form: for each time slot (2^`index.precision_bits` ms) and input partition, a segment's entries have the number
 of messages due in it, and their offsets as a Roaring bitmap. The precision is stored beside the entries: it is that of

@@ -11,14 +11,15 @@ time.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
@@ -28,13 +29,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from conf.instants import instant_and_ms
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS
+from sinks.chunk_plans import in_slices
+from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.merge import slices
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
-from state.message_ids import Ids, ids_in
+from state.message_ids import Ids
 from state.order import ORDER
+from streaming.job.loaded_cancels import LoadedCancels
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ _MOST_PIECES = 64
 # loaded half an hour ago is given up, but for what is due in a quarter, which is delivered by then.
 _FRESH_S = 1_800.0
 _DUE_SOON_MS = 900_000
+_WINDOW = from_arrow_schema(WINDOW_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,13 @@ class _Piece:
 class _Load:
     """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used.
 
-    `nbytes` is about what all of it takes.
+    `nbytes` is about what all of it takes, and `version_s` as of `_Piece`.
     """
 
     start_ms: int
     end_ms: int
     nbytes: float
+    version_s: float
     piece: Future[_Piece]
 
 
@@ -125,8 +131,7 @@ class PrefetchWindow:
         self._loading: list[_Load] = []
         self._horizon_ms = start_ms
         self._cutoff_ms = start_ms
-        # Cancelled since a load that may have their messages was begun.
-        self._cancelled = CANCELLED_SCHEMA.empty_table()
+        self._cancelled = LoadedCancels()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
 
@@ -156,13 +161,11 @@ class PrefetchWindow:
 
     def cancel(self, cancelled: pa.Table) -> None:
         """Take `cancelled` messages (`CANCELLED_SCHEMA`) out of what is loaded. Later loads find them in the table."""
-        loaded = (pc.field("from_ms") > NEVER_MS) & (pc.field("from_ms") < self._horizon_ms)
-        self._cancelled = pa.concat_tables([self._cancelled, cancelled.filter(loaded)])
+        self._cancelled.add(cancelled, self._horizon_ms)
 
     def cancelled(self, start_ms: int, end_ms: int) -> Ids:
         """Return the messages that were cancelled after they were loaded, and may be due in [start_ms, end_ms)."""
-        in_range = (pc.field("from_ms") < end_ms) & (pc.field("until_ms") >= start_ms)
-        return ids_in(self._cancelled.filter(in_range))
+        return self._cancelled.due_between(start_ms, end_ms)
 
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
@@ -183,7 +186,9 @@ class PrefetchWindow:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
-        self._cancelled = self._cancelled.filter(pc.field("until_ms") >= cutoff_ms).combine_chunks()
+        # The batch before has stored what was cancelled, so later loads are without it.
+        pieces, loads = ((each.version_s for each in several) for several in (self._pieces, self._loading))
+        self._cancelled.forget_before(cutoff_ms, min([*pieces, *loads], default=math.inf))
         old_s, soon_ms = time.monotonic() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
         if any(piece.version_s < old_s and piece.end_ms > soon_ms for piece in self._pieces):
             self._give_up_from(soon_ms)
@@ -214,8 +219,7 @@ class PrefetchWindow:
     def _give_up_from(self, end: int) -> None:
         """Give up what is loaded of messages due at `end` (epoch ms) or later: it will be loaded again in its time."""
         self._horizon_ms = end
-        # The load that reaches there again finds these in the table.
-        self._cancelled = self._cancelled.filter(pc.field("from_ms") < end)
+        self._cancelled.forget_from(end)
         for load in list(self._loading):
             load.end_ms = min(load.end_ms, end)
             if load.start_ms >= end:
@@ -246,7 +250,7 @@ class PrefetchWindow:
             load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
             piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version, version_s)
-            self._loading.append(_Load(start_ms, end_ms, nbytes, piece))
+            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, piece))
 
     def _load(
         self,
@@ -263,10 +267,18 @@ class PrefetchWindow:
         Raises BucketUnreadable if a file is damaged. The error names the file and the messages that wait in it.
         """
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        cancelled = self._store.cancelled_between(start_ms, end_ms, ALL_BUCKETS, version)
-        in_window = window_rows(start_ms, end_ms, self._shards, cancelled, self._results)
-        ordered = chunks.sortWithinPartitions(*ORDER)
-        loaded = ordered.mapInArrow(in_window, from_arrow_schema(WINDOW_SCHEMA)).persist()
+        first_bucket = min(segment.bucket for segment in segments)
+        cancelled = self._store.cancelled_chunks(start_ms, end_ms, first_bucket, ALL_BUCKETS, version)
+        left_out = self._store.step_count()
+        if cancelled is None:
+            in_window = window_rows(start_ms, end_ms, self._shards)
+            loaded = chunks.sortWithinPartitions(*ORDER).mapInArrow(in_window, _WINDOW).persist()
+        else:
+            # The ids meet the messages of their due times: one task for each slice.
+            leave_out = CancelledFilter(ALL_BUCKETS, self._results, left_out)
+            in_slice = partial(window_rows, shards=self._shards, cancelled=leave_out)
+            ranges = slices(segments, start_ms, end_ms)
+            loaded = in_slices(chunks, cancelled, ranges, in_slice, _WINDOW).persist()
         try:
             rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count").collect()
         except (Py4JJavaError, PySparkException) as problem:
@@ -280,7 +292,7 @@ class PrefetchWindow:
             for segment in segments
             if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
         )
-        if count < whole - cancelled.messages:
+        if count < whole - left_out.take():
             raise BucketUnreadable(
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
                 f"{whole} or more"

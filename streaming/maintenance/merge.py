@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import BucketTable
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.chunk_plans import in_one_task
+from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
 from state.buckets.parts import MergeName
 from state.buckets.segments import Segment
@@ -23,6 +25,13 @@ from state.order import ORDER
 log = logging.getLogger(__name__)
 
 
+class MergedSlice(NamedTuple):
+    """The segments that a slice has become, and how many messages were left out since they are cancelled."""
+
+    segments: Collection[Segment]
+    cancelled: int = 0
+
+
 @dataclass
 class Merge:
     """A merge that is under way.
@@ -30,7 +39,7 @@ class Merge:
     - `buckets`: the live segments of each bucket that it replaces, by the bucket's number
     - `merged`: the segments of the slices that are done
     - `next_ms`: where the next slice begins, epoch ms
-    - `cancelled`: how many messages were left out at the most, since they are cancelled
+    - `cancelled`: how many messages were left out, since they are cancelled
     - `begun_s`: when it began, by the monotonic clock
     """
 
@@ -60,13 +69,10 @@ class Merge:
             return None
         return MergeSlice(self.name.part(self._slices), start_ms, end_ms, first_segment=len(self.merged))
 
-    def add(self, merged: Collection[Segment], within: MergeSlice, cancelled: int = 0) -> None:
-        """Record that the slice `within` is done, and has become the segments `merged`.
-
-        `cancelled` messages at the most were left out.
-        """
-        self.merged += merged
-        self.cancelled += cancelled
+    def add(self, merged: MergedSlice, within: MergeSlice) -> None:
+        """Record that the slice `within` is done."""
+        self.merged += merged.segments
+        self.cancelled += merged.cancelled
         self.next_ms = within.end_ms
         self._slices += 1
 
@@ -91,11 +97,11 @@ def merge_slice(
     merge: Merge,
     within: MergeSlice,
     batch_settings: BatchSettings,
-    cancelled: CancelledIds = NONE_CANCELLED,
-) -> list[Segment]:
-    """Merge one slice into its part of the new bucket, in one task and one commit. Return its segments.
+    until_bucket: int = ALL_BUCKETS,
+) -> MergedSlice:
+    """Merge one slice into its part of the new bucket, in one task and one commit.
 
-    `cancelled` messages are dropped.
+    Messages that batches up to that of `until_bucket` have cancelled are dropped.
     """
     parts = {
         segment.part
@@ -103,13 +109,19 @@ def merge_slice(
         if segment.min_deliver_at_ms < within.end_ms and segment.max_deliver_at_ms >= within.start_ms
     }
     chunks = store.chunks(within.start_ms, within.end_ms, parts, merge.buckets)
-    rows = chunks.coalesce(1).sortWithinPartitions(*ORDER)
-    as_merged = merged_rows(merge.name.last, within, batch_settings, cancelled)
-    merged = rows.mapInArrow(as_merged, from_arrow_schema(STORED_SCHEMA))
+    # Of a version: the commit of the slice would fail if these ids were joined meanwhile.
+    cancelled = store.cancelled_chunks(
+        within.start_ms, within.end_ms, min(merge.buckets), until_bucket, store.version()
+    )
+    left_out = store.step_count()
+    leave_out = None if cancelled is None else CancelledFilter(until_bucket, batch_settings.results, left_out)
+    as_merged = merged_rows(merge.name.last, within, batch_settings, leave_out)
+    merged = in_one_task(chunks, cancelled).mapInArrow(as_merged, from_arrow_schema(STORED_SCHEMA))
     failpoint("merging")
     store.append_part(merged.sortWithinPartitions("part", *ORDER))
     failpoint("slice-merged")
-    return [described_segment(row.asDict()) for row in store.metadata_of_part(within.part)]
+    segments = [described_segment(row.asDict()) for row in store.metadata_of_part(within.part)]
+    return MergedSlice(segments, left_out.take())
 
 
 def finish_merge(store: BucketTable, merge: Merge, number: int) -> None:

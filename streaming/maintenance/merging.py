@@ -136,10 +136,9 @@ class Merging:
 
     def _slice(self, merge: Merge, within: MergeSlice, last_bucket: int) -> None:
         # Only what is committed for good: a replay must find the messages that its batch cancels.
-        cancelled = self._store.cancelled_between(within.start_ms, within.end_ms, last_bucket)
-        segments = merge_slice(self._store, merge, within, self._batch_settings, cancelled)
+        merged = merge_slice(self._store, merge, within, self._batch_settings, last_bucket)
         with self._lock:
-            merge.add(segments, within, cancelled.messages)
+            merge.add(merged, within)
             self._open.append(merge)
 
     def _finish(self, merge: Merge, number: int) -> None:

@@ -21,8 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.internal_topics.lease import HeldLease
+from sinks.packed_rows import packed, unpacked
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
@@ -32,21 +33,22 @@ from sources.intake.names import gives_names
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import without_cancelled
+from state.cancel import without_named
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.delivered import Delivered, newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.index.message_index import MessageIndex, bitmap_of
+from state.index.message_index import MessageIndex
+from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, Ids, ids_in
+from state.message_ids import ID, ID_SCHEMA
 from state.name_holders import HOLDER_SCHEMA, settled
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
-from streaming.operations.rest import Rest, Sources
+from streaming.operations.rest import Rest
 from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -129,8 +131,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
-    cancelled = store.cancelled_ids()
-    in_table = {source: index.offsets_of(*source) | _bitmap(cancelled, source) for source in bounds}
+    cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
+    in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
     starts, ends = _range(bounds, delivered, in_table, gone)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
@@ -171,11 +173,9 @@ def _buckets_of_ids(store: BucketTable) -> Iterator[int]:
         yield from store.id_partitions(kind)
 
 
-def _bitmap(ids: Ids, source: tuple[str, int]) -> BitMap64:
-    return bitmap_of(ids[source]) if source in ids else BitMap64()
-
-
-def _range(bounds: Bounds, delivered: Delivered, in_table: Sources, gone: Collection[str]) -> tuple[Offsets, Offsets]:
+def _range(
+    bounds: Bounds, delivered: Delivered, in_table: OffsetBitmaps, gone: Collection[str]
+) -> tuple[Offsets, Offsets]:
     """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
     The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
@@ -205,7 +205,13 @@ def _range(bounds: Bounds, delivered: Delivered, in_table: Sources, gone: Collec
     return starts, ends
 
 
-def names_of(store: BucketTable, named: DataFrame, origin: CheckpointOrigin, cancelled: Ids, overdue: Ids) -> DataFrame:
+def names_of(
+    store: BucketTable,
+    named: DataFrame,
+    origin: CheckpointOrigin,
+    cancelled: OffsetBitmaps,
+    overdue: OffsetBitmaps,
+) -> DataFrame:
     """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
 
     Args:
@@ -224,7 +230,7 @@ def names_of(store: BucketTable, named: DataFrame, origin: CheckpointOrigin, can
 
 
 def _overdue(
-    store: BucketTable, delivered: Delivered, cancelled: Ids, origin: CheckpointOrigin, results: str
+    store: BucketTable, delivered: Delivered, cancelled: OffsetBitmaps, origin: CheckpointOrigin, results: str
 ) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
@@ -234,14 +240,15 @@ def _overdue(
                 messages = decode_chunk(chunk.as_py())
                 waiting = ~delivered.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
-                left = without_cancelled(messages.filter(pa.array(waiting)), cancelled, results)
+                left = messages.filter(pa.array(waiting))
+                left = without_named(left, in_bitmaps(left, cancelled), results)
                 yield from left_rows(left, origin.shards)
 
     parts = {described_segment(row.asDict()).part for row in store.metadata()}
     return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
 
 
-def ids_left(left: DataFrame) -> Ids:
+def ids_left(left: DataFrame) -> OffsetBitmaps:
     """Return the ids of messages that are left (`LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -249,7 +256,7 @@ def ids_left(left: DataFrame) -> Ids:
             for chunk in batch.column("chunk"):
                 yield from decode_chunk(chunk.as_py()).select(ID).cast(ID_SCHEMA).to_batches()
 
-    return ids_in(left.mapInArrow(run, from_arrow_schema(ID_SCHEMA)).toArrow())
+    return bitmaps_of(unpacked(packed(left, run).toLocalIterator()))
 
 
 def index_of(store: BucketTable, version: int) -> MessageIndex:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from conf.setting_types import HOUR
 from sources.intake.accept import accept
@@ -17,12 +16,11 @@ from state.buckets.table_rows import ArrowFunction
 from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.delivered import Delivered
-from state.message_ids import ID, Ids, among, ids_in, ids_of
+from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
+from state.message_ids import ID, among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.reasons import Reason
 
-# By input topic and partition: the offsets that are in buckets.
-Sources = Mapping[tuple[str, int], BitMap64]
 # How long after its timestamp the lost job read a record, at the most.
 _MOST_LAG_MS = HOUR
 
@@ -38,8 +36,8 @@ class Rest:
     """
 
     delivered: Delivered
-    in_table: Sources
-    cancelled: Ids
+    in_table: OffsetBitmaps
+    cancelled: OffsetBitmaps
     batch_settings: BatchSettings
     now_ms: int
     lost_ms: int
@@ -90,7 +88,7 @@ class Rest:
                 records = pa.Table.from_batches([batch])
                 messages = accept(records, self.batch_settings, self.now_ms)
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
-                stored = _is_in(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
+                stored = in_bitmaps(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
                 yield messages, messages.filter(pa.array(~(self._is_delivered(records, messages) | stored)))
 
     def _is_delivered(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
@@ -123,13 +121,13 @@ class Rest:
         return _due_at(lost, dues)
 
 
-def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
+def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
     """Return which replacements among `asks`, which have no answer yet, the new checkpoint does not accept.
 
     The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
     """
-    was_refused = among(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
-    has_cancelled = among(asks, cancelled).tolist()
+    was_refused = in_bitmaps(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
+    has_cancelled = in_bitmaps(asks, cancelled).tolist()
     return {
         ask.id
         for ask, refused, done in zip(asks_of(asks), was_refused, has_cancelled, strict=True)
@@ -137,10 +135,10 @@ def _refused(asks: pa.Table, cancelled: Ids) -> set[MessageId]:
     }
 
 
-def _answers(asks: pa.Table, cancelled: Ids, refused: Collection[MessageId]) -> pa.Table:
+def _answers(asks: pa.Table, cancelled: OffsetBitmaps, refused: Collection[MessageId]) -> pa.Table:
     """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
     answers: dict[MessageId, bytes | None] = {}
-    for ask, is_cancelled in zip(asks_of(asks), among(asks, cancelled).tolist(), strict=True):
+    for ask, is_cancelled in zip(asks_of(asks), in_bitmaps(asks, cancelled).tolist(), strict=True):
         if ask.name is not None and ask.condition is not None:
             # Nobody waits for an answer to a name that is given.
             answers[ask.id] = None
@@ -158,10 +156,3 @@ def _dues(messages: pa.Table) -> np.ndarray:
 def _due_at(messages: pa.Table, dues_ms: np.ndarray) -> pa.Table:
     at = messages.schema.get_field_index("deliver_at_ms")
     return messages.set_column(at, messages.schema.field(at), pa.array(dues_ms, pa.int64()))
-
-
-def _is_in(messages: pa.Table, in_table: Sources) -> np.ndarray:
-    """Return for each message whether its id is among those `in_table`."""
-    ids = zip(*(messages.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-    none = BitMap64()
-    return np.array([offset in in_table.get((topic, partition), none) for topic, partition, offset in ids], dtype=bool)

@@ -15,9 +15,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
+from sinks.chunk_plans import in_slices
 from sinks.internal_topics.position import read_position
 from sinks.topics.topics import partition_counts
-from state.buckets.cancelled import NONE_CANCELLED, CancelledIds
+from state.buckets.cancelled_filter import CancelledFilter
+from state.buckets.merge import slices
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
 from state.cancel import is_ask
@@ -183,24 +185,38 @@ def _sealed(
         for segment in segments
         if segment.min_deliver_at_ms < end_ms and segment.max_deliver_at_ms >= start_ms
     }
-    cancelled = store.cancelled_between(start_ms, end_ms, last_bucket, version)
     chunks = store.chunks(start_ms, end_ms, parts, None, version).where(f"bucket <= {last_bucket} AND {condition}")
-    rows = _rows("sealed", Selection(start_ms, end_ms, selection.ids), results, cancelled)
-    return chunks.select("bucket", "chunk").mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))
+    selection, schema = Selection(start_ms, end_ms, selection.ids), from_arrow_schema(WAITING_SCHEMA)
+    first_bucket = min((segment.bucket for segment in segments), default=0)
+    cancelled = store.cancelled_chunks(start_ms, end_ms, first_bucket, last_bucket, version)
+    ranges = list(slices(segments, start_ms, end_ms))
+    if cancelled is None or not ranges:
+        return chunks.select("chunk").mapInArrow(_rows("sealed", selection, results), schema)
+    leave_out = CancelledFilter(last_bucket, results)
+
+    def left(from_ms: int, until_ms: int) -> _Rows:
+        return _rows_left((from_ms, until_ms), leave_out, selection, results)
+
+    return in_slices(chunks, cancelled, ranges, left, schema)
 
 
-def _rows(place: str, selection: Selection, results: str, cancelled: CancelledIds = NONE_CANCELLED) -> _Rows:
-    """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`.
-
-    Chunks of buckets come with the bucket's number, so that `cancelled` messages can be left out.
-    """
+def _rows(place: str, selection: Selection, results: str) -> _Rows:
+    """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            buckets = batch.column("bucket").to_pylist() if cancelled.ids else [0] * batch.num_rows
-            for bucket, chunk in zip(buckets, batch.column("chunk"), strict=True):
-                messages = decode_chunk(chunk.as_py())
-                yield from _described(messages, place, selection, results, cancelled, bucket)
+            for chunk in batch.column("chunk"):
+                yield from _described(decode_chunk(chunk.as_py()), place, selection, results)
+
+    return run
+
+
+def _rows_left(within: tuple[int, int], cancelled: CancelledFilter, selection: Selection, results: str) -> _Rows:
+    """Return the same for chunks of sealed messages due `within` a range, among chunks of cancelled ids."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for messages in cancelled.left(batches, *within):
+            yield from _described(messages, "sealed", selection, results)
 
     return run
 
@@ -219,20 +235,11 @@ def _ready_rows(settings: Settings, last_batch: int, selection: Selection, resul
     return run
 
 
-def _described(
-    messages: pa.Table,
-    place: str,
-    selection: Selection,
-    results: str,
-    cancelled: CancelledIds = NONE_CANCELLED,
-    bucket: int = 0,
-) -> list[pa.RecordBatch]:
+def _described(messages: pa.Table, place: str, selection: Selection, results: str) -> list[pa.RecordBatch]:
     chosen = selection.of(messages)
     if results and chosen.num_rows:
         # What waits for an answer is no message.
         chosen = chosen.filter(pc.invert(is_ask(chosen, results)))
-    if cancelled.ids and chosen.num_rows:
-        chosen = chosen.filter(pa.array(~cancelled.among(chosen, bucket)))
     described = {name: chosen.column(name) for name in chosen.column_names} | {
         "id": id_texts(chosen),
         "place": pa.array(np.full(chosen.num_rows, place, dtype=object), pa.string()),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
-from state.message_ids import NO_IDS, Ids, ids_of
+from state.index.offset_bitmaps import bitmaps_of
+from state.message_ids import NO_IDS, Ids, ids_of, table_of
 from state.name_holders import HOLDER_SCHEMA, settled
 from tests.messages import ids_of_rows
 
@@ -40,7 +41,8 @@ def settle(*rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_ID
     """Return the offset of the message that has each name, and the cancelled ones with their due times."""
     in_order = sorted(rows, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
-    batches = settled(ORIGIN, cancelled, overdue)(iter(table.to_batches(max_chunksize=at_once)))
+    before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
+    batches = settled(ORIGIN, before, waiting)(iter(table.to_batches(max_chunksize=at_once)))
     out = pa.Table.from_batches(batches, STORED_SCHEMA)
     names, gone = (
         ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()

@@ -12,10 +12,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.parts import IdRows
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
+from state.index.offset_bitmaps import bitmaps_of
 from state.message import encode_chunk
 from state.order import in_order
 from tests.messages import messages
@@ -38,6 +40,12 @@ def sealed_rows(
     batches = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(sealed).to_batches()))
     frame = spark.createDataFrame(pa.Table.from_batches(batches).to_pylist(), from_arrow_schema(STORED_SCHEMA))
     return frame.coalesce(1)
+
+
+def cancelled_in(store: BucketTable) -> dict[tuple[str, int], list[int]]:
+    """Return the ids of all cancelled messages that the table has."""
+    bitmaps = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
+    return {source: list(offsets) for source, offsets in bitmaps.items()}
 
 
 def written_late(rows: DataFrame, begun: Path, released: Path) -> DataFrame:

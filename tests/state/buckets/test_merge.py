@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 import state.buckets.merge
+from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
 from state.buckets.parts import MergeName, chunks_of, is_metadata, metadata_of
 from state.buckets.segments import ANY_SHARD, Segment, cut
@@ -21,7 +22,7 @@ from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_r
 from state.message import decode_chunk
 from state.order import in_order
 from state.shards import by_shard
-from tests.messages import cancelled_in, messages, placed, some_batch_settings
+from tests.messages import placed, some_batch_settings, with_cancelled
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 DAY_MS = 24 * 3_600_000
@@ -182,6 +183,7 @@ def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_a
 ) -> None:
     tables = placed(buckets)
     segments, chunks = stored(tables)
+    gone = [row for row in pa.concat_tables(tables).to_pylist() if row["offset"] in cancelled]
     batch_settings = some_batch_settings(segment_max_messages=9, bucket_max_bytes=500, index_precision_bits=3)
     # The output of each slice, as a merge makes them one after the other.
     merged: list[Segment] = []
@@ -189,8 +191,9 @@ def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_a
     for number, (from_ms, end_ms) in enumerate(sliced(segments, start_ms)):
         within = MergeSlice(MERGED.part(number), from_ms, end_ms, first_segment=len(merged))
         overlapping = chunks.filter((pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= from_ms))
-        run = merged_rows(9, within, batch_settings, cancelled_in(len(buckets), cancelled))
-        rows = [row for batch in run(iter(overlapping.to_batches(max_chunksize=3))) for row in batch.to_pylist()]
+        run = merged_rows(9, within, batch_settings, CancelledFilter(len(buckets), ""))
+        batches = with_cancelled(overlapping.to_batches(max_chunksize=3), len(buckets), gone)
+        rows = [row for batch in run(iter(batches)) for row in batch.to_pylist()]
         for metadata in (row for row in rows if is_metadata(row["part"])):
             segment = described_segment(metadata)
             own = [row for row in rows if not is_metadata(row["part"]) and row["segment"] == segment.segment]
@@ -225,16 +228,6 @@ def indexed(metadata: dict[str, Any]) -> set[tuple[Any, ...]]:
     ]
     assert len(set(ids)) == len(ids)
     return set(ids)
-
-
-@pytest.mark.parametrize(("until", "left"), [(0, [5]), (1, [])])
-def test_a_merge_keeps_what_has_the_id_of_a_message_that_was_cancelled_before(until: int, left: list[int]) -> None:
-    # The input topic was made anew between the two buckets.
-    _, chunks = stored([messages([{"deliver_at_ms": due, "offset": 5}]) for due in (10, 20)])
-    within = MergeSlice(MERGED.part(0), 0, 99, first_segment=0)
-    run = merged_rows(9, within, some_batch_settings(), cancelled_in(until, [5]))
-    rows = [row for batch in run(iter(chunks.to_batches())) for row in batch.to_pylist()]
-    assert [row["offset"] for row in rows if not is_metadata(row["part"])] == left
 
 
 def test_a_slice_without_waiting_messages_has_no_rows() -> None:

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.parts import is_metadata
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
-from state.buckets.window import WINDOW_SCHEMA, keyed_chunks, window_rows
+from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message import decode_chunk
 from state.order import in_order
 from state.shards import shards_of
-from tests.messages import cancelled_in, messages, placed, some_batch_settings
+from tests.messages import messages, placed, some_batch_settings, with_cancelled
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 MINUTE_MS = 60_000
@@ -46,14 +46,17 @@ def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_b
 ) -> None:
     start_ms, end_ms = sorted((one, other))
     tables = placed(buckets)
-    in_window = window_rows(start_ms, end_ms, shards, cancelled_in(len(buckets), cancelled))
-    given_rows = [row for batch in in_window(iter(stored_chunks(tables))) for row in batch.to_pylist()]
+    everything = in_order(pa.concat_tables(tables))
+    gone = [row for row in everything.to_pylist() if row["offset"] in cancelled]
+    chunks, counts = with_cancelled(stored_chunks(tables), len(buckets), gone), list[int]()
+    in_window = window_rows(start_ms, end_ms, shards, CancelledFilter(len(buckets), "", counts.append))
+    given_rows = [row for batch in in_window(iter(chunks)) for row in batch.to_pylist()]
     assert all(list(row) == WINDOW_SCHEMA.names for row in given_rows)
     # A minute; of a range of many hours, up to an hour.
     span_ms = min(max(MINUTE_MS, (end_ms - start_ms) * shards // 2_048), 60 * MINUTE_MS)
-    everything = in_order(pa.concat_tables(tables))
     in_range = [row for row in everything.to_pylist() if start_ms <= row["deliver_at_ms"] < end_ms]
     wanted = [row for row in in_range if row["offset"] not in cancelled]
+    assert counts == [len(in_range) - len(wanted)]
     for shard in range(shards):
         rows = [row for row in given_rows if row["shard"] == shard]
         loaded = pa.concat_tables([messages([]), *(decode_chunk(row["chunk"]) for row in rows)])
@@ -65,31 +68,6 @@ def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_b
             assert (row["max_deliver_at_ms"], row["count"]) == (chunk[-1]["deliver_at_ms"], len(chunk))
             # A batch reads a chunk whole, so a chunk of messages that are far apart would be read again and again.
             assert row["deliver_at_ms"] // span_ms == row["max_deliver_at_ms"] // span_ms
-
-
-def test_an_id_that_was_cancelled_before_a_bucket_is_another_messages_there() -> None:
-    # The topic was made anew: the last bucket has an id again.
-    before, after = ([{"deliver_at_ms": due, "offset": 5}] for due in (10, 20))
-    chunks = stored_chunks([messages(before), messages([]), messages(after)])
-    for until, left in [(0, [20]), (1, [20]), (2, [])]:
-        in_window = window_rows(0, 99, 1, cancelled_in(until, [5]))
-        rows = [row for batch in in_window(iter(chunks)) for row in batch.to_pylist()]
-        assert [row["deliver_at_ms"] for row in rows] == left
-
-
-def test_what_is_cancelled_takes_no_more_memory_in_a_task_that_reads_more_buckets() -> None:
-    cancelled = cancelled_in(50, range(200_000))
-
-    def peak_bytes(buckets: int) -> int:
-        chunks = stored_chunks(placed([[(number, 0)] for number in range(buckets)]))
-        tracemalloc.start()
-        assert all(not left.num_rows for _, left in keyed_chunks(iter(chunks), 0, 99, cancelled, ""))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
-
-    # The ids of one bucket take 1.6 MB.
-    assert peak_bytes(50) < peak_bytes(1) + 2 * 2**20
 
 
 def test_messages_of_one_minute_stay_in_one_chunk() -> None:

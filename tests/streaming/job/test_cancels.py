@@ -16,21 +16,23 @@ from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
+from state.buckets.catalog import SegmentCatalog
 from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
-from state.message import encode_chunk
+from state.message import decode_chunk, encode_chunk
 from state.message_ids import ids_of, parse_id, table_of
 from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
+from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings
-from tests.streaming.sealed import seal_messages
+from tests.streaming.sealed import cancelled_in, seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
 TOPIC = "delayline-in"
@@ -113,6 +115,16 @@ def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
     table = cancelled_table((*each.id, *each[1:]) for each in cancelled)
     rows = store.spark.createDataFrame(cancelled_rows(table, number))
     store.append(rows, "checkpoint", number)
+
+
+def waiting(store: BucketTable) -> list[tuple[int, int]]:
+    """Return offset and due time of each message that a window loads."""
+    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
+    window = PrefetchWindow(store, catalog, 0, [], 1_000, 10**9, shards=2)
+    rows = [row for piece in window.take(0, 1 << 40) for row in piece.collect()]
+    window.close()
+    loaded = pa.concat_tables(decode_chunk(bytes(row["chunk"])) for row in rows)
+    return sorted(zip(*(loaded.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True))
 
 
 def span(
@@ -221,8 +233,8 @@ def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(
     results, cancelled = decide(store, 1, 2, 7, rows=[{"kind": SEALED, "segment": 1 << 20, "chunk": chunk}, *OVERFLOW])
     assert set(results.values()) == {"cancelled"}
     assert {(each.id[2], each.until_ms) for each in cancelled} == {(1, 7_000), (7, 70_000)}
-    new = messages([{"offset": 1}, {"offset": 2}])
-    assert not store.cancelled_between(0, 9_000, BATCH).among(new, 5).any()
+    seal(store, 6, _2=6_500)
+    assert waiting(store) == [(1, 7_000), (2, 6_500)]
 
 
 def test_a_replay_decides_the_same_although_its_decision_is_stored(store: BucketTable) -> None:
@@ -243,8 +255,8 @@ def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(store: Bu
         buckets.setdefault(segment.bucket, []).append(segment)
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(0):
-        gone = store.cancelled_between(within.start_ms, within.end_ms, 3)
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, gone), within, 1)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, 3), within)
+    assert merge.cancelled == 1
     merge.check(0)
     finish_merge(store, merge, 1)
     assert sum(segment.count for segment in merge.merged) == 3
@@ -378,8 +390,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     old_below[TOPIC, 0] = 5
     store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
-    left = store.cancelled_ids()
-    assert left[TOPIC, 0].tolist() == [3, 9]
+    assert cancelled_in(store)[TOPIC, 0] == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
     assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
 
@@ -387,14 +398,22 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
 def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
     cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    assert [store.cancelled_between(511, 600, bucket).messages for bucket in (2, 3)] == [0, 1]
-    assert store.cancelled_between(0, 2**62, ALL_BUCKETS).ids[TOPIC, 0].tolist() == [1, 2]
+    version = store.version()
+
+    def chunks(start_ms: int, end_ms: int, from_bucket: int, until_bucket: int) -> list[int]:
+        found = store.cancelled_chunks(start_ms, end_ms, from_bucket, until_bucket, version)
+        return [] if found is None else sorted(row["offset"] for row in found.collect())
+
+    assert chunks(0, 2**62, 0, ALL_BUCKETS) == [1, 2], "not what is in no bucket"
+    assert [chunks(511, 600, 0, bucket) for bucket in (2, 3)] == [[], [2]]
+    assert [chunks(0, 505, 0, 3), chunks(0, 506, 0, 3)] == [[1], [1, 2]]
+    assert [chunks(0, 2**62, bucket, 3) for bucket in (2, 3, 4)] == [[1, 2], [2], []]
     stored = StoredIds(store)
     stored.open(3, {})
     asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
     known = stored.cancelled_among(ids_of(asked))
     assert {source: own.tolist() for source, own in known.ids.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
-    assert store.cancelled_ids().keys() == {(TOPIC, 0), (TOPIC, 1)}
+    assert cancelled_in(store).keys() == {(TOPIC, 0), (TOPIC, 1)}
     assert store.metadata() == [], "they are no segments"
 
 

@@ -244,11 +244,14 @@ class Service:
                     self.came_out.append(identity)
                 else:
                     self._hand_over_one(identity, row["deliver_at_ms"])
-        gone = self.table.cancelled_between(span.previous_ms, span.cutoff_ms, span.bucket)
+        gone = self.table.cancelled(span.bucket)
         for bucket, messages in self.sealed.items():
-            for row in messages.filter(pa.array(~gone.among(messages, bucket))).to_pylist():
-                if span.previous_ms <= row["deliver_at_ms"] < span.cutoff_ms:
-                    self._hand_over_one((row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"])
+            in_range = (pc.field("deliver_at_ms") >= span.previous_ms) & (pc.field("deliver_at_ms") < span.cutoff_ms)
+            for row in messages.filter(in_range).to_pylist():
+                identity, due_ms = (row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"]
+                ranges = gone.get(identity, ())
+                if not any(from_ms <= due_ms <= until_ms and last >= bucket for from_ms, until_ms, last in ranges):
+                    self._hand_over_one(identity, due_ms)
         # After the batch has read what they have answered before.
         taken = [parse_id(answer.result) for answer in answers.values() if "/" in answer.result]
         late, taken_out = ("too-late", "released"), ("cancelled", "recalled")

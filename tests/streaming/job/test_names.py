@@ -39,6 +39,7 @@ from tests.streaming.job.test_cancels import (
     seal,
     span,
 )
+from tests.streaming.sealed import cancelled_in
 
 __all__ = ["markers", "old_below", "recalled"]
 
@@ -405,7 +406,7 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
     assert names_left(store) == 3
     assert store.id_partitions(IdRows.NAMED).keys() == {4}
     assert store.metadata() == [], "they are no segments"
-    assert store.cancelled_ids() == {}
+    assert cancelled_in(store) == {}
 
 
 def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> None:

@@ -28,7 +28,7 @@ from streaming.maintenance.maintenance import Maintenance
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
 from tests.streaming.job.test_cancels import output_of
-from tests.streaming.sealed import seal_messages
+from tests.streaming.sealed import cancelled_in, seal_messages
 
 NOW_MS = time.time_ns() // 1_000_000
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4)
@@ -101,7 +101,7 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
             maintenance.before_batch(6, NOW_MS)
             maintenance.wait(60)
         maintenance.close()
-        assert store.cancelled_ids()[topic, 0].tolist() == [2, 6]
+        assert cancelled_in(store)[topic, 0] == [2, 6]
         # What this process has in its copy, it forgets beside the next batch.
         desk.stored(Decision(), span(settings, 9), NOW_MS)
         assert results(desk, store, settings, 10) == after

@@ -332,6 +332,21 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     window.close()
 
 
+def test_what_was_cancelled_is_forgotten_when_nothing_is_loaded_that_is_older(store: BucketTable) -> None:
+    day = 24 * 3_600_000
+    seal(store, {1: [100, 150, 90 * day]}, 1)
+    window, _ = window_of(store, ahead_ms=200)
+    assert [due for due, _ in taken(window, 0, 120)] == [100]
+    window.take(120, 130)
+    # In a bucket of few messages, the index knows due times to days.
+    window.cancel(cancelled([("delayline-in", 0, 1, 140, 5 * day)]))
+    window.advance(130)
+    assert window.cancelled(130, 200) != {}
+    assert [due for due, _ in taken(window, 130, 200)] == [150], "it is for the hand-over to leave it out"
+    assert window.cancelled(200, 300) == {}
+    window.close()
+
+
 def test_messages_that_have_one_id_are_cancelled_in_one_load_and_none_is_missed(store: BucketTable) -> None:
     # The input topic was made anew between the two buckets.
     for number, dues in ((1, [100, 200]), (2, [150, 250])):

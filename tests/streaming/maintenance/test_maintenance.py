@@ -27,9 +27,10 @@ from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
-from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+from streaming.maintenance.merge import Merge, MergedSlice, finish_merge, merge_slice
 from streaming.maintenance.merging import Merging
 from tests.messages import cancelled, messages, some_batch_settings
+from tests.streaming.sealed import cancelled_in
 
 _HOUR_MS = 3_600_000
 _STEP_MS = 6 * _HOUR_MS
@@ -269,10 +270,10 @@ def test_merges_that_end_together_are_finished_one_after_the_other_while_slices_
         finish_merge(store, merge, number)
         other_thread_went_on.set()
 
-    def sliced(*arguments: Any) -> list[Segment]:
-        segments = merge_slice(*arguments)
+    def sliced(*arguments: Any) -> MergedSlice:
+        merged = merge_slice(*arguments)
         other_thread_went_on.set()
-        return segments
+        return merged
 
     monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", overtaken)
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", sliced)
@@ -335,11 +336,11 @@ def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monk
 def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
 
-    def when_allowed(_: BucketTable, merge: Merge, within: MergeSlice, *__: object) -> list[Segment]:
+    def when_allowed(_: BucketTable, merge: Merge, within: MergeSlice, *__: object) -> MergedSlice:
         assert may_go_on.wait(60)
         merged = [(segment.count, segment.bytes) for segment in merge.replaced]
         messages, size = map(sum, zip(*merged, strict=True))
-        return [Segment(merge.name.last, ANY_SHARD, 0, within.part, due_ms, due_ms, messages, size)]
+        return MergedSlice([Segment(merge.name.last, ANY_SHARD, 0, within.part, due_ms, due_ms, messages, size)])
 
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", when_allowed)
     monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", lambda *_: None)
@@ -453,7 +454,7 @@ def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_joi
         table.advance(hours * _HOUR_MS)
         # The last one is not committed.
         run_until_idle(maintenance, 1, table.now_ms)
-        left.append(table.store.cancelled_ids()["in", 0].tolist())
+        left.append(cancelled_in(table.store)["in", 0])
     maintenance.close()
     assert left == [[0, 1, 10, 20], [1, 10, 20], [1, 10, 20], [1, 20], [1, 20]]
     assert table.store.id_partitions(IdRows.CANCELLED).keys() == {0, 2}

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
 import state.buckets.merge
+import streaming.maintenance.merge
 from conf.errors import BucketUnreadable
 from sinks.bucket_table import BucketTable
+from sinks.chunk_plans import in_one_task
+from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
 from state.buckets.segments import ANY_SHARD, Segment
 from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
-from tests.messages import some_batch_settings
-from tests.streaming.sealed import seal_messages
+from tests.eventually import assert_eventually
+from tests.messages import cancelled, some_batch_settings
+from tests.streaming.sealed import seal_messages, written_late
 
 _YEAR = 365 * 24 * 3_600_000
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4)
@@ -133,3 +141,28 @@ def test_a_merge_that_finds_fewer_messages_than_the_metadata_changes_nothing(sto
         merged(store, wrong)
     assert described(store) == before
     assert waiting(store) == [1, 2, 51, 52]
+
+
+def test_a_slice_is_merged_although_the_cancelled_ids_that_it_reads_are_joined_meanwhile(
+    store: BucketTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets = {number: seal(store, number, 100 + number, 200 + number) for number in (1, 2)}
+    for number, due in ((3, 101), (4, 202)):
+        rows = cancelled_rows(cancelled([("delayline-in", 0, due, due - 5, due + 5)]), number)
+        store.append(store.spark.createDataFrame(rows), "cancels", number)
+    begun, released = tmp_path / "begun", tmp_path / "released"
+
+    def late(*arguments: Any) -> DataFrame:
+        return written_late(in_one_task(*arguments), begun, released)
+
+    monkeypatch.setattr(streaming.maintenance.merge, "in_one_task", late)
+    merge = merge_of(buckets)
+    within = merge.next_slice(0)
+    assert within is not None
+    with ThreadPoolExecutor(1) as threads:
+        slice_merged = threads.submit(merge_slice, store, merge, within, BATCH_SETTINGS)
+        assert_eventually(begun.exists)
+        store.join_cancelled([3, 4], NOTHING_FORGETTABLE)
+        released.touch()
+        merged_slice = slice_merged.result(60)
+    assert (sum(segment.count for segment in merged_slice.segments), merged_slice.cancelled) == (2, 2)

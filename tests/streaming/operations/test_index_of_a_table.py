@@ -71,8 +71,7 @@ def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: Bucket
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(105_000):
-        segments = merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14))
-        merge.add(segments, within)
+        merge.add(merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14)), within)
     finish_merge(store, merge, 1)
     assert store.precisions() == {14}
     index = index_of(store, store.version())

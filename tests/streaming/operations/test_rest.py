@@ -12,7 +12,8 @@ from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.setting_types import DAY, HOUR, MINUTE
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.delivered import Delivered
@@ -27,7 +28,7 @@ from streaming.job.stored_ids import StoredIds
 from streaming.operations.rebuild import ids_left, names_of
 from streaming.operations.rest import Rest
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
-from tests.streaming.sealed import seal_messages
+from tests.streaming.sealed import cancelled_in, seal_messages
 
 TOPIC, RESULTS = "delayline-in", "delayline-results"
 CLOCK_MS = 1_798_000_000_000
@@ -170,9 +171,10 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
     )
     ids = names_of(store, holding, origin, {}, ids_left(behind))
     assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
-    assert store.cancelled_ids()[TOPIC, 0].tolist() == [19, 20, 23]
-    assert store.cancelled_between(FAR_MS, FAR_MS + 1, LEFT_IN).ids[TOPIC, 0].tolist() == [20, 23]
-    assert store.cancelled_between(0, CUTOFF_MS, LEFT_IN).ids[TOPIC, 0].tolist() == [19]
+    stored = pa.concat_tables(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS)).sort_by("offset")
+    assert [stored.column(name).to_pylist() for name in ("offset", "deliver_at_ms", "bucket")] == [
+        [19, 20, 23], [CUTOFF_MS - 1, FAR_MS, FAR_MS], [LEFT_IN] * 3,
+    ]  # fmt: skip
     stored_ids = StoredIds(store)
     stored_ids.open(origin.first_bucket, origin.offsets)
     known = stored_ids.named_among([named(TOPIC, each) for each in (b"a", b"b", b"c", b"d")], CLOCK_MS)
@@ -192,4 +194,4 @@ def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> Non
     origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
     ids = names_of(store, holding, origin, {}, {})
     assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
-    assert store.cancelled_ids()[TOPIC, 0].tolist() == [9]
+    assert cancelled_in(store)[TOPIC, 0] == [9]

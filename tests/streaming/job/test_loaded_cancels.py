@@ -1,0 +1,43 @@
+"""What was cancelled after it was loaded is known as long as something is loaded that is older."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from state.buckets.cancelled import NEVER_MS
+from streaming.job.loaded_cancels import LoadedCancels
+from tests.messages import cancelled
+
+IN = ("in", 0)
+
+
+def known(cancels: LoadedCancels, start_ms: int, end_ms: int) -> list[int]:
+    return [offset for offsets in cancels.due_between(start_ms, end_ms).values() for offset in offsets.tolist()]
+
+
+def test_what_may_be_due_in_a_range_and_was_loaded_is_known() -> None:
+    cancels = LoadedCancels()
+    several = [(*IN, 1, 100, 200), (*IN, 2, 300, 310), (*IN, 3, NEVER_MS, 300), (*IN, 4, 500, 600)]
+    cancels.add(cancelled(several), horizon_ms=500)
+    assert known(cancels, 0, 1_000) == [1, 2]
+    assert [known(cancels, 200, 300), known(cancels, 201, 300), known(cancels, 201, 301)] == [[1], [], [2]]
+    cancels.forget_from(300)
+    assert known(cancels, 0, 1_000) == [1]
+
+
+def test_what_is_due_or_was_cancelled_before_all_loads_is_forgotten() -> None:
+    cancels = LoadedCancels()
+    begun_s = time.monotonic()
+    cancels.add(cancelled([(*IN, 1, 100, 200), (*IN, 2, 100, 10_000)]), horizon_ms=500)
+    cancels.forget_before(200, begun_s)
+    assert known(cancels, 0, 1_000) == [1, 2]
+    cancels.forget_before(201, begun_s)
+    assert known(cancels, 0, 1_000) == [2]
+    later_s = time.monotonic() + 1
+    cancels.add(cancelled([]), horizon_ms=500)
+    cancels.forget_before(201, later_s)
+    assert known(cancels, 0, 1_000) == []
+    cancels.add(cancelled([(*IN, 3, 100, 10_000)]), horizon_ms=500)
+    cancels.forget_before(201, math.inf)
+    assert known(cancels, 0, 1_000) == [], "nothing is loaded"
