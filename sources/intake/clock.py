@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sources.intake.kafka_reader import CHUNK_SCHEMA
 
 
-def tick(spark: SparkSession, horizon_ms: int) -> DataFrame:
-    """Return a stream of one row for each batch; its event time is the batch's clock plus `horizon_ms`.
+def tick(spark: SparkSession, next_cutoff_ms: Callable[[], int]) -> DataFrame:
+    """Return a stream of one row for each batch; its event time is the cutoff of the next batch.
 
-    The columns are those of `sources.intake.kafka_reader.CHUNK_SCHEMA`, with a null chunk. `rate-micro-batch` makes a
-    row at every trigger; `rate` only counts whole seconds.
+    The columns are those of `CHUNK_SCHEMA`, with a null chunk. `next_cutoff_ms` returns that cutoff (epoch ms) in a
+    task. It may return another one in a replay: Spark records what the last try of a batch has returned.
     """
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                row = {"shard_key": [-1], "event_time": [next_cutoff_ms() * 1000], "chunk": [None]}
+                yield pa.RecordBatch.from_pydict(row, schema=CHUNK_SCHEMA)
+
+    # `rate-micro-batch` makes a row at every trigger; `rate` only counts whole seconds.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-    return ticks.selectExpr(
-        "-1 AS shard_key",
-        f"timestamp_millis(unix_millis(current_timestamp()) + {int(horizon_ms)}) AS event_time",
-        "CAST(NULL AS binary) AS chunk",
-    )
+    return ticks.select("value").mapInArrow(run, from_arrow_schema(CHUNK_SCHEMA))

@@ -1,4 +1,4 @@
-"""How far ahead of the cutoff the prefetch window reaches, decided from the metadata of the live segments."""
+"""How far ahead of the cutoff messages are loaded, and handed over at a time, by the metadata of the live segments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
 _MOST_AHEAD_MS = 14 * 24 * 60 * 60 * 1000
 # What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.
 _SOON_MS = 5_000
-# How exactly a due time is searched for.
-_STEP_MS = 1_000
+# How exactly a due time is searched for, up to which messages are loaded.
+_EXACTLY_MS = 1_000
+# About a stored chunk, which is read whole.
+_LEAST_STEP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Reach:
             end_ms = further_ms
         return end_ms
 
+    def step(self, cutoff_ms: int, wanted_ms: int) -> int:
+        """Return the cutoff that follows `cutoff_ms`: `wanted_ms`, or a lower one if more is due before than one piece.
+
+        It is above `cutoff_ms`. Only messages that are due at the same millisecond can be more than a piece.
+        """
+        limit = max(self.max_bytes // 2, _LEAST_STEP_BYTES)
+        return max(self._fitting(cutoff_ms, wanted_ms, limit, exactly_ms=1), min(cutoff_ms + 1, wanted_ms))
+
     def back(self, horizon_ms: int, cutoff_ms: int) -> int:
         """Return up to which due time to keep what is loaded below `horizon_ms`, which is about all that was sealed.
 
@@ -71,13 +81,19 @@ class Reach:
     def _soon(self, cutoff_ms: int) -> int:
         return cutoff_ms + min(_SOON_MS, self.ahead_ms // 4)
 
-    def _fitting(self, start_ms: int, end_ms: int, limit: int) -> int:
-        """Return a due time, `end_ms` at most, up to which no more than `limit` bytes are due from `start_ms` on."""
+    def _fitting(self, start_ms: int, end_ms: int, limit: int, exactly_ms: int = _EXACTLY_MS) -> int:
+        """Return a due time, `end_ms` at most, up to which no more than `limit` bytes are due from `start_ms` on.
+
+        It may be `exactly_ms` too low, but not if all fits.
+        """
+        segments = self.catalog.overlapping(start_ms, end_ms)
+        if due_in(segments, start_ms, end_ms)[1] <= limit:
+            return end_ms
         fitting_ms = start_ms
         # By halves: near and far messages may differ in size.
-        while end_ms - fitting_ms > _STEP_MS:
+        while end_ms - fitting_ms > exactly_ms:
             middle_ms = (fitting_ms + end_ms) // 2
-            if self._expected(start_ms, middle_ms)[0] <= limit:
+            if due_in(segments, start_ms, middle_ms)[1] <= limit:
                 fitting_ms = middle_ms
             else:
                 end_ms = middle_ms

@@ -113,10 +113,6 @@ class Delivered:
         """Return which of `messages` were accepted before the newest batch."""
         return _below(messages, self.newest.starts)
 
-    def clock_ms(self, horizon_ms: int) -> int:
-        """Return the clock of the batch before the newest, epoch ms. A cutoff is `horizon_ms` ahead of it."""
-        return max(0, self.newest.cutoff_ms - horizon_ms)
-
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket are delivered, or were cancelled and would be otherwise."""
         due = messages.column("deliver_at_ms").to_numpy()

@@ -23,8 +23,8 @@ class BatchSpan:
 
     The batch accepted the records of the topics `input_ids` from `starts` up to `ends`; an input partition that
     `starts` lacks begins at 0.
-    Cutoffs are epoch ms; `previous_ms` is 0 for a first batch. `batch_id` -1 stands for a checkpoint that has handed
-    over nothing yet.
+    Cutoffs are epoch ms, and so is `previous_clock_ms`, the clock of the batch before. Both of a first batch's previous
+    instants are 0. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
 
     Each transaction stores a marker, and there may be thousands of input partitions. So it has the offsets once: the
     ends, and how many records were `read` in the partitions that had any.
@@ -37,6 +37,7 @@ class BatchSpan:
     starts: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
     input_ids: InputIds = field(default_factory=dict)
+    previous_clock_ms: int = 0
 
     @model_serializer(mode="wrap")
     def _stored(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

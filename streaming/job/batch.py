@@ -115,7 +115,8 @@ class BatchRunner:
         2. Read from the offset log which records the batch reads, and its cutoff.
         3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
            merges if they are far behind.
-        4. Decide which records are refused because too many messages of their topics wait, and record it.
+        4. Decide which records are refused because too many messages of their topics wait, and record it. Choose the
+           cutoff of the next batch.
         5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
            replayed.
         6. Check that the input topics are those that the job knows. Warn if records of the batch were deleted unread.
@@ -147,9 +148,10 @@ class BatchRunner:
             waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
             if waited_s:
                 log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
-        # 4. Decide what is refused.
+        # 4. Decide what is refused, and how much the next batch hands over.
         refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms)
-        tell_tasks(self._store.spark, span, planned.clock_ms, refusal)
+        next_cutoff_ms = self._window.next_cutoff(span.cutoff_ms, planned.clock_ms + self._settings.clock.horizon)
+        tell_tasks(self._store.spark, span, planned.clock_ms, refusal, next_cutoff_ms)
         shard_output = shard_output.persist()
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
@@ -202,7 +204,8 @@ class BatchRunner:
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
-        # 11. Wait. The first batches after a time without any hand over up to the clock of the batch before.
+        # 11. Wait. After a time without batches, the first one has the cutoff of the last, and the next ones follow in
+        #     steps.
         self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < planned.clock_ms)
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
@@ -260,7 +263,8 @@ class BatchRunner:
                 f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
-        return BatchSpan(self._origin, planned.batch_id, *cutoffs, before.offsets, planned.offsets, ids)
+        offsets = (before.offsets, planned.offsets)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms)
 
     def _plan_hand_over(
         self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int, decision: Decision

@@ -131,9 +131,25 @@ class PrefetchWindow:
         self._loading: list[_Load] = []
         self._horizon_ms = start_ms
         self._cutoff_ms = start_ms
+        # Up to here the next batch takes messages.
+        self._next_ms = start_ms
         self._cancelled = LoadedCancels()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
+
+    def next_cutoff(self, cutoff_ms: int, wanted_ms: int) -> int:
+        """Return the cutoff of the batch that follows one with the cutoff `cutoff_ms`, and start to load up to there.
+
+        That is `wanted_ms`, or less if more is due before it than one piece holds, as after an outage: then several
+        batches hand it over, and each of them accepts new messages.
+        """
+        self._next_ms = max(cutoff_ms, wanted_ms)
+        # What is loaded is bounded already.
+        if self._next_ms > self._horizon_ms:
+            self._next_ms = self._reach.step(cutoff_ms, self._next_ms)
+        if self._next_ms > self._horizon_ms:
+            self._load_on(self._next_ms)
+        return self._next_ms
 
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
         """Return the chunks with sealed messages due in [start_ms, end_ms), as zero or more DataFrames.
@@ -213,6 +229,7 @@ class PrefetchWindow:
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
         if len(self._pieces) + len(self._loading) >= _MOST_PIECES:
             end = min(end, self._cutoff_ms + self._ahead_ms)
+        end = max(end, self._next_ms)
         if end < self._horizon_ms:
             self._give_up_from(end)
 

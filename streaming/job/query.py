@@ -3,7 +3,7 @@
 In the order of the data:
 
 1. Records and ticks are read (`sources.intake`), and records are accepted: they become chunks of messages by shard.
-2. The tick moves the watermark, which is the batch's cutoff, and is then dropped.
+2. The tick moves the watermark, which is the cutoff of the next batch, and is then dropped.
 3. The state function of each shard divides its messages into due, sealed and kept (`state.buckets.operator`).
 4. `BatchRunner.run` hands over the due messages and seals the others (`streaming.job.batch`).
 """
@@ -32,16 +32,21 @@ from state.checkpoint.batch_settings import Refusal, RunningBatch, SettingsHisto
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 
-# The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, and
-# which records it refuses.
+# The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, which
+# records it refuses, and the cutoff of the next batch.
 _READ_PARTITIONS, _CLOCK, _REFUSAL = "delayline.readPartitions", "delayline.clock", "delayline.refusal"
+_NEXT_CUTOFF = "delayline.nextCutoff"
 
 
-def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal) -> None:
-    """Tell the tasks that this thread will start what they need to know of their batch, whose clock is `clock_ms`."""
+def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal, next_cutoff_ms: int) -> None:
+    """Tell the tasks that this thread will start what they need to know of their batch.
+
+    `clock_ms` is its clock, and `next_cutoff_ms` the cutoff of the next batch, both epoch ms.
+    """
     spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
     spark.sparkContext.setLocalProperty(_CLOCK, str(clock_ms))
     spark.sparkContext.setLocalProperty(_REFUSAL, json.dumps(asdict(refusal)))
+    spark.sparkContext.setLocalProperty(_NEXT_CUTOFF, str(next_cutoff_ms))
 
 
 def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
@@ -66,6 +71,15 @@ def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
     return running_batch
 
 
+def _next_cutoff_ms() -> int:
+    """Return, inside a task, the cutoff of the next batch."""
+    context = TaskContext.get()
+    cutoff_ms = context.getLocalProperty(_NEXT_CUTOFF) if context else None
+    if cutoff_ms is None:
+        raise CheckpointMismatch("a task ran outside a batch, so the next cutoff is not known")
+    return int(cutoff_ms)
+
+
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
     """Return the stream of what each batch hands over, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
 
@@ -82,9 +96,8 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         settings.topics.skip_expired,
     )
     messages = records.mapInArrow(accepting(running_batch), from_arrow_schema(CHUNK_SCHEMA))
-    ticks = tick(spark, settings.clock.horizon)
     return (
-        messages.unionByName(ticks)
+        messages.unionByName(tick(spark, _next_cutoff_ms))
         .withWatermark("event_time", "0 seconds")
         # Drop the tick, which has moved the watermark by now. Spark would push a filter on another column below it.
         .where(col("event_time").isNull())

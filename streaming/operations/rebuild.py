@@ -154,8 +154,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        lost_ms = delivered.clock_ms(settings.clock.horizon)
-        accepted = Rest(delivered, in_table, cancelled, batch_settings, now_ms, lost_ms)
+        accepted = Rest(delivered, in_table, cancelled, batch_settings, now_ms)
         overdue = _overdue(store, delivered, cancelled, origin, settings.results_topic)
         ids = None
         if gives_names(batch_settings):

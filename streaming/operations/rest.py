@@ -32,7 +32,7 @@ class Rest:
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for what is not the newest of its name (`state.name_holders`).
 
-    `now_ms` is the time at which they are accepted, and `lost_ms` the last clock of the lost job, both epoch ms.
+    `now_ms` is the time at which they are accepted, epoch ms.
     """
 
     delivered: Delivered
@@ -40,7 +40,6 @@ class Rest:
     cancelled: OffsetBitmaps
     batch_settings: BatchSettings
     now_ms: int
-    lost_ms: int
 
     def messages(self) -> ArrowFunction:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
@@ -106,10 +105,11 @@ class Rest:
         By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and an ask are due
         then, and an instant that is too far away is shortened to the longest delay after it.
         """
+        lost_ms = self.delivered.newest.previous_clock_ms
         # The asks that come with the records are behind the messages.
-        lost = accept(records, self.batch_settings, self.lost_ms).slice(0, records.num_rows)
+        lost = accept(records, self.batch_settings, lost_ms).slice(0, records.num_rows)
         asks = messages.slice(records.num_rows)
-        lost = pa.concat_tables([lost, _due_at(asks, np.minimum(_dues(asks), self.lost_ms))]).combine_chunks()
+        lost = pa.concat_tables([lost, _due_at(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
         dues, topics = _dues(lost).copy(), lost.column("topic")
         latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
         for topic in topics.unique().to_pylist():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def train(spark: SparkSession, folder: Path) -> None:
         writer = rows.coalesce(1).sortWithinPartitions("key").write.format("delta").mode("append")
         writer.option("txnAppId", "training").option("txnVersion", batch_id).save(table)
 
-    stream = tick(spark, 2_000).withWatermark("event_time", "0 seconds").groupBy("shard_key")
+    stream = (
+        tick(spark, lambda: time.time_ns() // 1_000_000).withWatermark("event_time", "0 seconds").groupBy("shard_key")
+    )
     counted = stream.applyInPandasWithState(
         count, "key int, total long", "total long", "append", GroupStateTimeout.EventTimeTimeout
     )

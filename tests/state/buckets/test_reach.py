@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.reach import Reach
+from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 
 _SECOND, _MINUTE, _HOUR = 1_000, 60_000, 3_600_000
@@ -61,3 +66,40 @@ def test_what_does_not_fit_after_a_seal_is_given_up_down_to_half_of_the_bytes() 
 def test_a_load_far_ahead_is_given_up_where_much_was_sealed_into_it() -> None:
     # Worth more than two loads of 64 MB, and within the bytes.
     assert _MINUTE <= reach((0, 3600, 200), max_mb=1000).back(_HOUR, 0) < _HOUR
+
+
+def steps(own: Reach, wanted_ms: int) -> list[int]:
+    """Return the cutoffs by which all that is due before `wanted_ms` is handed over."""
+    cutoffs = [0]
+    while cutoffs[-1] < wanted_ms:
+        cutoffs.append(own.step(cutoffs[-1], wanted_ms))
+        assert cutoffs[-2] < cutoffs[-1] <= wanted_ms
+    return cutoffs
+
+
+def test_what_fits_is_handed_over_at_once_and_more_in_pieces_of_half_the_bytes() -> None:
+    assert steps(reach((0, 60, 50)), _MINUTE) == [0, _MINUTE]
+    # 10 MB/s for a minute, a piece every five seconds, and then nothing for a day.
+    day = 24 * _HOUR
+    cutoffs = steps(reach((0, 60, 600)), day)
+    assert all(4_990 < after - before <= 5_000 for before, after in pairwise(cutoffs[:12]))
+    assert cutoffs[-1] == day
+    assert len(cutoffs) <= 14
+
+
+def test_only_what_is_due_at_one_millisecond_is_handed_over_together_whatever_it_takes() -> None:
+    assert steps(reach((5, 5, 6_000), (6, 6, 6_000)), _MINUTE) == [0, 5_000, 5_001, 6_000, 6_001, _MINUTE]
+
+
+def test_a_window_of_a_kilobyte_does_not_make_a_batch_for_each_message() -> None:
+    own = Reach(reach((0, 60, 6)).catalog, _MINUTE, 1_024)
+    assert len(steps(own, _MINUTE)) <= 8
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.integers(1, 400)), max_size=6))
+def test_steps_reach_the_wanted_cutoff_and_none_takes_more_than_a_piece(bounds: list[tuple[int, int, int]]) -> None:
+    segments = [(min(first, last), max(first, last), size) for first, last, size in bounds]
+    own = reach(*segments)
+    for before, after in pairwise(steps(own, 400 * _SECOND)):
+        nbytes = due_in(own.catalog.overlapping(before, after), before, after)[1]
+        assert nbytes <= 50 * _MB or after == before + 1

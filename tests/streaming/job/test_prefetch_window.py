@@ -159,6 +159,31 @@ def lose_cached(store: BucketTable) -> None:
         blocks.removeRdd(number, True)
 
 
+def test_what_fell_due_in_an_outage_is_loaded_and_taken_in_pieces_of_half_the_bytes(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = 3_600_000
+    # 4 MB that fell due within an hour, a week ago.
+    dues = range(0, hour, hour // 400)
+    for number in range(4):
+        rows = [{"deliver_at_ms": due, "offset": due, "value": b"x" * 10_000} for due in dues[number::4]]
+        seal_rows(store, number, rows)
+    window, _ = window_of(store, ahead_ms=60_000, max_bytes=2 * 1024 * 1024)
+    loads = count_loads(store, monkeypatch)
+    wanted_ms, cutoffs, counts = 7 * 24 * hour, [0], []
+    while cutoffs[-1] < wanted_ms:
+        next_ms = window.next_cutoff(cutoffs[-1], wanted_ms)
+        window.take(cutoffs[-2] if len(cutoffs) > 1 else 0, cutoffs[-1])
+        # A batch seals something that is due soon.
+        assert loads[-1][1] >= next_ms
+        counts.append(len(taken(window, cutoffs[-1], next_ms)))
+        assert loaded_bytes(window) <= 2.2 * 1024 * 1024
+        cutoffs.append(next_ms)
+    window.close()
+    assert sum(counts) == 400
+    assert max(counts) <= 110
+
+
 def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable) -> None:
     dues: Dues = {1: [100, 900], 2: [120, 950]}
     seal(store, dues, 1)

@@ -54,11 +54,10 @@ def rest_of(
 
     `ends` is what the last batch has read, and `others` are the markers of other shards.
     """
-    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends)
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
     delivered = Delivered((Progress(span, 3, last), *others))
-    lost_ms = delivered.clock_ms(CUTOFF_MS - CLOCK_MS)
-    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms, lost_ms)
+    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms)
 
 
 def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
@@ -136,6 +135,17 @@ def test_what_was_stamped_ahead_is_not_delivered_again_by_a_shard_that_was_silen
     rest = rest_of(settings=settings, now_ms=CLOCK_MS + DAY, others=[silent])
     rows = [published(at, -2 * HOUR) | {"key": b"%d" % at} for at in range(8)]
     assert left(rest, *rows) == {}
+
+
+def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_if_it_waits() -> None:
+    # After an outage the job has handed over what was due up to two hours ago, and goes on.
+    cutoff_ms = CLOCK_MS - 2 * HOUR
+    origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
+    span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
+    delivered = Delivered((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
+    rest = Rest(delivered, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
+    rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
+    assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -118,7 +119,7 @@ def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFra
     late = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     late = late.selectExpr("0 AS shard_key", "timestamp_millis(0) AS event_time", "CAST(NULL AS binary) AS chunk")
     return (
-        tick(spark, settings.clock.horizon)
+        tick(spark, lambda: time.time_ns() // 1_000_000 + settings.clock.horizon)
         .unionByName(late)
         .withWatermark("event_time", "0 seconds")
         .where("event_time = timestamp_millis(0)")
