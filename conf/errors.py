@@ -14,7 +14,7 @@ DelaylineError
 |   |-- CheckpointUnreadable, CheckpointVersion
 |   `-- BucketUnreadable                          corrupt data
 |-- InvariantViolated: LateRowsDropped, CutoffMismatch
-|-- CheckpointMismatch, ApplicationHeld, ClockBehind
+|-- CheckpointMismatch, ApplicationHeld, ClockBehind, ClockAhead
 |-- ReleaseTaken, ReleaseRefused, ReleaseFailed
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
@@ -241,6 +241,12 @@ class ClockBehind(DelaylineError):
     """The host's clock was set far back. To wait until it has caught up could take hours."""
 
     code = "clock-behind"
+
+
+class ClockAhead(DelaylineError):
+    """The host's clock is far ahead of the broker's. By it, messages would be handed over long before they are due."""
+
+    code = "clock-ahead"
 
 
 class LateRowsDropped(InvariantViolated):

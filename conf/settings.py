@@ -105,10 +105,11 @@ class LimitSettings(Section):
 
 
 class ClockSettings(Section):
-    """How often a batch starts, and how far ahead of the clock it hands over."""
+    """How often a batch starts, how far ahead of the clock it hands over, and how far that may be off."""
 
     trigger: Annotated[int, duration(0, DAY)] = 500
     horizon: Annotated[int, duration(SECOND, HOUR)] = MINUTE
+    skew_limit: Annotated[int, duration(10 * SECOND, LONGEST)] = 2 * MINUTE
 
 
 class CancelSettings(Section):

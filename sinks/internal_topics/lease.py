@@ -1,7 +1,8 @@
 """Holding the lease of an application id: at any time one known process may deliver and seal.
 
 The holder writes heartbeats to a compacted internal topic with a transactional producer, so that Kafka itself fences
-an earlier holder that comes back. No two clocks are compared: a new process waits for another heartbeat of the holder.
+an earlier holder that comes back. No two clocks are compared for it: a new process waits for another heartbeat of the
+holder. The broker stamps the heartbeats, and so says what time it has.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka.client_log import client_log
@@ -65,6 +66,8 @@ class HeldLease:
         self._outage_limit_s = settings.kafka.outage_limit / 1000
         self._producer: Producer | None = None
         self._taken: ApplicationHeld | None = None
+        # The broker's stamp on the last heartbeat, epoch ms, and when that was sent.
+        self._stamped: tuple[int, float] | None = None
         self._lock = threading.Lock()
         last = _wait_for_holder(self._options, self._topic)
         self.after_a_crash = last is not None and not last.released
@@ -88,6 +91,17 @@ class HeldLease:
     def confirmed_ago_s(self) -> float:
         """How long ago the broker last confirmed that this process holds the lease."""
         return _clock_s() - self._confirmed_s
+
+    @property
+    def broker_ms(self) -> float | None:
+        """The broker's clock, epoch ms: its last stamp, and the time since then by this host's monotonic clock.
+
+        It is too high by no more than that heartbeat took. None if the lease topic has no stamps of the broker.
+        """
+        if self._stamped is None:
+            return None
+        stamp_ms, sent_s = self._stamped
+        return stamp_ms + (_clock_s() - sent_s) * 1000
 
     def check_not_taken(self) -> None:
         """Raise ApplicationHeld if another process is known to hold the lease. Does not ask the broker."""
@@ -161,7 +175,7 @@ class HeldLease:
             begun_s = _clock_s()
             heartbeat = self._lease.next_heartbeat(released)
             try:
-                self._write(heartbeat)
+                self._write(heartbeat, begun_s)
             except KafkaException as problem:
                 # Whether fenced, timed out or disconnected: a new producer can go on if no other process has the lease.
                 self._producer = None
@@ -171,14 +185,19 @@ class HeldLease:
                 raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
             self._lease, self._confirmed_s = heartbeat, begun_s
 
-    def _write(self, lease: Lease) -> None:
+    def _write(self, lease: Lease, sent_s: float) -> None:
+        def take_stamp(error: KafkaError | None, message: Message) -> None:
+            kind, stamp_ms = message.timestamp()
+            if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+                self._stamped = stamp_ms, sent_s
+
         if self._producer is None:
             # Check before, so as not to fence a later holder; and after, when no claim can go unseen any more.
             self._check_claim()
             self._producer = self._open()
             self._check_claim(after_fencing=True)
         self._producer.begin_transaction()
-        self._producer.produce(self._topic, lease.to_bytes(), _KEY, 0)
+        self._producer.produce(self._topic, lease.to_bytes(), _KEY, 0, on_delivery=take_stamp)
         begun_s = time.monotonic()
         self._producer.commit_transaction(self._period_s)
         if not sent_once(begun_s):

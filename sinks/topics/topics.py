@@ -25,6 +25,8 @@ BROKER_DEFAULT = -1
 _COMPACTED = {"cleanup.policy": "compact"}
 # A heartbeat comes every other second, and only the last one counts. Kafka compacts closed segments, never an open one.
 _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
+# The stamps on heartbeats are the broker's clock, with which the job compares its own.
+_BROKER_STAMPS = {"message.timestamp.type": "LogAppendTime"}
 # Only the release stage may delete what is handed over, and it takes a chunk as large as a broker takes a request.
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -137,6 +139,7 @@ def check_topics(settings: Settings, all_outputs: bool = False) -> dict[str, int
             )
         _check_shards(admin, settings, counts)
         _check_policy(admin, settings.lease_topic)
+        _check_stamps(admin, settings.lease_topic)
         check_records(admin, settings)
     return counts
 
@@ -301,7 +304,7 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
     if role == "input":
         return form | {"configs": INPUT_PROTECTION}
     if role == "lease":
-        return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS}
+        return form | {"num_partitions": 1, "configs": _COMPACTED | _SHORT_SEGMENTS | _BROKER_STAMPS}
     return form
 
 
@@ -371,4 +374,14 @@ def _check_policy(admin: KafkaAdminClient, name: str, allowed: str = "compact") 
     if policy != allowed:
         raise TopicMismatch(
             f"topic {name} has cleanup.policy={policy}, and would lose what the job keeps there: set it to {allowed}"
+        )
+
+
+def _check_stamps(admin: KafkaAdminClient, lease_topic: str) -> None:
+    """Raise TopicMismatch if heartbeats of the lease do not have the broker's time."""
+    config = topic_configs(admin, [lease_topic], _BROKER_STAMPS.keys())[lease_topic]
+    if wrong := [f"{key}={config[key]}" for key, value in _BROKER_STAMPS.items() if config[key] != value]:
+        raise TopicMismatch(
+            f"topic {lease_topic} has {wrong[0]}, so that the job cannot compare its clock with the broker's: set "
+            "message.timestamp.type=LogAppendTime (kafka-configs.sh --alter)"
         )

@@ -82,6 +82,10 @@ class Checkpoint:
         cutoff_ms = max(watermark_ms, self.origin.cutoff_ms)
         return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.origin.offsets)
 
+    def forget_planned(self, batch_id: int) -> None:
+        """Delete the newest batch from the offset log: Spark plans it again. Nothing of it may have run."""
+        self._files.delete(f"offsets/{batch_id}")
+
     def check_logs(self) -> None:
         """Read the entries of both logs that Spark will read: the newest ones, and those before them.
 

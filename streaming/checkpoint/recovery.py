@@ -75,7 +75,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     """Read everything that a start needs. Reads only metadata of the buckets, and no message.
 
     1. Read Spark's logs.
-    2. Read the markers in the progress topic. If no batch was ever planned, begin the checkpoint.
+    2. Read the markers in the progress topic. Forget a batch that never ran, since its clock was far ahead. If no batch
+       was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come, and new input topics.
     4. Create the table if there is none, and check its log. After a crash, fence the merges of the process before.
     5. Refuse a checkpoint that is older than the table or the markers.
@@ -93,6 +94,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     planned = checkpoint.last_planned()
     # 2. Read the markers.
     markers = read_markers(settings)
+    if planned is not None and _never_ran(settings, checkpoint, store, markers, planned, lease):
+        checkpoint.forget_planned(planned)
+        planned = checkpoint.last_planned()
     if planned is None:
         _begin(spark, settings, checkpoint, store, markers, fresh, lease)
     if checkpoint.is_retired():
@@ -130,6 +134,35 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     newest = None if planned is None else checkpoint.planned(planned)
     left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
     return Recovered(checkpoint, newest, history, store, catalog, parts, left, id_rows, merge_token, cutoff_ms, overdue)
+
+
+def _never_ran(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    store: BucketTable,
+    markers: Iterable[Progress | None],
+    planned: int,
+    lease: HeldLease,
+) -> bool:
+    """Return whether batch `planned` was refused for its clock, which is far ahead of the broker's, or would have been.
+
+    Its clock is checked before anything of it runs (`streaming.job.batch`). If it was run by a greater
+    `clock.skew_limit`, table or markers may show it.
+    """
+    if planned == checkpoint.last_committed() or lease.broker_ms is None:
+        return False
+    shown_ms = checkpoint.planned(planned).clock_ms
+    if shown_ms - lease.broker_ms <= settings.clock.skew_limit:
+        return False
+    own = checkpoint.origin.checkpoint
+    handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
+    if handed_over or (store.exists() and store.newest_of(own) == planned):
+        return False
+    log.warning(
+        "batch %d was planned when this host's clock showed %s, and did not run: it is planned again",
+        planned, instant_and_ms(shown_ms),
+    )  # fmt: skip
+    return True
 
 
 def _begin(

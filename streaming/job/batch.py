@@ -38,6 +38,7 @@ from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
+from streaming.job.clock_watch import check_not_ahead
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.input_watch import InputWatch
 from streaming.job.look_ahead import LookAhead
@@ -112,7 +113,8 @@ class BatchRunner:
         Spark calls this (`foreachBatch`), and commits the batch when it returns. The steps:
 
         1. Check that this process still holds the lease.
-        2. Read from the offset log which records the batch reads, and its cutoff.
+        2. Read from the offset log which records the batch reads, its clock and its cutoff. Check the clock against the
+           broker's.
         3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
            merges if they are far behind.
         4. Decide which records are refused because too many messages of their topics wait, and record it. Choose the
@@ -133,8 +135,11 @@ class BatchRunner:
         # 1. Check the lease.
         self._lease.check()
         started_s = time.monotonic()
-        # 2. Read the offset log.
+        # 2. Read the offset log. Nothing runs by a clock that is far ahead: a start can forget such a batch.
         self.planned = planned = self._checkpoint.planned(batch_id)
+        check_not_ahead(
+            planned.clock_ms, f"the clock of batch {batch_id}", self._lease, self._settings.clock.skew_limit
+        )
         self._counts.batch_begun(planned)
         span = self._span(planned)
         # 3. Start what runs beside the batch. Maintenance now, and not at the end of a batch: the catalog still has

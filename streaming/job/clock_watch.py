@@ -1,4 +1,8 @@
-"""The watch over the host's clock: if the clock was set back, the job must not wait for hours without a word."""
+"""The watch over the host's clock.
+
+If it was set back, the job must not wait for hours without a word. If it is far ahead, no batch may follow it: cutoffs
+never go back.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
-from conf.errors import ClockBehind
+from conf.errors import ClockAhead, ClockBehind
 from conf.instants import instant
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -61,6 +66,46 @@ class ClockWatch:
         if not self._warned:
             self._warned = True
             log.warning("%s: each message that falls due waits until it has caught up", sentence)
+
+
+class BrokerClock(Protocol):
+    """What knows the broker's clock: `sinks.internal_topics.lease.HeldLease`."""
+
+    @property
+    def broker_ms(self) -> float | None:
+        """The broker's clock, epoch ms; None if it is not known."""
+
+    def check_now(self) -> None:
+        """Ask the broker."""
+
+
+def check_not_ahead(shown_ms: int, whose: str, broker: BrokerClock, limit_ms: int) -> None:
+    """Raise ClockAhead if a clock that shows `shown_ms` (epoch ms) is more than `limit_ms` ahead of the broker's.
+
+    `whose` clock it is, for the error. Raises what `check_now` does.
+    """
+    if not _is_ahead(shown_ms, broker, limit_ms):
+        return
+    # The host may have been paused since the broker answered last, and its monotonic clock with it.
+    broker.check_now()
+    if _is_ahead(shown_ms, broker, limit_ms):
+        broker_ms = round(broker.broker_ms or 0)
+        raise ClockAhead(
+            f"{whose} shows {instant(shown_ms)}, and the broker's clock {instant(broker_ms)}, "
+            f"{timedelta(milliseconds=shown_ms - broker_ms)} less; clock.skew_limit is "
+            f"{timedelta(milliseconds=limit_ms)}. Set right which of them is wrong, and start the job again. Nothing "
+            "was handed over by that clock"
+        )
+
+
+def check_host_clock(broker: BrokerClock, limit_ms: int, now_ms: Callable[[], int] = _now_ms) -> None:
+    """Raise ClockAhead if this host's clock is more than `limit_ms` ahead of the broker's."""
+    check_not_ahead(now_ms(), "this host's clock", broker, limit_ms)
+
+
+def _is_ahead(shown_ms: int, broker: BrokerClock, limit_ms: int) -> bool:
+    broker_ms = broker.broker_ms
+    return broker_ms is not None and shown_ms - broker_ms > limit_ms
 
 
 def watch_from(checkpoint: Checkpoint, newest: PlannedBatch | None) -> ClockWatch:

@@ -44,7 +44,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import Recovered, input_starts, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import watch_from
+from streaming.job.clock_watch import check_host_clock, watch_from
 from streaming.job.input_loss import check_input_loss
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
@@ -152,8 +152,9 @@ def _run(
     1. Check the topics.
     2. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 3.
     3. Start Spark and claim the lease. After a crash, fence the writers of the process before.
-    4. Recover: read the checkpoint, the table's metadata and the progress topic.
-    5. Check the host's clock, and that the input topics still have the records that the next batch needs.
+    4. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
+       progress topic.
+    5. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
     6. Start the query, and call `on_started`.
     7. Watch the query until it ends. Then find the cause in the input if Spark names none.
     """
@@ -172,7 +173,8 @@ def _run(
         if lease.after_a_crash:
             # The holder before may be paused, not dead, and have open transactions.
             fence_writers(settings, settings.bucket.shards)
-        # 4. Recover.
+        # 4. Check the host's clock, and recover.
+        check_host_clock(lease, settings.clock.skew_limit)
         with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
         counts.recovered(state.checkpoint.path)
@@ -261,12 +263,16 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     """Replay the batch that was cut off, if there is one, and plan no other. No batch is then half done.
 
     With `topics.skip_expired`, it reads nothing of input topics that were created again. Raises QueryFailed,
-    ClockBehind, RecordsExpired, and the errors of `recover`.
+    ClockAhead, ClockBehind, RecordsExpired, and the errors of `recover`.
     """
     planned = checkpoint.last_planned()
     if planned is None or checkpoint.last_committed() == planned:
         return
+    check_host_clock(lease, settings.clock.skew_limit)
     state = recover(spark, settings, fresh=False, lease=lease)
+    if checkpoint.last_planned() != planned:
+        # It never ran.
+        return
     watch_from(checkpoint, state.planned)
     if recreated := _check_input(settings, state):
         read_nothing_of(checkpoint, recreated, planned)

@@ -51,6 +51,10 @@ class Folder:
         finally:
             stream.close()
 
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        self._files.delete(self._path_of(self.path, name), False)
+
     def write(self, name: str, text: str, replace: bool = True) -> None:
         """Write a file in one step: readers find the whole text, or what was there before.
 

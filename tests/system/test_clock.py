@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -18,7 +19,8 @@ _HOUR_S, _DAY_S = 3_600, 86_400
 @pytest.fixture
 def job(make_service: MakeService, clock: HostClock) -> tuple[Service, Ledger]:
     """A job on that host, not started yet, and its ledger."""
-    service, ledger = make_service("release.transaction_timeout=10s")
+    # The broker keeps the real clock.
+    service, ledger = make_service("release.transaction_timeout=10s", "clock.skew_limit=366d")
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     return service, ledger
 
@@ -102,3 +104,25 @@ def test_a_clock_set_back_by_an_hour_ends_the_job_and_one_set_forward_by_a_day_d
     ledger.verify()
     clock.set_off(0)
     _assert_clock_behind(service)
+
+
+@pytest.mark.takes(60)
+def test_no_batch_follows_a_clock_that_jumps_years_ahead_and_the_job_goes_on_once_it_is_set_right(
+    application: Application, job: tuple[Service, Ledger], clock: HostClock
+) -> None:
+    service, ledger = job
+    service.overrides.append("clock.skew_limit=2m")
+    service.start()
+    _publish(ledger, application, range(2_000, 40_000, 100))
+    _wait_for_more(ledger, 5)
+    # Weeks ahead: by that clock all is due.
+    clock.set_off(30 * _DAY_S)
+    for _ in range(2):
+        assert service.wait() == 1
+        assert re.match("error: clock-ahead: .* shows .*, and the broker's clock ", service.log.splitlines()[-1])
+        service.start(wait=False)
+    assert service.wait() == 1
+    clock.set_off(0)
+    service.start()
+    ledger.verify_after_outage(90)
+    assert service.stop() == 0, service.log[-3000:]

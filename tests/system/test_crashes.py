@@ -116,7 +116,7 @@ def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or
 def test_after_killing_the_driver_while_it_cleans_up_no_message_is_lost_or_duplicated(
     application: Application, make_service: MakeService, clock: HostClock
 ) -> None:
-    service, ledger = make_service()
+    service, ledger = make_service("clock.skew_limit=1d")
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     service.start("cleaning=kill")
     publish_mixed(ledger, application, 400, seed=2, longest_ms=20_000)

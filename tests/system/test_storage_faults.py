@@ -57,7 +57,7 @@ def test_full_disks_and_lost_files_are_reported_and_no_message_is_lost_duplicate
 ) -> None:
     storage = application.folder / "storage"
     buckets, state = make_disk(storage / "buckets"), make_disk(storage / "checkpoint" / "state")
-    service, ledger = make_service()
+    service, ledger = make_service("clock.skew_limit=366d")
     service.environment, ledger.shown_ms = clock.environment, clock.highest_ms
     _publish(ledger, application, 300, _FAR_MS)
     service.start()

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +21,7 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease, read_lease, refuse_others
 from sinks.internal_topics.lease_record import Lease
 from sinks.topics.topics import ensure_topics
-from tests.conftest import MakeSettings
+from tests.conftest import Configure, MakeSettings
 from tests.eventually import assert_eventually
 
 _PERIOD_S = 4
@@ -235,3 +236,18 @@ def test_a_missing_topic_and_an_invalid_record_are_named(settings: Settings, mak
     producer.flush(10)
     with pytest.raises(CheckpointMismatch, match="not a lease"):
         HeldLease(settings, "run")
+
+
+def test_each_heartbeat_brings_the_time_of_the_broker(settings: Settings, configure: Configure) -> None:
+    begun_ms = time.time_ns() // 1_000_000
+    with closing(HeldLease(settings, "run")) as lease:
+        first_ms = lease.broker_ms
+        assert first_ms is not None
+        # Both have one clock here. It may be too high by as long as the heartbeat took.
+        assert begun_ms <= first_ms
+        lease.check_now()
+        assert lease.broker_ms is not None
+        assert lease.broker_ms > first_ms
+    configure(settings.lease_topic, **{"message.timestamp.type": "CreateTime"})
+    with closing(HeldLease(settings, "run")) as lease:
+        assert lease.broker_ms is None

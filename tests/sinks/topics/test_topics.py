@@ -141,6 +141,14 @@ def test_an_internal_topic_for_another_number_of_shards_is_refused(
     assert {report.role for report in show_topics(settings) if report.state == "exists"} == {role}
 
 
+def test_a_lease_topic_without_the_stamps_of_the_broker_is_refused(settings: Settings, configure: Configure) -> None:
+    ensure_topics(settings)
+    check_topics(settings)
+    configure(settings.lease_topic, **{"message.timestamp.type": "CreateTime"})
+    with pytest.raises(TopicMismatch, match=r"has message.timestamp.type=CreateTime, .* set .*=LogAppendTime"):
+        check_topics(settings)
+
+
 def test_internal_topics_grow_with_the_shards_and_never_shrink(settings: Settings) -> None:
     ensure_topics(settings)
     sharded = (settings.progress_topic, settings.ready_topic, settings.position_topic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import ApplicationHeld, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
+from conf.setting_types import DAY
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
@@ -37,10 +39,10 @@ from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_rows
 
 
-def plan(checkpoint: Path, batch_id: int) -> None:
+def plan(checkpoint: Path, batch_id: int, clock_ms: int = 20) -> None:
     """Add a batch to the offset log, as Spark writes it."""
     (checkpoint / "offsets").mkdir(exist_ok=True)
-    metadata = json.dumps({"batchTimestampMs": 20, "batchWatermarkMs": 10})
+    metadata = json.dumps({"batchTimestampMs": clock_ms, "batchWatermarkMs": 10})
     (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{metadata}\n{{"in":{{"0":7}}}}')
 
 
@@ -172,3 +174,24 @@ def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
     with pytest.raises(CheckpointMismatch, match="ends with batch None"):
         recover(spark, settings, False, lease)
+
+
+def test_a_batch_that_a_clock_far_ahead_has_planned_is_planned_again_unless_it_has_run(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    origin = recover(spark, settings, False, lease).checkpoint.origin
+    folder, now_ms = tmp_path / "checkpoint", time.time_ns() // 1_000_000
+    plan(folder, 0, now_ms)
+    plan(folder, 1, now_ms + settings.clock.skew_limit // 2)
+    assert recover(spark, settings, False, lease).planned == PlannedBatch(
+        1, now_ms + settings.clock.skew_limit // 2, 10, {"in": {"0": 7}}
+    )
+    plan(folder, 1, now_ms + 366 * DAY)
+    recovered = recover(spark, settings, False, lease)
+    assert recovered.planned is not None
+    assert (recovered.planned.batch_id, recovered.checkpoint.last_planned()) == (0, 0)
+    # A job with a greater limit has run it.
+    plan(folder, 1, now_ms + 366 * DAY)
+    store = BucketTable(spark, buckets_path(settings))
+    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
+    assert recover(spark, settings, False, lease).checkpoint.last_planned() == 1

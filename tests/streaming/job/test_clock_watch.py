@@ -1,4 +1,4 @@
-"""How far behind the host's clock may be before the job refuses to wait for it."""
+"""How far behind the host's clock may be before the job refuses to wait for it, and how far ahead of the broker's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from conf.errors import ClockBehind
+from conf.errors import ClockAhead, ClockBehind
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch
+from streaming.job.clock_watch import TOLERANCE_MS, ClockWatch, check_not_ahead
 
 _HORIZON_MS = 60_000
 _SHOWN_MS = 1_795_264_674_131
@@ -78,3 +78,42 @@ def test_a_batch_that_began_after_the_clock_was_set_back_does_not_hide_it(watch:
 def test_a_cutoff_that_is_an_hour_ahead_is_no_error(watch: ClockWatch, caplog: pytest.LogCaptureFixture) -> None:
     watch.check(PlannedBatch(7, _SHOWN_MS, _SHOWN_MS + 3_600_000, {}))
     assert not _warnings(caplog)
+
+
+class Answers:
+    """A broker's clock: the estimate of it, and what it shows when it is asked."""
+
+    def __init__(self, estimate_ms: float | None, asked_ms: float | None = None) -> None:
+        self.broker_ms = estimate_ms
+        self._asked_ms = estimate_ms if asked_ms is None else asked_ms
+        self.was_asked = False
+
+    def check_now(self) -> None:
+        self.was_asked, self.broker_ms = True, self._asked_ms
+
+
+_LIMIT_MS = 120_000
+
+
+def test_a_clock_within_the_limit_is_believed_without_asking_the_broker() -> None:
+    for ahead_ms in (-86_400_000, 0, _LIMIT_MS):
+        broker = Answers(_SHOWN_MS - ahead_ms)
+        check_not_ahead(_SHOWN_MS, "this host's clock", broker, _LIMIT_MS)
+        assert not broker.was_asked
+    check_not_ahead(_SHOWN_MS, "this host's clock", Answers(None), _LIMIT_MS)
+
+
+def test_a_clock_that_is_further_ahead_is_an_error_with_both_times_and_the_limit() -> None:
+    pattern = (
+        r"the clock of batch 7 shows 2026-11-21T\S+Z, and the broker's clock 2025-11-21T\S+Z, 365 days, 0:00:00 less; "
+        r"clock.skew_limit is 0:02:00\. Set right .* Nothing was handed over"
+    )
+    with pytest.raises(ClockAhead, match=pattern):
+        check_not_ahead(_SHOWN_MS, "the clock of batch 7", Answers(_SHOWN_MS - 365 * 86_400_000), _LIMIT_MS)
+
+
+def test_a_host_that_was_paused_for_hours_goes_on_once_the_broker_has_said_its_time() -> None:
+    # The monotonic clock of a virtual machine stands still while it is paused.
+    broker = Answers(_SHOWN_MS - 7_200_000, asked_ms=_SHOWN_MS - 20)
+    check_not_ahead(_SHOWN_MS, "the clock of batch 7", broker, _LIMIT_MS)
+    assert broker.was_asked
