@@ -22,6 +22,7 @@ from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by,
 from state.buckets.segments import cut
 from state.cancel import ASK_SCHEMA, goes_on_at_once, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
+from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
 from state.message import decode_chunk, encode_chunk, split_by_bytes
 from state.message_ids import NO_IDS, ids_in, places_in
@@ -49,6 +50,7 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
+        # What is kept: when it is due (`state.due_spans.encode_runs`).
         pa.field("chunk", pa.binary()),
     ]
 )
@@ -146,7 +148,9 @@ def _rows(
         by_topic = _limited_topics(messages, batch.settings)
         rows.append({**base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)})
     by_topic = _limited_topics(result.kept, batch.settings)
-    rows.append({**base, "kind": KEPT, **_bounds(result.kept), "by_topic": by_topic, "accepted": accepted})
+    dues = encode_runs(due_runs(result.kept.column("deliver_at_ms").to_numpy(), batch.clock_ms))
+    kept = {**_bounds(result.kept), "by_topic": by_topic, "accepted": accepted, "chunk": dues}
+    rows.append({**base, "kind": KEPT, **kept})
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from state.checkpoint.batch_settings import BatchSettings
+from state.due_spans import due_runs
 from state.message import decode_chunk
-from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.estimate import MutableDues
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,6 @@ def mutable_buckets(
     return buckets
 
 
-def bounds_by_shard(buckets: Iterable[MutableBucket]) -> dict[int, MutableBounds]:
-    """Return the bounds of those mutable buckets that have messages, by shard."""
-    return {
-        each.shard: MutableBounds(int(each.dues_ms[0]), int(each.dues_ms[-1]), len(each.dues_ms), each.bytes)
-        for each in buckets
-        if len(each.dues_ms)
-    }
+def dues_by_shard(buckets: Iterable[MutableBucket], now_ms: int) -> dict[int, MutableDues]:
+    """Return when the messages of mutable buckets are due, by shard, counted by spans from `now_ms` (epoch ms)."""
+    return {each.shard: MutableDues(due_runs(each.dues_ms, now_ms), each.bytes) for each in buckets}

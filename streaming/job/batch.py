@@ -32,12 +32,13 @@ from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
+from state.due_spans import decode_runs
 from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
-from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
+from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.clock_watch import check_not_ahead
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.input_watch import InputWatch
@@ -46,7 +47,7 @@ from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.job.replayed_seal import SealedBatch
 from streaming.maintenance.maintenance import Maintenance
-from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts, TableState
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class BatchRunner:
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
             with self._counts.timed("state"):
-                rows = rows_with_asks(shard_output)
+                rows = driver_rows(shard_output)
             _check_cutoffs(rows, span.cutoff_ms)
             sealed = [row for row in rows if row["kind"] == SEALED]
             segments = _segments(sealed)
@@ -214,15 +215,14 @@ class BatchRunner:
         self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < planned.clock_ms)
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
-        kept: dict[int, MutableBounds] = {}
+        kept: dict[int, MutableDues] = {}
         accepted: Counter[str] = Counter()
         for row in rows:
             if row["kind"] == KEPT:
                 accepted.update(json.loads(row["accepted"]))
             # Beside the group of a shard, its overflow groups keep nothing.
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
-                bounds = (row[name] for name in ("min_deliver_at_ms", "max_deliver_at_ms", "count", "bytes"))
-                kept[row["shard"]] = MutableBounds(*bounds)
+                kept[row["shard"]] = MutableDues(decode_runs(row["chunk"]), row["bytes"])
         self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, cancelled, kept)
         # There may be many segments, and nobody can ask.
         if self._settings.monitor.tells_of_job:

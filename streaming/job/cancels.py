@@ -241,7 +241,7 @@ class CancelDesk:
 
         Args:
             shard_output: what the state stage gives.
-            rows: the same (`rows_with_asks`).
+            rows: the same (`driver_rows`).
             span: the batch.
             clock_ms: its clock, epoch ms.
         """
@@ -408,9 +408,9 @@ class CancelDesk:
         return _dues(chunks, ids_in(doubtful), self._settings.results_topic).filter(pc.field("from_ms") >= previous_ms)
 
 
-def rows_with_asks(shard_output: DataFrame) -> list[Row]:
-    """Return the rows that the state stage of a batch gives. Only asks have their chunk: the driver reads no other."""
-    return shard_output.withColumn("chunk", expr(f"IF(kind = '{ASKED}', chunk, NULL)")).collect()
+def driver_rows(shard_output: DataFrame) -> list[Row]:
+    """Return the rows that the state stage of a batch gives, without chunks of messages, which no driver reads."""
+    return shard_output.withColumn("chunk", expr(f"IF(kind IN ('{ASKED}', '{KEPT}'), chunk, NULL)")).collect()
 
 
 def _asks(rows: Iterable[Row]) -> tuple[pa.Table, pa.Table]:

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from state.checkpoint.batch_settings import SettingsHistory
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.mutable_buckets import bounds_by_shard, mutable_buckets
-from streaming.monitor.estimate import MutableBounds
+from streaming.checkpoint.mutable_buckets import dues_by_shard, mutable_buckets
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _POOL = "maintenance"
 _AGAIN_S = 60.0
 
 # Takes the id of a committed batch, and returns what the mutable buckets hold after it, by shard.
-ReadState = Callable[[int], Mapping[int, MutableBounds]]
+ReadState = Callable[[int], Mapping[int, MutableDues]]
 
 
 class UnchangedBuckets:
@@ -41,7 +41,7 @@ class UnchangedBuckets:
         self._counts = counts
         self._now_s = now_s
         self._next_s = now_s() + _AFTER_S
-        self._reading: Future[Mapping[int, MutableBounds]] | None = None
+        self._reading: Future[Mapping[int, MutableDues]] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
 
     def check(self) -> None:
@@ -67,9 +67,10 @@ class UnchangedBuckets:
 def state_of(spark: SparkSession, checkpoint: Checkpoint, settings_history: SettingsHistory) -> ReadState:
     """Return a function that reads the state after a batch from Spark's state in `checkpoint`."""
 
-    def read(batch_id: int) -> Mapping[int, MutableBounds]:
+    def read(batch_id: int) -> Mapping[int, MutableDues]:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        return bounds_by_shard(mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id)))
+        buckets = mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id))
+        return dues_by_shard(buckets, time.time_ns() // 1_000_000)
 
     run: ReadState = inheritable_thread_target(spark)(read)
     return run

@@ -1,39 +1,27 @@
-"""What waits and is not handed over, from what the job has in memory: bounds, counts and bytes, without messages."""
+"""What waits and is not handed over, from what the job has in memory: due times, counts and bytes, without messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from state.buckets.segments import ANY_SHARD, Segment
-
-# Spans of time to the due time, by their ends in ms from now. The first, `overdue`, ends now.
-SPANS_MS = {
-    "overdue": 0,
-    "10s": 10_000,
-    "1m": 60_000,
-    "10m": 600_000,
-    "1h": 3_600_000,
-    "6h": 21_600_000,
-    "1d": 86_400_000,
-    "7d": 7 * 86_400_000,
-    "30d": 30 * 86_400_000,
-    "90d": 90 * 86_400_000,
-    "366d": 366 * 86_400_000,
-}
-LATER = "later"
+from state.due_spans import LATER, SPANS_MS, DueRun
 
 
 @dataclass(frozen=True)
-class MutableBounds:
-    """A shard's mutable bucket: `count` messages, due from `first_ms` to `last_ms` (epoch ms, inclusive)."""
+class MutableDues:
+    """When the messages of a shard's mutable bucket are due, and their bytes."""
 
-    first_ms: int
-    last_ms: int
-    count: int
+    runs: Sequence[DueRun]
     bytes: int
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return sum(run.messages for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -49,24 +37,28 @@ class WaitingInShard:
 class WaitingEstimate:
     """Counts the messages of mutable buckets and of segments that are due at or after the cutoff.
 
-    The messages of a bucket or a segment are taken for evenly spread between its first and its last due time: counts
-    up to an instant between them are estimates.
+    The messages of a run or a segment are taken for evenly spread between its first and its last due time: counts up to
+    an instant between them are estimates. Runs are short (`state.due_spans`).
     """
 
-    def __init__(self, mutable: Mapping[int, MutableBounds], segments: Iterable[Segment], cutoff_ms: int) -> None:
+    def __init__(self, mutable: Mapping[int, MutableDues], segments: Iterable[Segment], cutoff_ms: int) -> None:
         """Take the mutable buckets by shard, and all segments. What is due below `cutoff_ms` is handed over."""
-        rows = [(shard, 1, own.first_ms, own.last_ms, own.count, own.bytes) for shard, own in mutable.items()]
+        rows = [
+            (shard, 1, *run, own.bytes * run.messages / own.count) for shard, own in mutable.items() for run in own.runs
+        ]
         rows += [
             (each.shard, 0, each.min_deliver_at_ms, each.max_deliver_at_ms, each.count, each.bytes) for each in segments
         ]
-        table = np.array(rows, dtype=np.int64).reshape(-1, 6)
-        table = table[(table[:, 4] > 0) & (table[:, 3] >= cutoff_ms)]
+        nbytes = np.array([row[5] for row in rows], dtype=np.float64)
+        table = np.array([row[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
+        waits = table[:, 3] >= cutoff_ms
+        table, nbytes = table[waits], nbytes[waits]
         self._shards, self._is_mutable = table[:, 0], table[:, 1].astype(bool)
         firsts, self._lasts = table[:, 2], table[:, 3]
         left = 1 - _share_below(cutoff_ms, firsts, self._lasts)
         # The last message of each waits, at least.
         self._counts = np.maximum(1, np.rint(table[:, 4] * left).astype(np.int64))
-        self._bytes = np.rint(table[:, 5] * left).astype(np.int64)
+        self._bytes = nbytes * left
         self._firsts = np.maximum(firsts, cutoff_ms)
 
     @property
@@ -87,12 +79,12 @@ class WaitingEstimate:
     @property
     def mutable_bytes(self) -> int:
         """The bytes of the messages in mutable buckets."""
-        return int(self._bytes[self._is_mutable].sum())
+        return round(float(self._bytes[self._is_mutable].sum()))
 
     @property
     def sealed_bytes(self) -> int:
         """The bytes of the messages in sealed buckets, uncompressed."""
-        return int(self._bytes[~self._is_mutable].sum())
+        return round(float(self._bytes[~self._is_mutable].sum()))
 
     @property
     def next_due_ms(self) -> int | None:

@@ -19,7 +19,7 @@ from state.buckets.catalog import metadata_bytes
 from state.buckets.segments import Segment
 from state.checkpoint.origin import Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import MutableBounds, WaitingEstimate
+from streaming.monitor.estimate import MutableDues, WaitingEstimate
 from streaming.monitor.held_input import HeldInput, PartitionEnds
 from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.monitored import monitored
@@ -72,7 +72,7 @@ class JobCounts(Collector):
         self._step_seconds: defaultdict[str, float] = defaultdict(float)
         # When each step began that is running, by the monotonic clock.
         self._running: dict[str, float] = {}
-        self._mutable: dict[int, MutableBounds] = {}
+        self._mutable: dict[int, MutableDues] = {}
         # How many mutable buckets have told of messages, by the last batches.
         self._told: dict[int, int] = {}
         self._knows_mutable = False
@@ -150,7 +150,7 @@ class JobCounts(Collector):
         accepted: Mapping[str, int],
         sealed: int,
         cancelled: int,
-        mutable: Mapping[int, MutableBounds],
+        mutable: Mapping[int, MutableDues],
     ) -> None:
         """Add a batch: records read and messages accepted by topic, and how many messages it sealed and cancelled.
 
@@ -162,7 +162,7 @@ class JobCounts(Collector):
             self._sealed += sealed
             self._cancelled += cancelled
             self._mutable |= mutable
-            self._told[batch.batch_id] = sum(bounds.count > 0 for bounds in self._mutable.values())
+            self._told[batch.batch_id] = sum(bool(dues.runs) for dues in self._mutable.values())
             self._told.pop(batch.batch_id - _TOLD, None)
             self._done = batch
             self.batch_done_s = self._now_s()
@@ -190,7 +190,7 @@ class JobCounts(Collector):
         with self._lock:
             return None if self._knows_mutable else self._reported
 
-    def state_read(self, mutable: Mapping[int, MutableBounds]) -> None:
+    def state_read(self, mutable: Mapping[int, MutableDues]) -> None:
         """Take what mutable buckets held after a batch since the start: it holds for those of which none has told."""
         with self._lock:
             self._mutable = {**mutable, **self._mutable}

@@ -40,7 +40,7 @@ class JobStatus:
     - `done`: the last batch that was done, which Spark commits a moment later
     - `running`: the batch after it, once that is planned
     - `merged`: the messages in merged buckets, which belong to no shard
-    - `due`: the number of messages in each span of `streaming.monitor.estimate`, estimated
+    - `due`: the number of messages in each span of `state.due_spans`, estimated
     """
 
     application_id: str

@@ -10,7 +10,7 @@ from typing import Any
 from conf.durations import format_duration
 from sinks.internal_topics.lease_record import Lease
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import LATER, SPANS_MS
+from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.status import Status

@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
+from state.due_spans import LATER, SPANS_MS
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.mutable_buckets import MutableBucket, bounds_by_shard, mutable_buckets
-from streaming.monitor.estimate import LATER, SPANS_MS, WaitingEstimate
+from streaming.checkpoint.mutable_buckets import MutableBucket, dues_by_shard, mutable_buckets
+from streaming.monitor.estimate import WaitingEstimate
 from streaming.status.broker import ask_broker
 from streaming.status.ready import EVERY_BATCH
 from streaming.status.sealed import SealedBuckets, sealed_buckets
@@ -68,7 +69,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         histogram.add_instants(bucket.dues_ms)
     sealed.count_into(histogram)
     # Exact: nothing is among these that does not wait.
-    waiting = WaitingEstimate(bounds_by_shard(mutable), segments, cutoff_ms=0)
+    waiting = WaitingEstimate(dues_by_shard(mutable, now_ms), segments, cutoff_ms=0)
     shards = shard_statuses(waiting.by_shard(settings.bucket.shards), ready)
     return Status(
         read_from="storage",

@@ -6,8 +6,8 @@ import logging
 from operator import add
 
 from conf.settings import Settings
+from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.client import NoAnswer, ask
-from streaming.monitor.estimate import LATER, SPANS_MS
 from streaming.monitor.job_status import JobStatus
 from streaming.status.broker import ask_broker
 from streaming.status.status import Status, first_of, histogram_of, shard_statuses

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import SPANS_MS, WaitingInShard
+from state.due_spans import SPANS_MS
+from streaming.monitor.estimate import WaitingInShard
 from streaming.monitor.job_status import Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.due_histogram import DueHistogram

@@ -25,7 +25,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import ids_of, parse_id, table_of
-from streaming.job.cancels import CancelDesk, Decision, rows_with_asks
+from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.recalled import RecalledMessages
 from streaming.job.stored_ids import StoredIds
@@ -141,7 +141,7 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
     empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
     frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
-    return frame, rows_with_asks(frame)
+    return frame, driver_rows(frame)
 
 
 def _due_ms(is_found: bool) -> int | None:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from state.checkpoint.planned_batch import PlannedBatch
+from state.due_spans import DueRun
 from streaming.job import unchanged_buckets
 from streaming.job.unchanged_buckets import UnchangedBuckets
-from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts
 from tests.eventually import assert_eventually
 
-_BOUNDS = {0: MutableBounds(5, 9, count=4, bytes=40)}
+_BOUNDS = {0: MutableDues([DueRun(5, 9, 4)], bytes=40)}
 
 
 class _Clock:
@@ -28,7 +29,7 @@ def test_the_state_is_read_once_some_time_after_the_start_and_again_after_an_err
 ) -> None:
     clock, counts, read = _Clock(), JobCounts(), list[int]()
 
-    def read_state(batch_id: int) -> Mapping[int, MutableBounds]:
+    def read_state(batch_id: int) -> Mapping[int, MutableDues]:
         read.append(batch_id)
         if len(read) == 1:
             raise OSError("the files are gone")
@@ -63,7 +64,7 @@ def test_the_state_is_read_once_some_time_after_the_start_and_again_after_an_err
 def test_nothing_is_read_if_batches_have_told_all() -> None:
     clock, counts, read = _Clock(), JobCounts(), list[int]()
 
-    def read_state(batch_id: int) -> Mapping[int, MutableBounds]:
+    def read_state(batch_id: int) -> Mapping[int, MutableDues]:
         read.append(batch_id)
         return _BOUNDS
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state.buckets.segments import ANY_SHARD, Segment
-from streaming.monitor.estimate import SPANS_MS, MutableBounds, WaitingEstimate
+from state.due_spans import SPANS_MS, DueRun, due_runs
+from streaming.monitor.estimate import MutableDues, WaitingEstimate
 
 dues = st.lists(st.integers(0, 100_000_000), min_size=1, max_size=30).map(sorted)
 instants = st.integers(0, 100_000_000)
@@ -20,7 +22,7 @@ def segment(number: int, shard: int, dues_ms: list[int]) -> Segment:
 def test_counts_agree_with_each_other_and_with_what_no_border_cuts(
     mutable: list[list[int]], sealed: list[list[int]], cutoff_ms: int, at_ms: int
 ) -> None:
-    bounds = {shard: MutableBounds(own[0], own[-1], len(own), len(own)) for shard, own in enumerate(mutable)}
+    bounds = {shard: MutableDues([DueRun(own[0], own[-1], len(own))], len(own)) for shard, own in enumerate(mutable)}
     segments = [segment(number, ANY_SHARD if number % 2 else 0, own) for number, own in enumerate(sealed)]
     waiting = WaitingEstimate(bounds, segments, cutoff_ms)
     groups = [own for own in mutable + sealed if own[-1] >= cutoff_ms]
@@ -50,6 +52,18 @@ def test_a_year_ahead_is_in_spans_of_its_own() -> None:
 
 
 def test_nothing_waits_after_the_last_message_is_handed_over() -> None:
-    waiting = WaitingEstimate({0: MutableBounds(-1, -1, 0, 0)}, [segment(0, 0, [1_000])], cutoff_ms=1_001)
+    waiting = WaitingEstimate({0: MutableDues((), 0)}, [segment(0, 0, [1_000])], cutoff_ms=1_001)
     assert waiting.due(0) == dict.fromkeys([*SPANS_MS, "later"], 0)
     assert (waiting.next_due_ms, waiting.last_due_ms) == (None, None)
+
+
+def test_one_message_in_four_weeks_does_not_spread_those_due_in_five_minutes_over_the_weeks() -> None:
+    minute_ms, week_ms = 60_000, 7 * 86_400_000
+    dues_ms = np.append(5 * minute_ms + np.arange(3_000), 4 * week_ms)
+    waiting = WaitingEstimate({0: MutableDues(due_runs(dues_ms, 0), 3_001)}, [], cutoff_ms=0)
+    # Now, and when no batch has changed the bucket for some minutes.
+    for now_ms, soon in ((0, "10m"), (minute_ms, "10m"), (4 * minute_ms + 5_000, "1m")):
+        due = waiting.due(now_ms)
+        assert {span: count for span, count in due.items() if count} == {soon: 3_000, "30d": 1}
+    assert (waiting.mutable, waiting.mutable_bytes) == (3_001, 3_001)
+    assert (waiting.next_due_ms, waiting.last_due_ms) == (5 * minute_ms, 4 * week_ms)

@@ -13,7 +13,8 @@ from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import SPANS_MS, MutableBounds
+from state.due_spans import SPANS_MS, DueRun
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import WITHIN_S, JobCounts, TableState, job_health
 from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.server import registry_of
@@ -65,7 +66,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     clock = Clock()
     counts = JobCounts(clock)
     now_ms = int(clock.now_s * 1000)
-    bounds = MutableBounds(now_ms + 30_000, now_ms + 30_000, count=5, bytes=50)
+    bounds = MutableDues([DueRun(now_ms + 30_000, now_ms + 30_000, 5)], bytes=50)
     counts.batch_done(batch(0, cutoff_ms=now_ms), {}, {}, 0, 0, mutable={0: bounds})
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
 
@@ -90,7 +91,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     assert samples["last_due_timestamp_seconds"] == clock.now_s + 15 * 60 - 0.001
     assert (samples["sealed_buckets"], samples["merges_total"], samples["merges_running"]) == (3, 3, 1)
     assert (samples["merging_seconds_total"], samples["table_bytes"], samples["table_files"]) == (1.5, 700, 2)
-    counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    counts.batch_done(batch(1, cutoff_ms=now_ms + 16 * MINUTE_MS), {}, {}, 0, 0, {0: MutableDues((), 0)})
     samples = scraped(counts)
     assert (samples["waiting_messages.sealed"], samples["waiting_messages.mutable"]) == (0, 0)
     assert "next_due_timestamp_seconds" not in samples
@@ -98,7 +99,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
 
 def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     counts = JobCounts(Clock())
-    one = {1: MutableBounds(5, 9, count=4, bytes=40)}
+    one = {1: MutableDues([DueRun(5, 9, 4)], bytes=40)}
     counts.table_now(TableState())
     counts.batch_done(batch(7), {}, {}, 0, 0, one)
     assert counts.status("app", 2) is None
@@ -107,8 +108,8 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     assert counts.status("app", 2) is None
     assert "waiting_messages.mutable" not in scraped(counts)
     # Spark reports batch 8 when batch 9 is done already, and has changed both.
-    counts.batch_done(batch(8), {}, {}, 0, 0, {0: MutableBounds(5, 5, count=1, bytes=10)})
-    counts.batch_done(batch(9), {}, {}, 0, 0, {0: MutableBounds(-1, -1, 0, 0)})
+    counts.batch_done(batch(8), {}, {}, 0, 0, {0: MutableDues([DueRun(5, 5, 1)], bytes=10)})
+    counts.batch_done(batch(9), {}, {}, 0, 0, {0: MutableDues((), 0)})
     counts.reported(8, mutable_buckets=2, lag={"in": 7})
     assert scraped(counts)["waiting_messages.mutable"] == 4
 
@@ -116,13 +117,13 @@ def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
 def test_what_is_read_of_the_state_holds_for_mutable_buckets_of_which_no_batch_has_told() -> None:
     counts = JobCounts(Clock())
     counts.table_now(TableState())
-    counts.batch_done(batch(7), {}, {}, 0, 0, {1: MutableBounds(5, 9, count=4, bytes=40)})
+    counts.batch_done(batch(7), {}, {}, 0, 0, {1: MutableDues([DueRun(5, 9, 4)], bytes=40)})
     # Not before the batch is committed, whose state is read.
     assert counts.batch_of_unknown_state is None
     counts.reported(7, mutable_buckets=2, lag={})
     assert counts.batch_of_unknown_state == 7
-    counts.batch_done(batch(8), {}, {}, 0, 0, {1: MutableBounds(5, 9, count=3, bytes=30)})
-    counts.state_read({0: MutableBounds(6, 6, count=1, bytes=10), 1: MutableBounds(5, 9, count=4, bytes=40)})
+    counts.batch_done(batch(8), {}, {}, 0, 0, {1: MutableDues([DueRun(5, 9, 3)], bytes=30)})
+    counts.state_read({0: MutableDues([DueRun(6, 6, 1)], bytes=10), 1: MutableDues([DueRun(5, 9, 4)], bytes=40)})
     assert counts.batch_of_unknown_state is None
     assert scraped(counts)["waiting_messages.mutable"] == 4
     status = counts.status("app", 2)
@@ -135,7 +136,7 @@ def test_the_status_has_what_waits_and_survives_json() -> None:
     counts, now_ms = JobCounts(clock), int(clock.now_s * 1000)
     counts.recovered("/c")
     counts.batch_begun(batch(0, now_ms))
-    counts.batch_done(batch(0, now_ms), {}, {}, 0, 0, {1: MutableBounds(now_ms + 5, now_ms + 5, count=4, bytes=40)})
+    counts.batch_done(batch(0, now_ms), {}, {}, 0, 0, {1: MutableDues([DueRun(now_ms + 5, now_ms + 5, 4)], bytes=40)})
     merged = Segment(0, ANY_SHARD, 0, "p", now_ms + 20_000, now_ms + 20_000, count=9, bytes=90)
     counts.table_now(TableState([merged], buckets=1))
     counts.reported(0, mutable_buckets=1, lag={"in": 7})

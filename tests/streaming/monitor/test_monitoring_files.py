@@ -22,7 +22,8 @@ from sinks.release.counts import BOUNDS_MS, ReleaseCounts
 from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import MutableBounds
+from state.due_spans import DueRun
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.held_input import HeldInput, PartitionEnd
 from streaming.monitor.job_metrics import JobCounts, JobMetrics, TableState
 from streaming.monitor.release_metrics import ReleaseMetrics
@@ -64,7 +65,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 def labels() -> dict[str, set[str]]:
     """The labels of each sample that a job and a release process answer, once they have done something."""
     counts = JobCounts()
-    bounds = {0: MutableBounds(1, 1, count=1, bytes=1)}
+    bounds = {0: MutableDues([DueRun(1, 1, 1)], bytes=1)}
     counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     counts.lease_confirmed(1.0)

@@ -15,9 +15,10 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
+from state.due_spans import DueRun
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
-from streaming.monitor.estimate import MutableBounds
+from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts, TableState
 from streaming.monitor.job_status import JobStatus, LastMerge, Merges
 from streaming.monitor.server import Health, MonitorServer
@@ -53,7 +54,12 @@ def status_of(application_id: str, checkpoint: str = CHECKPOINT) -> JobStatus:
     counts = JobCounts(lambda: 1_000.0)
     counts.recovered(checkpoint)
     counts.batch_done(
-        PlannedBatch(3, 900_000, 960_000, {}), {}, {}, 0, 0, {0: MutableBounds(1_030_000, 1_030_000, 4, 40)}
+        PlannedBatch(3, 900_000, 960_000, {}),
+        {},
+        {},
+        0,
+        0,
+        {0: MutableDues([DueRun(1_030_000, 1_030_000, 4)], 40)},
     )
     counts.reported(3, mutable_buckets=1, lag={"in": 7})
     counts.table_now(TableState([Segment(1, ANY_SHARD, 0, "p", 5_000_000, 5_000_000, 9, 90)], buckets=1, merges=MERGES))

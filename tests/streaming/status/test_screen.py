@@ -10,7 +10,7 @@ import pytest
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.position import Lateness
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import LATER, SPANS_MS
+from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.input_lag import PartitionLag

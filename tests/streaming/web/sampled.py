@@ -12,7 +12,7 @@ import numpy as np
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.position import Lateness
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import LATER, SPANS_MS
+from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.formats import as_json

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from conf.load import load_settings
 from conf.settings import Settings
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.monitor.estimate import LATER, SPANS_MS, WaitingInShard
+from state.due_spans import LATER, SPANS_MS
+from streaming.monitor.estimate import WaitingInShard
 from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.server import Health, MonitorServer
 from streaming.storage.paths import checkpoint_path
