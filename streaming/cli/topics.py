@@ -49,7 +49,8 @@ def show(output_format: RecordFormat = "table", config: ConfigFile = None, overr
     """Show which of the needed topics exist, and how many partitions each has.
 
     Exit code 1 if a topic is missing, or if an internal topic has a wrong form: fewer partitions than there are shards;
-    another cleanup.policy than compact (progress, position, lease) or delete (ready); a limited retention (ready).
+    another cleanup.policy than compact (progress, position, lease) or delete (ready); a limited retention (ready);
+    timestamps that are not the broker's (lease).
     """
     from sinks.topics.topics import check_topics, show_topics
 
