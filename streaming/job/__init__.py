@@ -18,16 +18,16 @@ event time is the cutoff of the next batch: the batch's time plus the horizon, o
 `window.max_bytes` allows (`PrefetchWindow.next_cutoff`). Message rows have a null event time: it does not move the
 watermark, and Spark does not drop such a row as late. A batch's time and watermark are in Spark's offset log, so a
 replayed batch sees the same clock and the same cutoff. The cutoff follows from the clock of the batch before; the
-horizon is long enough for that lag not to matter. A batch hands over the messages due in [previous cutoff, cutoff), and those that were
-due below when it accepted them. It never waits for a due time: the release processes do.
+horizon is long enough for that lag not to matter. A batch hands over the messages due in [previous cutoff, cutoff), and
+those that were due below when it accepted them. It never waits for a due time: the release processes do.
 
 The clock set back. By up to a minute, the job waits for it. By more, the job ends with `clock-behind`: the cutoff
 would stand still, possibly for hours, until the clock shows the time of the newest batch again. That batch, in the
 offset log, has the time that the clock showed before, so a start compares too.
 
-The clock far ahead. Cutoffs never go back, so no batch follows a clock that is more than `clock.skew_limit` ahead of the
-broker's, which stamps the heartbeats of the lease. The job ends with `clock-ahead` before such a batch has run. It is in
-the offset log, and would run by that clock again: a start whose own clock is right takes it out of there.
+The clock far ahead. Cutoffs never go back, so no batch follows a clock that is more than `clock.skew_limit` ahead of
+the broker's, which stamps the heartbeats of the lease. The job ends with `clock-ahead` before such a batch has run. It
+is in the offset log, and would run by that clock again: a start whose own clock is right takes it out of there.
 
 The cost of a batch. A batch avoids calls from Python to Java: it passes expressions as text, and looks names up once.
 Each name that Python looks up in the JVM, and each Java exception that pyspark classifies, costs Java a search through

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import time
 from pathlib import Path
 from random import Random
 
@@ -122,6 +124,35 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_config
     # Each shard has half of the rate, and one of them half of the messages or more.
     took_s = (ledger.got[-1].received_ms - ledger.got[0].received_ms) / 1000
     assert took_s > (len(ledger.got) / 2 - 40) / 40 - 1
+    assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.takes(60)
+def test_what_fell_due_in_an_outage_is_handed_over_by_several_batches_that_accept_new_messages(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service("window.max_bytes=2097152")
+    # Not due before the job is stopped, however slow its start is. 8 MB, of which each bucket keeps little.
+    for number in range(800):
+        key, after = str(number % 30).encode(), [("deliver-after", str(60_000 + 10 * number).encode())]
+        ledger.publish(
+            application.input, b"x" * 10_000, after, key=key, output=application.output, delay_ms=60_000 + 10 * number
+        )
+    ledger.flush()
+    all_due_s = time.time() + 70
+    service.start()
+    assert_eventually(lambda: _accepted(application) == len(ledger.sent), 60)
+    assert service.stop() == 0, service.log[-3000:]
+    assert not ledger.got, "something was due before the outage"
+    _age_checkpoint(application.checkpoint, 3_600_000)
+    assert_eventually(lambda: time.time() > all_due_s, 90)
+    service.start()
+    publish_mixed(ledger, application, 200, seed=2, longest_ms=3_000)
+    ledger.wait_for_all(90)
+    ledger.verify()
+    loads = [int(count) for count in re.findall(r"loaded (\d+) sealed messages", service.log)]
+    assert sum(loads) > 600
+    assert max(loads) < 300
     assert service.stop() == 0, service.log[-3000:]
 
 
