@@ -19,9 +19,9 @@ class MutableDues:
     bytes: int
 
     @property
-    def count(self) -> int:
-        """The number of messages."""
-        return sum(run.messages for run in self.runs)
+    def mean_bytes(self) -> float:
+        """The bytes of a message, on average."""
+        return self.bytes / max(1, sum(run.messages for run in self.runs))
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class WaitingEstimate:
 
     def __init__(self, mutable: Mapping[int, MutableDues], segments: Iterable[Segment], cutoff_ms: int) -> None:
         """Take the mutable buckets by shard, and all segments. What is due below `cutoff_ms` is handed over."""
-        rows = [
-            (shard, 1, *run, own.bytes * run.messages / own.count) for shard, own in mutable.items() for run in own.runs
-        ]
+        rows: list[tuple[float, ...]] = []
+        for shard, own in mutable.items():
+            mean_bytes = own.mean_bytes
+            rows += [(shard, 1, *run, run.messages * mean_bytes) for run in own.runs]
         rows += [
             (each.shard, 0, each.min_deliver_at_ms, each.max_deliver_at_ms, each.count, each.bytes) for each in segments
         ]
