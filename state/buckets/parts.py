@@ -15,9 +15,9 @@ from enum import Enum
 from typing import NamedTuple
 
 _CHUNKS, _METADATA, _LIVE = "chunks-", "metadata-", "live-"
-# The name of a merged bucket, and the number of its part.
-_MERGED = "[0-9]{12}-[0-9]{12}-[0-9]{12}-"
-_NAME_LENGTH = 38
+# The name of a merged bucket, before the number of its part.
+_MERGED = "[0-9]{12}-[0-9]{12}-[0-9]{12}-[0-9]{6}-"
+_NAME_LENGTH = 45
 
 # SQL conditions that Delta decides by partition alone: whether a row of the table is metadata, or a marker.
 IS_METADATA = f"part LIKE '{_METADATA}%'"
@@ -60,14 +60,16 @@ class MergeName(NamedTuple):
 
     - `first`, `last`: the range of bucket numbers that it replaces; `last` is its own number
     - `token`: names the process that made it (`BucketTable.merge_token`)
+    - `attempt`: how often that process has tried to merge one of its buckets before, and failed
     """
 
     first: int
     last: int
     token: int
+    attempt: int = 0
 
     def __str__(self) -> str:
-        return f"{self.first:012d}-{self.last:012d}-{self.token:012d}"
+        return f"{self.first:012d}-{self.last:012d}-{self.token:012d}-{self.attempt:06d}"
 
     @property
     def live(self) -> str:

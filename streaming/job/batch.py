@@ -233,6 +233,7 @@ class BatchRunner:
                     buckets=len(buckets),
                     merges=self._maintenance.merges,
                     size=self._ahead.size(),
+                    failures=self._maintenance.failures,
                 )
             )
 

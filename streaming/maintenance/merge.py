@@ -16,7 +16,7 @@ from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.chunk_plans import in_one_task
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
-from state.buckets.parts import MergeName
+from state.buckets.parts import MergeName, chunks_of, metadata_of
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import BatchSettings
@@ -55,6 +55,17 @@ class Merge:
     def replaced(self) -> list[Segment]:
         """The segments that it replaces."""
         return [segment for segments in self.buckets.values() for segment in segments]
+
+    @property
+    def parts(self) -> set[str]:
+        """The parts that it replaces."""
+        return {segment.part for segment in self.replaced}
+
+    @property
+    def partitions(self) -> set[str]:
+        """The Delta partitions of its slices, and of the one that may be under way."""
+        parts = [self.name.part(number) for number in range(self._slices + 1)]
+        return {chunks_of(part) for part in parts} | {metadata_of(part) for part in parts}
 
     @property
     def left(self) -> int:
@@ -126,6 +137,6 @@ def merge_slice(
 
 def finish_merge(store: BucketTable, merge: Merge, number: int) -> None:
     """Replace the merged buckets by the new one, in one commit. `number` counts the finished merges from 1."""
-    store.finish_merge(merge.name, {segment.part for segment in merge.replaced}, number)
+    store.finish_merge(merge.name, merge.parts, number)
     failpoint("merged")
     log.info("merged buckets %s: %d segments into %d", sorted(merge.buckets), len(merge.replaced), len(merge.merged))

@@ -6,11 +6,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from sinks.bucket_table import BucketTable
 from state.buckets.merge import MergeSlice
 from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
+from streaming.storage.unreadable_bucket import unreadable_bucket
+
+
+class FailedMerge(NamedTuple):
+    """A merge of which a step failed by `problem`: its end if `at_end`, otherwise a slice."""
+
+    merge: Merge
+    problem: Exception
+    at_end: bool
 
 
 class Merging:
@@ -42,6 +55,7 @@ class Merging:
         # One at a time, and numbered when it starts: Delta refuses or skips a finish that another one overtakes.
         self._finishing, self._last_number = False, 0
         self._finished: list[Merge] = []
+        self._failed: list[FailedMerge] = []
         self._worked_s = 0.0
         self._closed = False
 
@@ -62,16 +76,22 @@ class Merging:
             self._to_finish.append(merge)
 
     def take_finished(self) -> list[Merge]:
-        """Return the merges that are finished since the last call.
-
-        Raises the error of a step that failed, whose thread has ended.
-        """
+        """Return the merges that are finished since the last call."""
         for ended in [future for future in self._working if future.done()]:
             self._working.remove(ended)
             ended.result()
         with self._lock:
             finished, self._finished = self._finished, []
         return finished
+
+    def take_failed(self) -> list[FailedMerge]:
+        """Return the merges of which a step failed since the last call. No thread works on them any more.
+
+        One whose end failed may be finished in the table. It can be given to `finish` again.
+        """
+        with self._lock:
+            failed, self._failed = self._failed, []
+        return failed
 
     def go_on(self, last_bucket: int, handed_over_before_ms: int) -> None:
         """Let the threads work on what there is.
@@ -90,7 +110,7 @@ class Merging:
     def busy(self) -> bool:
         """Whether a thread works, or has ended and is not taken over yet."""
         with self._lock:
-            return bool(self._working or self._sliced or self._to_finish or self._finished)
+            return bool(self._working or self._sliced or self._to_finish or self._finished or self._failed)
 
     @property
     def worked_s(self) -> float:
@@ -135,17 +155,37 @@ class Merging:
         return None
 
     def _slice(self, merge: Merge, within: MergeSlice, last_bucket: int) -> None:
-        # Only what is committed for good: a replay must find the messages that its batch cancels.
-        merged = merge_slice(self._store, merge, within, self._batch_settings, last_bucket)
+        try:
+            # Only what is committed for good: a replay must find the messages that its batch cancels.
+            merged = merge_slice(self._store, merge, within, self._batch_settings, last_bucket)
+        except Exception as problem:  # noqa: BLE001, the query's thread decides what follows
+            failed = FailedMerge(merge, self._named(merge, problem), at_end=False)
+            with self._lock:
+                self._failed.append(failed)
+            return
         with self._lock:
             merge.add(merged, within)
             self._open.append(merge)
 
+    def _named(self, merge: Merge, problem: Exception) -> Exception:
+        """Return the error that names the file and the messages in it if one that the merge reads is the cause."""
+        if not isinstance(problem, (Py4JJavaError, PySparkException)):
+            return problem
+        try:
+            return unreadable_bucket(self._store, merge.replaced, problem) or problem
+        except (Py4JJavaError, PySparkException):
+            # The table's log cannot be read either.
+            return problem
+
     def _finish(self, merge: Merge, number: int) -> None:
+        problem: Exception | None = None
         try:
             finish_merge(self._store, merge, number)
-            with self._lock:
+        except Exception as raised:  # noqa: BLE001, the query's thread decides what follows
+            problem = raised
+        with self._lock:
+            self._finishing = False
+            if problem is None:
                 self._finished.append(merge)
-        finally:
-            with self._lock:
-                self._finishing = False
+            else:
+                self._failed.append(FailedMerge(merge, problem, at_end=True))

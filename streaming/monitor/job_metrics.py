@@ -43,17 +43,27 @@ _BATCH_S = 2.0
 
 
 @dataclass(frozen=True)
+class StepFailures:
+    """Steps of maintenance of one kind: how many have failed since the start, and how many items are set aside."""
+
+    failed: int
+    set_aside: int
+
+
+@dataclass(frozen=True)
 class TableState:
     """What the table of sealed buckets has, and what was merged of them.
 
     - `segments`: of all `buckets`
     - `size`: bytes and files of the table, if they are known
+    - `failures`: of maintenance, by kind of step
     """
 
     segments: Sequence[Segment] = ()
     buckets: int = 0
     merges: Merges = field(default_factory=Merges)
     size: tuple[int, int] | None = None
+    failures: Mapping[str, StepFailures] = field(default_factory=dict)
 
 
 class JobCounts(Collector):
@@ -300,6 +310,7 @@ class JobCounts(Collector):
             "delayline_merges", "Merges of sealed buckets that were finished.", table.merges.finished
         )
         yield CounterMetricFamily("delayline_merging_seconds", "Time that these merges took.", table.merges.seconds)
+        yield from _failures(table.failures)
         waiting = GaugeMetricFamily(
             "delayline_waiting_messages", "Messages that wait and are not handed over, about.", labels=["place"]
         )
@@ -336,6 +347,21 @@ def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
         if due_ms is not None:
             text = f"When the {'first' if name == 'next' else 'last'} message is due that waits and is not handed over."
             yield _gauge(f"delayline_{name}_due_timestamp_seconds", text, due_ms / 1000)
+
+
+def _failures(by_step: Mapping[str, StepFailures]) -> Iterable[Metric]:
+    failed = CounterMetricFamily(
+        "delayline_maintenance_failures", "Steps of maintenance of the table that failed.", labels=["step"]
+    )
+    aside = GaugeMetricFamily(
+        "delayline_maintenance_set_aside",
+        "What the last step of maintenance failed on: buckets, partitions of ids, or 1 for the whole table.",
+        labels=["step"],
+    )
+    for step, failures in by_step.items():
+        failed.add_metric([step], failures.failed)
+        aside.add_metric([step], failures.set_aside)
+    yield from (failed, aside)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

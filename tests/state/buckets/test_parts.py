@@ -25,7 +25,7 @@ from state.buckets.parts import (
 )
 
 NUMBER = st.integers(0, 10**12 - 1)
-MERGE = st.builds(MergeName, NUMBER, NUMBER, NUMBER)
+MERGE = st.builds(MergeName, NUMBER, NUMBER, NUMBER, st.integers(0, 10**6 - 1))
 SEALED = NUMBER.map(sealed_part)
 MERGED = st.builds(MergeName.part, MERGE, st.integers(0, 10**6 - 1))
 # A Delta partition that no row is in.
@@ -40,7 +40,7 @@ def test_a_part_has_two_delta_partitions_that_lead_back_to_it(part: str) -> None
 
 
 @given(MERGE, st.integers(0, 10**6 - 1))
-@example(MergeName(10**12 - 1, 10**12 - 1, 10**12 - 1), 10**6 - 1)
+@example(MergeName(10**12 - 1, 10**12 - 1, 10**12 - 1, 10**6 - 1), 10**6 - 1)
 def test_each_part_of_a_merge_needs_its_marker(name: MergeName, number: int) -> None:
     assert marker_of(name.part(number)) == name.live
 

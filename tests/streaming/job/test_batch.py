@@ -78,7 +78,7 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
 def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(override: str, counted: bool) -> None:
     runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
     runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
-    table: Any = SimpleNamespace(buckets={}, merges=Merges(), size=lambda: None)
+    table: Any = SimpleNamespace(buckets={}, merges=Merges(), failures={}, size=lambda: None)
     runner._catalog = runner._maintenance = runner._ahead = table
     span: Any = SimpleNamespace(read_by_topic={})
     runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)

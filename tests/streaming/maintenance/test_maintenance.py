@@ -3,99 +3,39 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 import state.buckets.merge
 import streaming.maintenance.merging
-from conf.errors import BucketUnreadable
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import MergeSlice, most_behind
 from state.buckets.parts import IdRows, MergeName, abandoned
 from state.buckets.segments import ANY_SHARD, Segment, cut
-from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
 from streaming.maintenance.merge import Merge, MergedSlice, finish_merge, merge_slice
 from streaming.maintenance.merging import Merging
-from tests.messages import cancelled, messages, some_batch_settings
+from tests.messages import cancelled, messages
+from tests.streaming.maintenance.clocked_table import (
+    BATCH_SETTINGS,
+    FAN_IN,
+    HOUR_MS,
+    Table,
+    add_bucket,
+    maintenance_of,
+    run_until_idle,
+    seal,
+)
 from tests.streaming.sealed import cancelled_in
 
-_HOUR_MS = 3_600_000
-_STEP_MS = 6 * _HOUR_MS
-BATCH_SETTINGS = some_batch_settings()
-FAN_IN = 4
-
-
-class Table:
-    """A store whose Delta log reads a clock that the test sets."""
-
-    def __init__(self, spark: SparkSession, path: Path) -> None:
-        jvm: Any = spark.sparkContext._jvm
-        # The next full hour, so that no file written meanwhile is newer than the clock.
-        self.now_ms = (time.time_ns() // 1_000_000 // _HOUR_MS + 1) * _HOUR_MS
-        self.clock = jvm.org.apache.spark.util.ManualClock(self.now_ms)
-        self.path = path
-        folder = jvm.org.apache.hadoop.fs.Path(str(path))
-        # Everything that later opens this path in this session gets this log, with its clock.
-        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
-        self.store = BucketTable(spark, str(path))
-        self.store.create(from_arrow_schema(STORED_SCHEMA))
-
-    def advance(self, by_ms: int) -> None:
-        self.now_ms += by_ms
-        self.clock.setTime(self.now_ms)
-
-    def files(self) -> int:
-        """Return the number of data files in the folder."""
-        return len(list(self.path.glob("part=*/*.parquet")))
-
-    def log_versions(self) -> list[int]:
-        """Return the versions whose entries are in the table's log."""
-        return sorted(int(entry.stem) for entry in (self.path / "_delta_log").glob("*.json") if entry.stem.isdigit())
-
-    def unreferenced(self) -> set[str]:
-        """Return the data files in the folder that the table no longer references."""
-        return {file.name for file in self.path.glob("part=*/*.parquet")} - {
-            Path(file["path"]).name for file in self.store.files()
-        }
-
-    def size(self) -> int:
-        return sum(each.stat().st_size for each in self.path.glob("part=*/*.parquet"))
-
-
-@pytest.fixture
-def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
-    new_table = Table(spark, tmp_path / "buckets")
-    yield new_table
-    jvm: Any = spark.sparkContext._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-
-def seal(table: Table, number: int, dues: list[int]) -> list[Segment]:
-    sealed = messages(
-        [{"deliver_at_ms": due, "offset": at, "value": bytes(1000)} for at, due in enumerate(sorted(dues))]
-    )
-    segments = list(cut(sealed, number, 0, BATCH_SETTINGS))
-    rows = [
-        batch
-        for segment, part in segments
-        for batch in segment_rows(segment, part, BATCH_SETTINGS.index_precision_bits)
-    ]
-    frame = table.store.spark.createDataFrame(pa.Table.from_batches(rows), from_arrow_schema(STORED_SCHEMA))
-    table.store.append(frame.coalesce(1), "checkpoint", number)
-    return [segment for segment, _ in segments]
+_STEP_MS = 6 * HOUR_MS
 
 
 def merge_of_two(table: Table, first: int, count: int) -> Merge:
@@ -104,45 +44,14 @@ def merge_of_two(table: Table, first: int, count: int) -> Merge:
     return Merge(MergeName(first, first + 1, 1), {number: seal(table, number, dues) for number in (first, first + 1)})
 
 
-def maintenance_of(table: Table, catalog: SegmentCatalog, **options: Any) -> Maintenance:
-    return Maintenance(
-        table.store,
-        catalog,
-        {},
-        (),
-        BATCH_SETTINGS,
-        token=1,
-        fan_in=FAN_IN,
-        now=lambda: table.now_ms / 1000,
-        **options,
-    )
-
-
-def add_bucket(table: Table, catalog: SegmentCatalog, maintenance: Maintenance, number: int, dues: list[int]) -> None:
-    """Seal a bucket, and pass it on as a batch does."""
-    segments = seal(table, number, dues)
-    catalog.add(segments)
-    maintenance.sealed(segments)
-
-
-def run_until_idle(maintenance: Maintenance, last_bucket: int, cutoff_ms: int) -> None:
-    """Call maintenance before the batches in which steps start, work, and are found done."""
-    for _ in range(50):
-        maintenance.before_batch(last_bucket, cutoff_ms)
-        if not maintenance.busy:
-            return
-        maintenance.wait(60)
-    raise AssertionError("maintenance never ends")
-
-
 @pytest.mark.thorough
 def test_the_log_keeps_an_hour_of_commits_and_the_entries_since_its_last_checkpoint(table: Table) -> None:
     # Delta writes a checkpoint of the log with each fiftieth commit, and all before it can go.
     for number in range(55):
-        seal(table, number, [table.now_ms + 48 * _HOUR_MS])
+        seal(table, number, [table.now_ms + 48 * HOUR_MS])
     table.store.clean_log()
     assert table.log_versions() == list(range(56))
-    table.advance(2 * _HOUR_MS)
+    table.advance(2 * HOUR_MS)
     table.store.clean_log()
     assert table.log_versions() == list(range(50, 56))
     assert len(table.store.metadata()) == 55
@@ -153,11 +62,11 @@ def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * _HOUR_MS])
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     assert len(catalog.buckets) == 1
     assert len(table.unreferenced()) >= FAN_IN
-    table.advance(2 * _HOUR_MS)
+    table.advance(2 * HOUR_MS)
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     maintenance.close()
     assert table.unreferenced() == {_name_of_marker(table)}
@@ -167,7 +76,7 @@ def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(
 def test_a_merge_leaves_out_all_messages_that_are_cancelled_though_they_have_one_id(table: Table) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
-    due_ms = table.now_ms + 48 * _HOUR_MS
+    due_ms = table.now_ms + 48 * HOUR_MS
     for number in range(FAN_IN):
         # The input topic was made anew before each bucket, whose first message is cancelled.
         add_bucket(table, catalog, maintenance, number, [due_ms, due_ms + 1])
@@ -192,7 +101,7 @@ def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(
     run_until_idle(maintenance, 0, table.now_ms)
     assert (table.store.metadata(), table.files() > 0) == ([], True)
     for _ in range(2):
-        table.advance(_HOUR_MS)
+        table.advance(HOUR_MS)
         run_until_idle(maintenance, 0, table.now_ms)
     maintenance.close()
     assert table.files() == 0
@@ -202,7 +111,7 @@ def test_buckets_sealed_since_the_last_committed_batch_are_not_merged_yet(table:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * _HOUR_MS])
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 2, table.now_ms)
     assert len(catalog.buckets) == FAN_IN
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
@@ -218,7 +127,7 @@ def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + at * _HOUR_MS for at in range(1, 4)])
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + at * HOUR_MS for at in range(1, 4)])
     before = table.store.version()
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
     maintenance.wait(60)
@@ -302,10 +211,10 @@ def test_what_a_merge_reads_is_not_deleted_before_it_is_finished(table: Table, m
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", slow)
     for number in range(FAN_IN):
         # The first one is delivered while the first slice is merged.
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + (number or 1) * _HOUR_MS])
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + (number or 1) * HOUR_MS])
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
     assert started.wait(60)
-    table.advance(_HOUR_MS + 60_000)
+    table.advance(HOUR_MS + 60_000)
     catalog.forget_before(table.now_ms)
     before = table.store.delta_partitions()
     maintenance.before_batch(FAN_IN - 1, table.now_ms)
@@ -315,22 +224,6 @@ def test_what_a_merge_reads_is_not_deleted_before_it_is_finished(table: Table, m
     maintenance.close()
     assert len(catalog.buckets) == 1
     assert [row["count"] for row in table.store.metadata()] == [2]
-
-
-def test_the_error_of_a_merge_is_raised_before_the_next_batch(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise BucketUnreadable("a chunk is lost")
-
-    monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", broken)
-    catalog = SegmentCatalog()
-    maintenance = maintenance_of(table, catalog)
-    for number in range(FAN_IN):
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + _HOUR_MS])
-    maintenance.before_batch(FAN_IN - 1, table.now_ms)
-    maintenance.wait(60)
-    with pytest.raises(BucketUnreadable, match="a chunk is lost"):
-        maintenance.before_batch(FAN_IN - 1, table.now_ms)
-    maintenance.close()
 
 
 def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +237,7 @@ def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch:
 
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", when_allowed)
     monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", lambda *_: None)
-    catalog, due_ms = SegmentCatalog(), table.now_ms + _HOUR_MS
+    catalog, due_ms = SegmentCatalog(), table.now_ms + HOUR_MS
     maintenance = maintenance_of(table, catalog)
     few = most_behind(0, FAN_IN)
     many = 2 * most_behind(16 * few, FAN_IN)
@@ -388,9 +281,9 @@ def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> 
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)
     for number in range(FAN_IN):
-        add_bucket(table, catalog, maintenance, number, [table.now_ms + _HOUR_MS])
+        add_bucket(table, catalog, maintenance, number, [table.now_ms + HOUR_MS])
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
-    table.advance(2 * _HOUR_MS)
+    table.advance(2 * HOUR_MS)
     catalog.forget_before(table.now_ms)
     run_until_idle(maintenance, FAN_IN - 1, table.now_ms)
     maintenance.close()
@@ -398,7 +291,7 @@ def test_the_marker_of_a_merged_bucket_goes_with_its_last_part(table: Table) -> 
 
 
 def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Table) -> None:
-    sealed = [seal(table, number, [table.now_ms + _HOUR_MS]) for number in (1, 2)]
+    sealed = [seal(table, number, [table.now_ms + HOUR_MS]) for number in (1, 2)]
     name = MergeName(1, 2, 1)
     merge = Merge(name, {1: sealed[0], 2: sealed[1]})
     within = merge.next_slice(0)
@@ -417,7 +310,7 @@ def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Tab
 
 def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table: Table) -> None:
     delivered_ms = table.now_ms
-    long_ago, waits = delivered_ms - 3 * _HOUR_MS, delivered_ms + _HOUR_MS
+    long_ago, waits = delivered_ms - 3 * HOUR_MS, delivered_ms + HOUR_MS
     maintenance = maintenance_of(table, SegmentCatalog())
     for number in range(FAN_IN):
         given = [(b"shared", waits), (b"own %d" % number, long_ago)]
@@ -440,7 +333,7 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
 
 
 def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_join_them_with(table: Table) -> None:
-    long_ago, waits = table.now_ms - 3 * _HOUR_MS, table.now_ms + 1_000 * _HOUR_MS
+    long_ago, waits = table.now_ms - 3 * HOUR_MS, table.now_ms + 1_000 * HOUR_MS
     old_below = {("in", 0): 1_000}
     maintenance = maintenance_of(
         table, SegmentCatalog(), forgettable=lambda at_ms: Forgettable(at_ms, ALL_BUCKETS, old_below)
@@ -451,7 +344,7 @@ def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_joi
         maintenance.stored(IdRows.CANCELLED, number, len(dues))
     left = []
     for hours in (0, 1, 8, 8, 8):
-        table.advance(hours * _HOUR_MS)
+        table.advance(hours * HOUR_MS)
         # The last one is not committed.
         run_until_idle(maintenance, 1, table.now_ms)
         left.append(cancelled_in(table.store)["in", 0])
@@ -462,6 +355,8 @@ def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_joi
 
 class Recorded:
     """A store that records its calls and their minute."""
+
+    path = "storage/buckets"
 
     def __init__(self) -> None:
         self.spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
@@ -533,7 +428,7 @@ def test_days_of_sealing_and_delivering_leave_only_the_waiting_messages_in_the_t
     number = 0
     for _ in range(steps):
         # Each bucket spans the next twelve hours.
-        dues = [table.now_ms + _HOUR_MS // 2 + at * _HOUR_MS for at in range(12)]
+        dues = [table.now_ms + HOUR_MS // 2 + at * HOUR_MS for at in range(12)]
         add_bucket(table, catalog, maintenance, number, dues)
         table.advance(_STEP_MS)
         catalog.forget_before(table.now_ms)

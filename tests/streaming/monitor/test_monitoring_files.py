@@ -25,7 +25,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import DueRun
 from streaming.monitor.estimate import MutableDues
 from streaming.monitor.held_input import HeldInput, PartitionEnd
-from streaming.monitor.job_metrics import JobCounts, JobMetrics, TableState
+from streaming.monitor.job_metrics import JobCounts, JobMetrics, StepFailures, TableState
 from streaming.monitor.release_metrics import ReleaseMetrics
 from streaming.monitor.server import registry_of
 from tests.eventually import assert_eventually
@@ -70,7 +70,9 @@ def labels() -> dict[str, set[str]]:
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     counts.lease_confirmed(1.0)
     counts.took("whole", 0.1)
-    counts.table_now(TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, size=(1, 1)))
+    counts.table_now(
+        TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, size=(1, 1), failures={"merge": StepFailures(1, 4)})
+    )
     released = ReleaseCounts("results")
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
@@ -189,6 +191,7 @@ def test_each_metric_is_on_a_panel_or_in_a_rule_but_for_details(labels: dict[str
     shown = {name for _, expression in expressions() for name in _METRIC.findall(expression)}
     families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in shown}
     details = {"sealed_segments", "table_files", "merging_seconds_total", "last_due_timestamp_seconds"}
+    details.add("maintenance_failures_total")
     known = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in labels}
     assert known - families == {f"delayline_{name}" for name in details}
 

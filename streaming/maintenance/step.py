@@ -1,0 +1,48 @@
+"""A step of maintenance: what a service has another thread do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+# What the query's thread does once a step has ended.
+Outcome = Callable[[], None]
+
+
+class Moment(NamedTuple):
+    """What is committed when a batch begins: nothing that it may read changes.
+
+    - `now_s`: the time, in seconds by the clock of maintenance
+    - `last_bucket`: the bucket number of the batch before
+    - `handed_over_before_ms`: its cutoff, epoch ms; everything due before it is handed over
+    """
+
+    now_s: float
+    last_bucket: int
+    handed_over_before_ms: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    - `kind`: one of `failures.STEPS`
+    - `what`: what it does, for the log
+    - `run`: does it, in another thread. It leaves nothing behind that keeps it from being run again if it fails
+    - `items`: what is set aside if it fails
+    """
+
+    kind: str
+    what: str
+    run: Callable[[], Outcome]
+    items: Collection[Hashable]
+
+
+class Service(Protocol):
+    """One task of maintenance. Only the query's thread calls it."""
+
+    kind: str
+
+    def due(self, at: Moment) -> Step | None:
+        """Return the step that is due, if there is one, and if nothing of it is set aside."""
