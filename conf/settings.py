@@ -39,7 +39,7 @@ from conf.setting_types import (
     one_of,
     read_list,
 )
-from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS, TABLE_DEFAULTS
 
 # The largest message that can be carried: the ready log's record of it is smaller than the largest request of a broker.
 MOST_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -66,6 +66,8 @@ class SparkSettings(OptionTable):
             raise ValueError(f"keys that begin with 'spark.', not {wrong}")
         if fixed := [f"no {key}, {FIXED_OPTIONS[key]}" for key in table if key in FIXED_OPTIONS]:
             raise ValueError("; ".join(fixed))
+        if defaults := [key for key in table if key.startswith(TABLE_DEFAULTS)]:
+            raise ValueError(f"no {', '.join(defaults)}: the table of sealed messages has properties of its own")
         # Two cores, and up to four tries of a task, as on a cluster: plain local[2] tries once.
         return {"spark.master": "local[2,4]"} | table
 

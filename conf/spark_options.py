@@ -16,6 +16,7 @@ from __future__ import annotations
 
 _SESSIONS = "or else Spark keeps half a megabyte of each batch in memory for ever"
 _DELTA = "by which Spark finds the table of sealed messages"
+_FILES = "or else Delta writes files of the table again behind the job's back"
 
 FIXED_OPTIONS = {
     "spark.sql.shuffle.partitions": "which is bucket.shards: with another number, two tasks hand over one shard",
@@ -30,10 +31,18 @@ FIXED_OPTIONS = {
     "spark.sql.adaptive.applyFinalStageShuffleOptimizations": f"which is false, {_SESSIONS}",
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": f"which is false, {_SESSIONS}",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "which is true: without it a damaged message is delivered",
+    "spark.databricks.delta.autoCompact.enabled": f"which is false, {_FILES}",
+    "spark.databricks.delta.optimizeWrite.enabled": f"which is false, {_FILES}",
+    "spark.databricks.delta.stats.collect": "which is true: without it, a load reads the whole table",
+    "spark.databricks.delta.writeChecksumFile.enabled": "which is true: a start finds by it that a log entry is lost",
+    "spark.sql.sources.partitionOverwriteMode": "which is static: with dynamic, a merge leaves what it has replaced",
     # The table keeps deleted files for less time than the check allows.
     "spark.databricks.delta.retentionDurationCheck.enabled": "which is false: with true, vacuums fail",
 }
 """Option names, and what `bad-setting` says of one: what Delayline sets it to, and why."""
+
+# Options whose names begin so are properties of new tables. The table of sealed messages has its own.
+TABLE_DEFAULTS = "spark.databricks.delta.properties.defaults."
 
 # Fixed as well, but on S3 alone.
 CHECKPOINT_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"

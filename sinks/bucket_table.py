@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +55,21 @@ _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     "delta.enableDeletionVectors": "false",
     "delta.dataSkippingStatsColumns": "bucket,shard,segment,deliver_at_ms,max_deliver_at_ms",
+    # Delta's own values. A cluster may have others for new tables, by which a delete is refused, the stored column
+    # names are unknown to reports, or files are written again behind the job's back.
+    "delta.appendOnly": "false",
+    "delta.autoOptimize.autoCompact": "false",
+    "delta.autoOptimize.optimizeWrite": "false",
+    "delta.checkpoint.writeStatsAsJson": "true",
+    "delta.checkpointPolicy": "classic",
+    "delta.columnMapping.mode": "none",
+    "delta.compatibility.symlinkFormatManifest.enabled": "false",
+    "delta.enableChangeDataFeed": "false",
+    "delta.enableRowTracking": "false",
+    "delta.randomizeFilePrefixes": "false",
 }
+# With it, Delta forgets the newest batch of a writer, and leaves writers out of the checksums of the log.
+_FORGETS_WRITERS = "delta.setTransactionRetentionDuration"
 
 METADATA_COLUMNS = (
     "part", "bucket", "shard", "segment", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
@@ -79,8 +91,6 @@ _CLEAN_UP_DEFAULTS = {"4.0": 1, "4.1": 2}
 ALL_BUCKETS = 2**62
 # Merges that one process may finish.
 _MERGE_NUMBERS = 1 << 24
-# The folder of a Delta partition in a file's path.
-_FOLDER = re.compile(r"/part=([^/]+)/")
 
 
 class BucketTable:
@@ -127,6 +137,8 @@ class BucketTable:
         if changed:
             properties = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
             self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ({properties})")
+        if self._property(_FORGETS_WRITERS) is not None:
+            self.spark.sql(f"ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETS_WRITERS}')")
 
     def version(self) -> int:
         """Return the version of the table that this process saw last, including its own commits."""
@@ -535,7 +547,7 @@ class BucketTable:
 
     def _has_ids(self, kind: IdRows) -> bool:
         # Most tables have none, and to know that takes no Spark job.
-        return bool(_delta_partitions(self._all().where(kind.condition)))
+        return bool(_delta_partitions(self._all(), kind.condition))
 
     def _unpacked(self, rows: DataFrame) -> DataFrame:
         return self._stored_ids(rows).mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))
@@ -560,11 +572,19 @@ def _newest(names: DataFrame) -> DataFrame:
 
 def _markers(rows: DataFrame) -> set[str]:
     """Return the markers of merged buckets in `rows` of the table. Reads no file."""
-    return _delta_partitions(rows.where(IS_MARKER))
+    return _delta_partitions(rows, IS_MARKER)
 
 
-def _delta_partitions(rows: DataFrame) -> set[str]:
-    return {unquote(folder.group(1)) for path in rows.inputFiles() if (folder := _FOLDER.search(path))}
+def _delta_partitions(rows: DataFrame, condition: str = "true") -> set[str]:
+    """Return the Delta partitions in the version of the table that `rows` reads, if `condition` holds for their `part`.
+
+    Delta's log names them. The path of a file may name another folder.
+    """
+    plan: Any = rows._jdf.queryExecution().analyzed()
+    snapshot = plan.collectLeaves().head().relation().location().getSnapshot()
+    files = DataFrame(snapshot.allFiles().toDF(), rows.sparkSession)
+    named = files.selectExpr("partitionValues['part'] AS part").where(condition)
+    return {str(part) for part in named.toArrow().column("part").unique().to_pylist()}
 
 
 def _merge_version(token: int, number: int) -> int:

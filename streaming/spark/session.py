@@ -25,10 +25,10 @@ from conf.java.spark_line import checkpoint_class
 from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
-from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS, TABLE_DEFAULTS
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
-from streaming.storage.paths import local_folder, storage_path
+from streaming.storage.paths import is_on_s3, local_folder, storage_path
 
 # Each over those before it.
 _LOG_CONFIGS = {
@@ -70,7 +70,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.app.name": settings.application_id,
         "spark.master": "local[2,4]",
         # Not `spark.jars.packages`, which would put each jar on the import path of every Python worker.
-        "spark.jars": ",".join(map(str, [*spark_jars(), *(s3_jars() if _is_on_s3(settings) else [])])),
+        "spark.jars": ",".join(map(str, [*spark_jars(), *(s3_jars() if is_on_s3(settings) else [])])),
         "spark.python.daemon.module": "streaming.spark.worker_daemon",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -119,6 +119,12 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # The bucket table keeps deleted files for an hour, less than this check allows. That is safe: the job is the
         # only writer, and none of its writes takes that long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        # Over what a cluster may have set for all tables.
+        "spark.databricks.delta.autoCompact.enabled": "false",
+        "spark.databricks.delta.optimizeWrite.enabled": "false",
+        "spark.databricks.delta.stats.collect": "true",
+        "spark.databricks.delta.writeChecksumFile.enabled": "true",
+        "spark.sql.sources.partitionOverwriteMode": "static",
         "spark.databricks.delta.snapshotPartitions": "2",
         # The number of tasks in which a vacuum lists files: by default 10,000, which takes minutes for a few files.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
@@ -181,15 +187,11 @@ def _file_systems(settings: Settings) -> dict[str, str]:
     if local_folder(storage_path(settings)) is not None:
         manager = checkpoint_class("FileSystemBasedCheckpointFileManager")
         options[CHECKPOINT_FILE_MANAGER] = manager
-    elif _is_on_s3(settings):
+    elif is_on_s3(settings):
         options[CHECKPOINT_FILE_MANAGER] = (
             "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
         )
     return options
-
-
-def _is_on_s3(settings: Settings) -> bool:
-    return storage_path(settings).startswith("s3a:")
 
 
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
@@ -229,6 +231,9 @@ def _build(options: Mapping[str, str]) -> SparkSession:
     spark = SparkSession.builder.config(map=dict(own)).getOrCreate()
     # Creates the session's state, so that Spark checks the SQL options now.
     _ = spark.conf.get("spark.sql.shuffle.partitions")
+    for name, _ in context.getConf().getAll():
+        if name.startswith(TABLE_DEFAULTS):
+            spark.conf.unset(name)
     return spark
 
 

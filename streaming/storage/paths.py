@@ -32,6 +32,11 @@ def buckets_path(settings: Settings) -> str:
     return f"{storage_path(settings)}/buckets"
 
 
+def is_on_s3(settings: Settings) -> bool:
+    """Return whether the storage is on S3."""
+    return storage_path(settings).startswith("s3a:")
+
+
 def local_folder(path: str) -> Path | None:
     """Return the folder that `path` names on this machine, or None if it is the URI of another file system."""
     if path.startswith("file:"):

@@ -14,7 +14,7 @@ from conf.errors import SettingError
 from conf.load import load_settings
 from conf.setting_types import OptionTable
 from conf.settings import Settings
-from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
+from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS, TABLE_DEFAULTS
 
 SECRET = "hunter2"
 DEFAULT_FILE = Path(__file__).parents[2] / "conf" / "delayline.toml"
@@ -311,6 +311,11 @@ def test_an_option_of_spark_that_the_service_rests_on_is_refused(toml: Any, name
         failure(file=toml(f"[spark]\n{name} = true")),
     ):
         assert text == f"bad-setting: [spark]: allowed is no {name}, {FIXED_OPTIONS[name]}"
+
+
+def test_properties_for_all_new_tables_are_refused() -> None:
+    text = failure(f"spark.{TABLE_DEFAULTS}appendOnly=true")
+    assert text.startswith(f"bad-setting: [spark]: allowed is no {TABLE_DEFAULTS}appendOnly: the table of sealed ")
 
 
 def test_every_option_of_spark_that_is_refused_is_named_at_once() -> None:

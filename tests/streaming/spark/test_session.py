@@ -92,6 +92,23 @@ def test_an_option_that_the_service_rests_on_is_delaylines_even_if_spark_submit_
     assert session._submitted() == {"spark.driver.memory"}
 
 
+_CLUSTER_DEFAULTS = """
+from conf.settings import Settings
+from conf.spark_options import TABLE_DEFAULTS
+from streaming.spark.session import open_session
+
+spark = open_session(Settings(), {f"{TABLE_DEFAULTS}appendOnly": "true"})
+print(spark.conf.get(f"{TABLE_DEFAULTS}appendOnly", "unset"))
+spark.stop()
+"""
+
+
+def test_what_a_cluster_sets_for_all_new_tables_does_not_count_in_the_session() -> None:
+    program = [sys.executable, "-c", _CLUSTER_DEFAULTS]
+    process = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert (process.returncode, process.stdout) == (0, "unset\n"), process.stderr
+
+
 _INTERRUPTED = """
 import sys
 from datetime import UTC, datetime, timedelta
