@@ -46,6 +46,7 @@ from streaming.job.look_ahead import LookAhead
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.job.replayed_seal import SealedBatch
+from streaming.maintenance.failures import Failures
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts, TableState
@@ -67,6 +68,7 @@ class BatchRunner:
         self._checkpoint = state.checkpoint
         self._settings_history = state.settings_history
         self._store = state.store
+        failures = Failures(state.store.path, time.monotonic)
         self._window = PrefetchWindow(
             state.store,
             state.catalog,
@@ -76,6 +78,7 @@ class BatchRunner:
             settings.window.max_bytes,
             settings.bucket.shards,
             settings.results_topic,
+            failures,
         )
         self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.handed_over_before_ms)
         self._admission = Admission(state.checkpoint, state.store, settings)
@@ -91,6 +94,7 @@ class BatchRunner:
             threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
             id_rows=state.id_rows,
             forgettable=self._cancels.forgettable,
+            failures=failures,
         )
         self._settings = settings
         self._origin = state.checkpoint.origin

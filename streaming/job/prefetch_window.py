@@ -39,6 +39,7 @@ from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message_ids import Ids
 from state.order import ORDER
 from streaming.job.loaded_cancels import LoadedCancels
+from streaming.maintenance.failures import LOAD, Failures
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ _MOST_PIECES = 64
 _FRESH_S = 1_800.0
 _DUE_SOON_MS = 900_000
 _WINDOW = from_arrow_schema(WINDOW_SCHEMA)
+# Loads ahead of need: beyond `ahead_ms`, where few messages are due, and up to there.
+_FAR, _NEAR = "far", "near"
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,15 @@ class _Piece:
 class _Load:
     """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used.
 
-    `nbytes` is about what all of it takes, and `version_s` as of `_Piece`.
+    `nbytes` is about what all of it takes, and `version_s` as of `_Piece`. `reach` is what is set aside if it fails:
+    `_FAR` or `_NEAR`.
     """
 
     start_ms: int
     end_ms: int
     nbytes: float
     version_s: float
+    reach: str
     piece: Future[_Piece]
 
 
@@ -109,6 +114,7 @@ class PrefetchWindow:
         max_bytes: int,
         shards: int,
         results: str = "",
+        failures: Failures | None = None,
     ) -> None:
         """Start to load the overdue messages.
 
@@ -121,10 +127,12 @@ class PrefetchWindow:
             max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
             results: the results topic.
+            failures: what is set aside, if others share it.
         """
         self._store = store
         self._catalog = catalog
         self._shards, self._results = shards, results
+        self._failures = failures or Failures(store.path, time.monotonic)
         self._ahead_ms = ahead_ms
         self._reach = Reach(catalog, ahead_ms, max_bytes)
         self._pieces: list[_Piece] = []
@@ -162,10 +170,8 @@ class PrefetchWindow:
         self._cutoff_ms = end_ms
         if end_ms > self._horizon_ms:
             self._load_on(end_ms)
-        for load in list(self._loading):
-            if load.start_ms < end_ms or load.piece.done():
-                self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
-                self._loading.remove(load)
+        while not self._collect(start_ms, end_ms):
+            self._load_on(end_ms)
         taken = ((piece, min(end_ms, piece.end_ms)) for piece in self._pieces)
         return [
             piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {until_ms}").selectExpr(
@@ -174,6 +180,28 @@ class PrefetchWindow:
             for piece, until_ms in taken
             if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
+
+    def _collect(self, start_ms: int, end_ms: int) -> bool:
+        """Take over the loads that are done or needed. Return whether all is loaded that is due before `end_ms`.
+
+        What failed, and reaches further than that, is given up: a damaged file may have nothing that is needed now.
+        Raises the error of a load that failed and reaches no further.
+        """
+        for load in list(self._loading):
+            if load not in self._loading or (load.start_ms >= end_ms and not load.piece.done()):
+                continue
+            self._loading.remove(load)
+            problem = load.piece.exception()
+            if problem is None:
+                self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
+                self._failures.remove(LOAD, [load.reach])
+            elif load.end_ms <= end_ms or not isinstance(problem, Exception):
+                raise problem
+            else:
+                what = f"the load of messages due from {instant_and_ms(load.start_ms)} to {instant_and_ms(load.end_ms)}"
+                self._failures.add(LOAD, [load.reach], what, problem)
+                self._give_up_from(max(start_ms, load.start_ms))
+        return self._horizon_ms >= end_ms
 
     def cancel(self, cancelled: pa.Table) -> None:
         """Take `cancelled` messages (`CANCELLED_SCHEMA`) out of what is loaded. Later loads find them in the table."""
@@ -211,11 +239,19 @@ class PrefetchWindow:
         loaded_ms = self._horizon_ms - cutoff_ms
         if loaded_ms < self._ahead_ms // 2:
             held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
-            end = self._reach.onward(self._horizon_ms, cutoff_ms, held)
+            end = self._onward_to(cutoff_ms, self._reach.onward(self._horizon_ms, cutoff_ms, held))
             # In steps of half a window: each load costs a Spark job, however few its messages are.
             step_ms = end - self._horizon_ms
             if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
                 self._load_on(end)
+
+    def _onward_to(self, cutoff_ms: int, end_ms: int) -> int:
+        """Return up to which due time to load now, `end_ms` at most: less if a load has failed lately."""
+        if not self._failures.is_over(LOAD, [_NEAR]):
+            return self._horizon_ms
+        if not self._failures.is_over(LOAD, [_FAR]):
+            return max(self._horizon_ms, min(end_ms, cutoff_ms + self._ahead_ms))
+        return end_ms
 
     def close(self) -> None:
         """Stop loading."""
@@ -267,7 +303,8 @@ class PrefetchWindow:
             load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
             piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version, version_s)
-            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, piece))
+            reach = _NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else _FAR
+            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, reach, piece))
 
     def _load(
         self,

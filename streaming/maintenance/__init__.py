@@ -1,10 +1,16 @@
-"""Maintenance of sealed buckets, beside the batches: it deletes delivered parts and merges buckets.
+"""Maintenance of sealed buckets, beside the batches: it deletes parts that are handed over, and merges buckets.
 
 It changes only what committed batches have left. No batch waits for it, and it waits for no batch.
 
-Read `maintenance` (what is done when), then `merging` (the threads of merges) and `merge`.
+Read `maintenance` (which services there are), `step` (what a service has another thread do), `failures` (what follows
+if that fails), and then the services: `deletion`, `clean_up`, `id_joins`, and `bucket_merges` with `merging` (its
+threads), `merge` and `stretches`.
 
-A part whose messages are all delivered is deleted, chunks and metadata. Its files are vacuumed an hour later.
+A part whose messages are all handed over is deleted, chunks and metadata. Its files are vacuumed an hour later.
+
+A step that fails does not end the job. What it was about is set aside, logged and counted, and tried again after a
+pause that grows. Each step can be run again whatever its first try has left: a deletion and a join find less to do, a
+merge begins again under another name, and the end of a merge is committed once more.
 
 As soon as enough adjacent buckets have about the same size (`bucket.fan_in`), they become one (`state.buckets.merge`).
 A merge

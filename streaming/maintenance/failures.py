@@ -1,4 +1,4 @@
-"""What failed in maintenance: it is set aside for a pause that grows, and does not end the job."""
+"""What failed beside the batches: it is set aside for a pause that grows, and does not end the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streaming.storage.failures import innermost_cause, storage_failure, text_of
 log = logging.getLogger(__name__)
 
 # The kinds of steps, as metrics name them.
-MERGE, DELETE, JOIN, VACUUM, CLEAN_LOG = STEPS = ("merge", "delete", "join", "vacuum", "clean-log")
+MERGE, DELETE, JOIN, VACUUM, CLEAN_LOG, LOAD = STEPS = ("merge", "delete", "join", "vacuum", "clean-log", "load")
 
 _FIRST_PAUSE_S = 60.0
 # A merge may read and write for hours before it comes to the file that it cannot read.
@@ -32,13 +32,15 @@ class _Pause(NamedTuple):
 class Failures:
     """Items whose last step failed, by kind of step: buckets of a merge, partitions of ids, or the one item of a kind.
 
+    The loads that the prefetch window makes ahead of need are a kind of step too.
+
     Each is left alone for a pause, which doubles with each failure in a row. Instants are seconds by `now`. Only the
     query's thread may use it.
     """
 
-    def __init__(self, storage: str, now: Callable[[], float]) -> None:
-        """Nothing has failed yet. `storage` is the path of the job's storage, for errors."""
-        self._storage = storage
+    def __init__(self, table: str, now: Callable[[], float]) -> None:
+        """Nothing has failed yet. `table` is the path of the table of sealed buckets, for errors."""
+        self._storage = table.rpartition("/")[0]
         self._now = now
         self._counts: Counter[str] = Counter()
         self._pauses: defaultdict[str, dict[Hashable, _Pause]] = defaultdict(dict)

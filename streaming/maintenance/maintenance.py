@@ -50,6 +50,7 @@ class Maintenance:
         id_rows: Mapping[IdRows, Mapping[int, int]] | None = None,
         forgettable: Callable[[int], Forgettable] = lambda _: NOTHING_FORGETTABLE,
         now: Callable[[], float] = time.monotonic,
+        failures: Failures | None = None,
     ) -> None:
         """Start the threads in which the steps run.
 
@@ -66,10 +67,11 @@ class Maintenance:
             forgettable: returns which cancelled ids are of no use any more, given the cutoff (epoch ms) below which
                 everything is handed over.
             now: a clock that returns seconds.
+            failures: what is set aside, if others share it.
         """
         self._store = store
         self._now = now
-        self._failures = Failures(store.path.rpartition("/")[0], now)
+        self._failures = failures or Failures(store.path, now)
         vacuum = Vacuum(store, now())
 
         def files_left() -> None:

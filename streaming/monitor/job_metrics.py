@@ -355,7 +355,7 @@ def _failures(by_step: Mapping[str, StepFailures]) -> Iterable[Metric]:
     )
     aside = GaugeMetricFamily(
         "delayline_maintenance_set_aside",
-        "What the last step of maintenance failed on: buckets, partitions of ids, or 1 for the whole table.",
+        "How many buckets, partitions of ids or other parts of its work the last step failed on.",
         labels=["step"],
     )
     for step, failures in by_step.items():

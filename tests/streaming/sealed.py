@@ -61,6 +61,15 @@ def written_late(rows: DataFrame, begun: Path, released: Path) -> DataFrame:
     return rows.mapInArrow(late, rows.schema)
 
 
+def cut_short(file: Path) -> bytes:
+    """Damage a data file, and return what was in it."""
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    # Hadoop's checksum of a local file. An object store has none.
+    file.with_name(f".{file.name}.crc").unlink()
+    return whole
+
+
 def _cut(
     number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
 ) -> list[tuple[Segment, pa.Table]]:

@@ -1,0 +1,93 @@
+"""Loads of the prefetch window that fail ahead of need: batches go on until one needs what cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.errors import BucketUnreadable
+from sinks.bucket_table import BucketTable
+from state.buckets.catalog import SegmentCatalog
+from state.buckets.parts import chunks_of, sealed_part
+from state.buckets.table_rows import described_segment
+from state.message import decode_chunk
+from streaming.job.prefetch_window import PrefetchWindow
+from streaming.maintenance.failures import Failures
+from streaming.monitor.job_metrics import StepFailures
+from tests.messages import some_batch_settings
+from tests.streaming.sealed import cut_short, seal_messages
+
+BATCH_SETTINGS = some_batch_settings()
+MINUTE_MS = 60_000
+DAY_MS = 24 * 60 * MINUTE_MS
+AHEAD_MS = 2 * MINUTE_MS
+
+
+def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[int]:
+    """Return the due times of what a batch takes."""
+    dues: list[int] = []
+    for piece in window.take(start_ms, end_ms):
+        for row in piece.collect():
+            chunk = decode_chunk(bytes(row["chunk"])).column("deliver_at_ms").to_pylist()
+            dues += [due for due in chunk if start_ms <= due < row["until_ms"]]
+    window.advance(end_ms)
+    return sorted(dues)
+
+
+@pytest.mark.parametrize("far_ms", [3 * DAY_MS, 3 * MINUTE_MS], ids=["far", "in the next load"])
+def test_a_damaged_file_ends_the_batch_that_needs_it_and_none_before(
+    store: BucketTable, caplog: pytest.LogCaptureFixture, far_ms: int
+) -> None:
+    near = [second * 1_000 for second in range(0, 120, 10)]
+    seal_messages(store, 1, [{"deliver_at_ms": due, "offset": due} for due in near], BATCH_SETTINGS)
+    seal_messages(store, 2, [{"deliver_at_ms": far_ms, "offset": far_ms}], BATCH_SETTINGS)
+    (damaged,) = Path(store.path).glob(f"part={chunks_of(sealed_part(2))}/*.parquet")
+    whole = cut_short(damaged)
+    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
+    failures = Failures(store.path, time.monotonic)
+    with caplog.at_level(logging.WARNING):
+        window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+        batches = [taken(window, second * 1_000, (second + 10) * 1_000) for second in range(0, 160, 10)]
+    assert batches == [[due] for due in near] + [[]] * 4
+    assert failures.by_step["load"].failed >= 1
+    assert f"{damaged} is missing or damaged" in caplog.text
+    with pytest.raises(BucketUnreadable, match="1 messages of bucket 2 lie in it"):
+        taken(window, 160_000, far_ms + 1)
+    # The batch is replayed after the file was put back.
+    damaged.write_bytes(whole)
+    again = PrefetchWindow(store, catalog, 160_000, [], AHEAD_MS, 10**9, shards=2)
+    assert taken(again, 160_000, far_ms + 1) == [far_ms]
+    again.close()
+    window.close()
+
+
+def test_loads_reach_ahead_again_when_the_file_is_back(store: BucketTable) -> None:
+    seal_messages(store, 1, [{"deliver_at_ms": 3 * DAY_MS, "offset": 1}], BATCH_SETTINGS)
+    (damaged,) = Path(store.path).glob(f"part={chunks_of(sealed_part(1))}/*.parquet")
+    whole = cut_short(damaged)
+    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
+    now_s = [0.0]
+    failures = Failures(store.path, lambda: now_s[0])
+    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+    at_ms = 0
+
+    def batches_until(states: set[StepFailures]) -> None:
+        nonlocal at_ms
+        for _ in range(200):
+            assert taken(window, at_ms, at_ms + 1_000) == []
+            at_ms += 1_000
+            if failures.by_step["load"] in states:
+                return
+            time.sleep(0.05)
+        raise AssertionError(failures.by_step["load"])
+
+    batches_until({StepFailures(1, 1)})
+    damaged.write_bytes(whole)
+    now_s[0] += 60
+    batches_until({StepFailures(1, 0)})
+    damaged.unlink()
+    assert taken(window, at_ms, 3 * DAY_MS + 1) == [3 * DAY_MS], "loaded before"
+    window.close()
