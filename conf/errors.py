@@ -213,6 +213,12 @@ class StorageFailed(StorageError):
     code = "storage-failed"
 
 
+class LogEntryReplaced(StorageError):
+    """A process that had lost the lease has replaced an entry of the table's log on S3. It was put back."""
+
+    code = "log-entry-replaced"
+
+
 class ReadyLogLost(KafkaError):
     """The ready log is not the one that the batches wrote, or records of it that are not released are gone."""
 

@@ -36,7 +36,8 @@ from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.storage.failures import CHECKPOINT_REMEDY
-from streaming.storage.paths import buckets_path
+from streaming.storage.guarded_log import GuardedLog
+from streaming.storage.paths import buckets_path, is_on_s3, storage_path
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Recovered:
     """What a start of the job goes on from.
 
     - `planned`: the newest batch in the offset log, or None before the first.
+    - `guard`: of the table's log, against a process that was cut off.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
     - `abandoned`: the Delta partitions that merges have left, and nothing needs.
     - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
@@ -62,6 +64,7 @@ class Recovered:
     planned: PlannedBatch | None
     settings_history: SettingsHistory
     store: BucketTable
+    guard: GuardedLog
     catalog: SegmentCatalog
     parts: dict[str, int]
     abandoned: set[str]
@@ -89,6 +92,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     lease.check()
     checkpoint = current_checkpoint(spark, settings)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+    guard = GuardedLog(spark, storage_path(settings), needed=is_on_s3(settings))
+    guard.restore()
+    found = store.newest_version() if is_on_s3(settings) and store.exists() else -1
     # 1. Read the logs.
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
@@ -111,6 +117,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     merge_token = store.merge_token(lease.fencing_token)
     if lease.after_a_crash:
         store.fence_merges(merge_token)
+        guard.keep(found, store.version())
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint.
     _refuse_lost_plan(checkpoint, store, planned)
@@ -133,7 +140,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         parts[segment.part] = max(parts.get(segment.part, 0), segment.max_deliver_at_ms)
     newest = None if planned is None else checkpoint.planned(planned)
     left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
-    return Recovered(checkpoint, newest, history, store, catalog, parts, left, id_rows, merge_token, cutoff_ms, overdue)
+    return Recovered(
+        checkpoint, newest, history, store, guard, catalog, parts, left, id_rows, merge_token, cutoff_ms, overdue
+    )
 
 
 def _never_ran(

@@ -68,6 +68,7 @@ class BatchRunner:
         self._checkpoint = state.checkpoint
         self._settings_history = state.settings_history
         self._store = state.store
+        self._guard = state.guard
         failures = Failures(state.store.path, time.monotonic)
         self._window = PrefetchWindow(
             state.store,
@@ -185,7 +186,8 @@ class BatchRunner:
             if stores_first:
                 self._seal(shard_output, sealed, batch_id, decision)
                 failpoint("cancelled")
-            # 8. Hand over and seal.
+            # 8. Hand over and seal. What is handed over was loaded by now, from a log that nobody has changed.
+            self._guard.check()
             running: list[Future[None]] = []
             if hand_over is not None:
                 running.append(self._start(self._hand_over, hand_over))

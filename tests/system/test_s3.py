@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 from tests.system.s3_server import BUCKET, NoServer, S3Server, server_program
+from tests.system.service import Service
+from tests.system.stalling_proxy import StallingProxy
 from tests.system.test_succession import finish, kill_in_the_middle
 
 
@@ -68,3 +71,49 @@ def test_a_job_on_s3_loses_and_duplicates_nothing_through_kills_a_rescale_and_a_
     # To rename an object is to copy it.
     assert s3.requests()["s3_PutObject"] > 0
     assert s3.requests()["s3_CopyObject"] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(150)
+def test_an_upload_that_stalls_past_a_takeover_loses_and_doubles_nothing(
+    application: Application, make_service: MakeService, s3: S3Server
+) -> None:
+    application.storage = s3.objects / BUCKET / "jobs" / application.id
+    proxy = StallingProxy(int(s3.endpoint.rpartition(":")[2]))
+    storage = [f"storage.path=s3a://{BUCKET}/jobs/{application.id}", *s3.overrides]
+    # The body comes with the head of the request.
+    through_proxy = {"endpoint": f"http://127.0.0.1:{proxy.port}", "connection.expect.continue": "false"}
+    first, ledger = make_service(
+        *storage, *(f"spark.spark.hadoop.fs.s3a.{key}={to}" for key, to in through_proxy.items())
+    )
+    (application.folder / "second").mkdir()
+    second = Service(application.folder / "second", application.overrides(*storage))
+    first.environment = second.environment = s3.environment
+    log = application.storage / "buckets" / "_delta_log"
+    try:
+        first.start()
+        publish_mixed(ledger, application, 300, seed=1, longest_ms=120_000)
+        assert_eventually(lambda: len(list(log.glob("*.json"))) > 1, 90, "a sealed bucket")
+        proxy.hold(re.compile(rb"^PUT \S+/_delta_log/(\d{20}\.json)", re.MULTILINE))
+        publish_mixed(ledger, application, 300, seed=2, longest_ms=120_000)
+        assert_eventually(lambda: proxy.held, 90, "an upload")
+        first.pause()
+        second.start()
+        assert_eventually(
+            lambda: len([each for each in log.glob("*.json") if each.name > proxy.held]) > 1, 90, "a seal"
+        )
+        written = (log / proxy.held).read_bytes()
+        proxy.release()
+        assert proxy.passed_on.wait(60)
+        assert second.wait(120) == 1
+        assert second.log.splitlines()[-1].startswith(f"error: log-entry-replaced: {proxy.held} in ")
+        assert (log / proxy.held).read_bytes() == written
+        second.start()
+        ledger.check = second.check
+        publish_mixed(ledger, application, 100, seed=3, longest_ms=5_000)
+        ledger.verify_after_outage(150)
+        assert second.stop() == 0, second.log[-3000:]
+    finally:
+        first.kill()
+        second.kill()
+        proxy.close()

@@ -1,0 +1,81 @@
+"""Guards the log of the table of sealed buckets on S3 against a process that was cut off while it wrote an entry.
+
+Delta's `S3SingleDriverLogStore` looks whether an entry is there, and then uploads it. Hadoop 3.4.1 cannot upload on the
+condition that nothing is there. So a driver that stalls in between replaces what its successor has written under that
+number. It uploads one entry at a time, the one after the newest that it knows: the first that its successor writes.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+
+from conf.errors import LogEntryReplaced
+from streaming.storage.folder import Folder
+
+log = logging.getLogger(__name__)
+
+_COPIES = "log-copies"
+
+
+class GuardedLog:
+    """Keeps copies of the entries that an earlier process may replace, and puts them back.
+
+    On a file system that creates a file only if there is none, it does nothing.
+    """
+
+    def __init__(self, spark: SparkSession, storage: str, needed: bool) -> None:
+        """Take the path of the job's storage, and whether a process can replace files there. Nothing is read yet."""
+        self._needed = needed
+        self._log = Folder(spark, f"{storage}/buckets/_delta_log")
+        self._copies = Folder(spark, f"{storage}/{_COPIES}")
+        # By name, the entries as this process has written or found them.
+        self._kept: dict[str, str] = {}
+
+    def restore(self) -> None:
+        """Put back each entry that is not as an earlier process has kept it. Call this before the log is read."""
+        if not self._needed:
+            return
+        for name in self._copies.names():
+            entry, copy = self._log.read(name), self._copies.read(name)
+            if entry is None:
+                # Delta has cleaned the log, and reads it from a later entry on.
+                self._copies.delete(name)
+            elif copy is not None and copy != entry:
+                self._put_back(name, copy)
+
+    def keep(self, first: int, last: int) -> None:
+        """Keep the entries of the versions `first` to `last`, before anything is built on them."""
+        if not self._needed:
+            return
+        for version in range(max(0, first), last + 1):
+            name = f"{version:020d}.json"
+            entry = self._log.read(name)
+            if entry is not None:
+                self._copies.write(name, entry)
+                self._kept[name] = entry
+
+    def check(self) -> None:
+        """Raise LogEntryReplaced if an entry that this process keeps was replaced. It is put back.
+
+        What was read of the table before this call, while nothing is raised, is what this process and its predecessors
+        have committed.
+        """
+        replaced = []
+        for name, kept in list(self._kept.items()):
+            entry = self._log.read(name)
+            if entry is None:
+                del self._kept[name]
+            elif entry != kept:
+                self._put_back(name, kept)
+                replaced.append(name)
+        if replaced:
+            raise LogEntryReplaced(
+                f"{', '.join(replaced)} in {self._log.path} was replaced by a process from which this one has taken "
+                "over. It was put back, and nothing was handed over after it. Start again: the batch is replayed"
+            )
+
+    def _put_back(self, name: str, text: str) -> None:
+        log.warning("%s/%s was replaced by a process that had lost the lease: it is put back", self._log.path, name)
+        self._log.write(name, text)
