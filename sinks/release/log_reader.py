@@ -63,7 +63,8 @@ class LogReader:
             # How long the client pauses when it has that much: a second by default.
             "fetch.queue.backoff.ms": 5,
             "fetch.message.max.bytes": 1024 * 1024,
-            "receive.message.max.bytes": 1_000_000_000,
+            # The client's most: it must be above fetch.max.bytes, and above message.max.bytes, of [kafka].
+            "receive.message.max.bytes": 2**31 - 1,
             "log_level": 2,
         }
         self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500}, logger=client_log(log))

@@ -20,8 +20,8 @@ from tests.sinks.release.conftest import ReleaseBench, values
         ["compression.type=zstd", "message.max.bytes=1000"],
         ["delivery.timeout.ms=0", "queue.buffering.max.messages=1"],
         ["socket.max.fails=1", "topic.metadata.refresh.interval.ms=-1", "metadata.max.age.ms=1"],
-        ["queue.buffering.backpressure.threshold=1000000", "enable.random.seed=false"],
-        ["fetch.max.bytes=1000000000", "queued.max.messages.kbytes=1", "max.partition.fetch.bytes=1"],
+        ["message.max.bytes=1000000000", "enable.random.seed=false"],
+        ["fetch.max.bytes=2147483135", "queued.max.messages.kbytes=1", "max.partition.fetch.bytes=1"],
     ],
     ids=" ".join,
 )
