@@ -209,6 +209,8 @@ def test_of_several_topics_that_take_no_records_one_of_the_settings_is_named(
 class _Ring:
     """A ring that fails some times before it writes."""
 
+    is_worn, longest_open_s = False, 0.0
+
     def __init__(self, failures: list[Exception]) -> None:
         self.failures = failures
         self.position = self.committed = None

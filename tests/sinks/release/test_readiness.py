@@ -25,6 +25,7 @@ class _Ring:
     """A ring that fails with `failure`, if it has one."""
 
     position = committed = None
+    is_worn, longest_open_s = False, 0.0
 
     def __init__(self) -> None:
         self.failure: KafkaException | None = None

@@ -259,6 +259,8 @@ def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(
 class _Ring:
     """A ring whose topics refuse some messages, by their ids."""
 
+    is_worn = False
+
     def __init__(self, replaced: dict[bytes, str]) -> None:
         self.replaced = replaced
 
