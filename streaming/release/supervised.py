@@ -86,6 +86,9 @@ class _Supervision:
                 asked = self._sent.read(1)
             if asked or signal.SIGTERM in signal.sigpending():
                 self.stop.set()
+                # Open until this process has ended: a supervisor that did not start it waits for that.
+                with suppress(ConnectionError):
+                    self._supervisor.recv(1)
                 return
             self._orphan_s = time.monotonic()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -67,14 +67,14 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
 ) -> None:
     ensure_shards(prepared, 3)
     handed_over(1, shard=2)
+    handed_over(2)
     partition = TopicPartition(prepared.ready_topic, 2, OFFSET_END)
     admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
     admin.delete_records([partition])[partition].result()
-    assert unreleased_shards(prepared) == [2]
+    assert unreleased_shards(prepared) == [0, 2]
     assert [(each.shard, each.lost, each.left) for each in repair_ready_log(prepared)] == [(2, 1, 0)]
-    assert unreleased_shards(prepared) == []
+    assert unreleased_shards(prepared) == [0]
     assert repair_ready_log(prepared) == []
     with _releasing(prepared) as process:
-        handed_over(2)
         assert_eventually(lambda: released() == [2], 60)
         assert process.assigned == {0, 1}
