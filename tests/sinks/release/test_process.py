@@ -13,8 +13,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from conf.errors import ReleaseRefused, ReleaseTaken
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.release.group import group_id
+from sinks.release.group import group_id, strangers
 from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
@@ -177,23 +178,21 @@ def test_a_process_that_the_brokers_settings_keep_out_of_its_group_warns_once_an
             ends_refused(Running(settings, refused_limit_s=5), caplog, *words)
 
 
-@pytest.mark.takes(25)
+@pytest.mark.takes(8)
 @pytest.mark.parametrize(
     "options", [{"partition.assignment.strategy": "cooperative-sticky"}, {"group.protocol": "consumer"}]
 )
-def test_shards_that_kafka_has_given_to_a_foreign_consumer_are_named(
-    prepared: Settings, running: Running, caplog: pytest.LogCaptureFixture, options: dict[str, str]
+def test_a_member_of_the_group_that_is_no_release_process_is_found_with_its_shards(
+    prepared: Settings, options: dict[str, str]
 ) -> None:
-    with foreign_consumer(prepared, **options) as consumer:
+    clients = librdkafka_options(prepared.kafka)
+    with foreign_consumer(prepared, **options):
+        assert_eventually(lambda: strangers(clients, group_id(prepared)) == {"foreign at 127.0.0.1": [0, 1]})
 
-        def names_them() -> bool:
-            theirs = sorted(partition.partition for partition in consumer.assignment())
-            return bool(theirs) and running.process.strangers == {"foreign at 127.0.0.1": theirs}
 
-        assert_eventually(names_them, 60)
-    assert caplog.text.count("consumer foreign at 127.0.0.1 in group") == 1
-    assert_eventually(lambda: not running.process.strangers, 60)
-    assert_eventually(running.has_its_shards)
+def test_release_processes_are_no_strangers_in_their_group(prepared: Settings, running: Running) -> None:
+    assert running.joined.is_set()
+    assert strangers(librdkafka_options(prepared.kafka), group_id(prepared)) == {}
 
 
 @pytest.mark.thorough
