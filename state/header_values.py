@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # September 2001: a smaller number of ms is a delay in the wrong header, or an instant in seconds.
 _LEAST_EPOCH_MS = 10**12
 _SECONDS = range(10**8, 10**10)
-# Whoever means an instant of milliseconds before the year 2200 and writes microseconds or nanoseconds has these.
+# Instants between 2001 and 2200, in units that publishers take for milliseconds.
 _FINER_UNITS = {
     name: range(_LEAST_EPOCH_MS * per_ms, 7_258_118_400_000 * per_ms)
     for name, per_ms in (("microseconds", 1_000), ("nanoseconds", 1_000_000))
