@@ -35,7 +35,7 @@ POINTS = {
     "merging": "a slice of buckets is merged beside the batches; no commit has stored it",
     "slice-merged": "a slice of a merge is stored; the merged buckets are not replaced",
     "merged": "the Delta commit that replaces merged buckets is done; the driver does not know it yet",
-    "cleaning": "delivered parts of the table are about to be deleted beside the batches",
+    "cleaning": "parts of the table whose messages are handed over are about to be deleted beside the batches",
     "batch-done": "all of the batch is done; Spark has not written its commit log",
 }
 

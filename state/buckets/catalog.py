@@ -30,7 +30,7 @@ class SegmentCatalog:
 
     @property
     def messages(self) -> int:
-        """The number of messages in the live segments, including those already delivered."""
+        """The number of messages in the live segments, including those already handed over."""
         return sum(segment.count for segment in self._by_start)
 
     @property
@@ -83,14 +83,14 @@ class SegmentCatalog:
 
     def forget_before(self, cutoff_ms: int) -> list[Segment]:
         """Remove the segments whose messages are all due before `cutoff_ms`, and return them."""
-        delivered = [segment for segment in self.starting_before(cutoff_ms) if segment.max_deliver_at_ms < cutoff_ms]
-        for segment in delivered:
+        handed_over = [segment for segment in self.starting_before(cutoff_ms) if segment.max_deliver_at_ms < cutoff_ms]
+        for segment in handed_over:
             self._by_start.remove(segment)
             bucket = self._buckets[segment.bucket]
             del bucket[segment.shard, segment.segment]
             if not bucket:
                 del self._buckets[segment.bucket]
-        return delivered
+        return handed_over
 
 
 def metadata_bytes(segments: Iterable[Segment]) -> int:

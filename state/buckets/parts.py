@@ -1,4 +1,4 @@
-"""Parts: the units in which sealed buckets are stored, each deleted whole once all of its messages are delivered.
+"""Parts: the units in which sealed buckets are stored, each deleted whole once all of its messages are handed over.
 
 A bucket that a batch seals is one part. A merged bucket has a part for each slice of due time, which the merge commits
 one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.

@@ -36,12 +36,12 @@ class Reach:
     def onward(self, horizon_ms: int, cutoff_ms: int, held_bytes: float) -> int:
         """Return up to which due time to load, if everything below `horizon_ms` is loaded; no less than that.
 
-        `held_bytes` is what the loaded messages take, including the delivered ones that are not released yet.
+        `held_bytes` is what the loaded messages take, with those that are handed over and not unloaded yet.
         """
         end_ms = max(horizon_ms, cutoff_ms + self.ahead_ms)
         nbytes, worth = self._expected(horizon_ms, end_ms)
         if held_bytes + nbytes > self.max_bytes:
-            # In pieces of half the bytes: a piece is released when it is delivered whole.
+            # In pieces of half the bytes: a piece is unloaded when it is handed over whole.
             half = self.max_bytes // 2
             fitting_ms = self._fitting(horizon_ms, end_ms, half) if held_bytes <= half else horizon_ms
             return max(fitting_ms, self._soon(cutoff_ms))

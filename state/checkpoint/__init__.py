@@ -3,7 +3,7 @@
 `streaming.checkpoint` (files) and `sinks.internal_topics` (Kafka) read and write them.
 
 Read `origin` (how a checkpoint began), `input_ids` (which input topics its offsets belong to), `planned_batch` (an
-entry of Spark's offset log), `batch_settings` (what decides a batch's result), `progress` (the delivery marker),
-`delivered` (which messages are delivered, from the markers alone), `pointer` (which checkpoint is the current one),
+entry of Spark's offset log), `batch_settings` (what decides a batch's result), `progress` (the hand-over marker),
+`handed_over` (which messages are handed over, from the markers alone), `pointer` (which checkpoint is the current one),
 `stored_json` (how these values are read and written), `file_format` (the number in each file).
 """

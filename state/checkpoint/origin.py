@@ -17,11 +17,11 @@ InputIds = dict[str, list[str]]
 
 @dataclass(frozen=True, config=STORED)
 class CheckpointOrigin:
-    """How a checkpoint began. Written once into the checkpoint, and again with each of its delivery markers.
+    """How a checkpoint began. Written once into the checkpoint, and again with each of its hand-over markers.
 
-    - `offsets`: the previous checkpoint accepted all records below them, and delivered or sealed each; empty for a
+    - `offsets`: the previous checkpoint accepted all records below them, and handed over or sealed each; empty for a
       first checkpoint
-    - `cutoff_ms`: all sealed messages due below it (epoch ms) are delivered, except in the bucket before
+    - `cutoff_ms`: all sealed messages due below it (epoch ms) are handed over, except in the bucket before
       `first_bucket`: there they are overdue, and the first batch delivers them
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `input_ids`: the input topics that `offsets` belong to
@@ -37,7 +37,7 @@ class CheckpointOrigin:
 
     @property
     def overdue_bucket(self) -> int:
-        """The bucket whose messages due below `cutoff_ms` were not delivered when the checkpoint began."""
+        """The bucket whose messages due below `cutoff_ms` were not handed over when the checkpoint began."""
         return self.first_bucket - 1
 
     def bucket_of(self, batch_id: int) -> int:

@@ -14,7 +14,7 @@ Two operations end in a handover:
 
 1. `rescale` replays the batch that was cut off, retires the checkpoint, and takes the waiting messages from its state.
    `rebuild` does without the old checkpoint, and finds the waiting messages by the markers
-   (`state.checkpoint.delivered`).
+   (`state.checkpoint.handed_over`).
 2. Both seal these messages, and announce the new origin in the progress topic in one transaction.
 3. Both write the pointer to the new checkpoint. No checkpoint ever moves: an object store cannot rename a folder.
 

@@ -85,9 +85,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     5. Refuse a checkpoint that is older than the table or the markers.
     6. Read the metadata of the live segments.
 
-    `fresh` allows a new checkpoint although an earlier one has delivered. Raises CheckpointMismatch if going on could
-    lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if files cannot be read,
-    ApplicationHeld, BrokerUnreachable.
+    `fresh` allows a new checkpoint although an earlier one has handed messages over. Raises CheckpointMismatch if going
+    on could lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if files cannot be
+    read, ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
     checkpoint = current_checkpoint(spark, settings)
@@ -132,7 +132,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         if committed is None and segment.bucket == origin.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
     ]
     log.info(
-        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, delivered before %s",
+        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, handed over before %s",
         len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, instant_and_ms(cutoff_ms),
     )  # fmt: skip
     parts: dict[str, int] = {}
@@ -251,7 +251,7 @@ def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> No
 def _refuse_second_beginning(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], fresh: bool
 ) -> None:
-    """Raise CheckpointMismatch if an earlier checkpoint has sealed or delivered messages.
+    """Raise CheckpointMismatch if an earlier checkpoint has sealed or handed over messages.
 
     A new checkpoint delivers everything again that is still in the input topics; `fresh` allows that. Beside buckets of
     another checkpoint it is never allowed: their delivered messages would be delivered again.
@@ -290,7 +290,7 @@ def _refuse_older(
 ) -> None:
     """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a handover from it has begun.
 
-    Each shard's writer checks its own marker too. But a shard that had delivered less would already begin to deliver.
+    Each shard's writer checks its own marker too. But a shard that had handed over less would already begin to deliver.
     """
     for marker in markers:
         if marker is not None:

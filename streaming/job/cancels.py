@@ -65,7 +65,7 @@ from state.cancel import (
     goes_on_at_once,
     replacement_ids,
 )
-from state.checkpoint.delivered import newest_checkpoint
+from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, is_below, united
@@ -195,8 +195,8 @@ class CancelDesk:
         """Return the newest batch by the markers, as they were not long ago; None if they show none."""
         if time.monotonic() > self._markers_s + _MARKERS_S:
             with suppress(BrokerUnreachable):
-                delivered = newest_checkpoint(read_markers(self._settings))
-                self._shown = None if delivered is None else delivered.newest
+                handed_over = newest_checkpoint(read_markers(self._settings))
+                self._shown = None if handed_over is None else handed_over.newest
                 self._markers_s = time.monotonic()
         return self._shown
 

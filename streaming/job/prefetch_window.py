@@ -121,7 +121,7 @@ class PrefetchWindow:
         Args:
             store: the table of sealed buckets.
             catalog: the metadata of the live segments, which `add` and `advance` update.
-            start_ms: the cutoff below which everything is delivered, except what `overdue` holds (epoch ms).
+            start_ms: the cutoff below which everything is handed over, except what `overdue` holds (epoch ms).
             overdue: the segments with messages below `start_ms` that the first batch must deliver.
             ahead_ms: how far past the cutoff to load (ms).
             max_bytes: about how many bytes of messages all pieces together may hold.
@@ -223,7 +223,7 @@ class PrefetchWindow:
             self._start_loading(below, start, self._horizon_ms, {segment.bucket for segment in below})
 
     def advance(self, cutoff_ms: int) -> None:
-        """Release the pieces below `cutoff_ms`, which are delivered, and start to load the next ones."""
+        """Release the pieces below `cutoff_ms`, which are handed over, and start to load the next ones."""
         self._cutoff_ms = cutoff_ms
         # Its range may reach days further than its last message.
         for piece in [piece for piece in self._pieces if not piece.may_hold(cutoff_ms, piece.end_ms)]:

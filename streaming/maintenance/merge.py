@@ -90,7 +90,7 @@ class Merge:
     def check(self, handed_over_before_ms: int) -> None:
         """Raise BucketUnreadable if messages were lost or doubled (invariant 1).
 
-        For a segment that is delivered in part, the metadata does not have the number of messages that still wait. So
+        For a segment that is handed over in part, the metadata does not have the number of messages that still wait. So
         the check has a lower and an upper bound.
         """
         most = sum(segment.count for segment in self.replaced)

@@ -50,7 +50,7 @@ class CorruptSegment:
     readable: int
 
     def waits(self, handed_over_before_ms: int) -> bool:
-        """Return whether any of its messages may still wait; those due before `handed_over_before_ms` are delivered."""
+        """Return whether any of its messages may still wait. None that is due before `handed_over_before_ms` does."""
         return self.described is None or self.described.max_deliver_at_ms >= handed_over_before_ms
 
 
@@ -65,8 +65,8 @@ class Corruption:
 def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
     """Read the whole table, and compare it with the table's log and the metadata.
 
-    Leaves out segments that are delivered whole: their time partition may be deleted already. The session must have the
-    options `SKIP_CORRUPT_FILES`.
+    Leaves out segments that are handed over whole: their Delta partition may be deleted already. The session must have
+    the options `SKIP_CORRUPT_FILES`.
     """
     # The hash makes Spark read all columns, since a repair needs all of them.
     others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
@@ -137,7 +137,7 @@ def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) ->
 def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
     """Return the ids of the lost messages: those in the metadata of damaged segments that can no longer be read.
 
-    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are delivered.
+    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are handed over.
     """
     metadata = store.rows().where(IS_METADATA)
     lost = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)

@@ -2,7 +2,7 @@
 
 | message | known by |
 | --- | --- |
-| delivered | the markers in the progress topic |
+| handed over | the markers in the progress topic |
 | sealed, or cancelled | the message ids in the table |
 | accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
@@ -35,7 +35,7 @@ from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.cancel import without_named
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.delivered import Delivered, newest_checkpoint
+from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.message_index import MessageIndex
@@ -76,7 +76,7 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     """Make a new checkpoint for a job that lost its own. `discard` replaces one that still exists.
 
     `now_ms` (epoch ms) is taken as the time at which the records were accepted. Raises UsageError if there is a
-    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is delivered, or the ids
+    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is handed over, or the ids
     of an input topic do not show what is accepted,
     BucketUnreadable if the table is damaged, ApplicationHeld while the job runs.
     """
@@ -108,13 +108,13 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # 1. Read the markers.
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     drain(settings)
-    delivered = newest_checkpoint(read_markers(settings))
-    if delivered is None:
+    handed_over = newest_checkpoint(read_markers(settings))
+    if handed_over is None:
         raise CheckpointMismatch(
             f"the progress topic {settings.progress_topic} does not have a marker of every shard: nothing records what "
-            "is delivered. `delayline run --fresh` delivers again all that is still in the input topics"
+            "is handed over. `delayline run --fresh` delivers again all that is still in the input topics"
         )
-    known, gone = delivered.input_ids, recreated_inputs(settings, delivered.input_ids)
+    known, gone = handed_over.input_ids, recreated_inputs(settings, handed_over.input_ids)
     if shared := [topic for topic in shared_ids(known) if topic not in gone]:
         raise CheckpointMismatch(
             f"{', '.join(shared)} was deleted and created again since the job read the first topic of that name. "
@@ -127,24 +127,24 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.check_log()
     store.fence_merges(store.merge_token(lease.fencing_token))
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
-    for writer_id in (delivered.origin.checkpoint, writer_of_state(delivered.origin.checkpoint)):
+    for writer_id in (handed_over.origin.checkpoint, writer_of_state(handed_over.origin.checkpoint)):
         store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
     in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
-    starts, ends = _range(bounds, delivered, in_table, gone)
+    starts, ends = _range(bounds, handed_over, in_table, gone)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
-    sealed_in = rest_bucket(store, delivered.origin.checkpoint)
-    next_bucket = 1 + max([delivered.origin.bucket_of(delivered.last_batch), *numbers])
+    sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
+    next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),
-        generation=delivered.origin.generation + 1,
+        generation=handed_over.origin.generation + 1,
         shards=settings.bucket.shards,
         first_bucket=bucket + 1,
-        cutoff_ms=delivered.cutoff_ms,
+        cutoff_ms=handed_over.cutoff_ms,
         offsets=ends,
         input_ids=with_present(known, input_ids(settings)),
     )
@@ -154,14 +154,14 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = Rest(delivered, in_table, cancelled, batch_settings, now_ms)
-        overdue = _overdue(store, delivered, cancelled, origin, settings.results_topic)
+        accepted = Rest(handed_over, in_table, cancelled, batch_settings, now_ms)
+        overdue = _overdue(store, handed_over, cancelled, origin, settings.results_topic)
         ids = None
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
             ids = names_of(store, named, origin, cancelled, ids_left(overdue))
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
-        resealed = seal_rest(store, rest, origin, writer_of_input(delivered.origin.checkpoint), batch_settings, ids)
+        resealed = seal_rest(store, rest, origin, writer_of_input(handed_over.origin.checkpoint), batch_settings, ids)
     # 5. Switch over.
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
@@ -173,14 +173,14 @@ def _buckets_of_ids(store: BucketTable) -> Iterator[int]:
 
 
 def _range(
-    bounds: Bounds, delivered: Delivered, in_table: OffsetBitmaps, gone: Collection[str]
+    bounds: Bounds, handed_over: HandedOver, in_table: OffsetBitmaps, gone: Collection[str]
 ) -> tuple[Offsets, Offsets]:
     """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
     The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
     all records of a topic in place of one that is `gone`.
     """
-    accepted = delivered.ends
+    accepted = handed_over.ends
     for (topic, partition), offsets in in_table.items():
         if offsets:
             known = accepted.setdefault(topic, {})
@@ -192,7 +192,7 @@ def _range(
         if topic in gone:
             starts.setdefault(topic, {})[number] = ends.setdefault(topic, {})[number] = 0
             continue
-        start = max(first, delivered.origin.offsets.get(topic, {}).get(number, 0))
+        start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
         end = accepted.get(topic, {}).get(number, 0)
         if end > last:
             raise CheckpointMismatch(
@@ -229,7 +229,7 @@ def names_of(
 
 
 def _overdue(
-    store: BucketTable, delivered: Delivered, cancelled: OffsetBitmaps, origin: CheckpointOrigin, results: str
+    store: BucketTable, handed_over: HandedOver, cancelled: OffsetBitmaps, origin: CheckpointOrigin, results: str
 ) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
@@ -237,7 +237,7 @@ def _overdue(
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                waiting = ~delivered.of_bucket(messages, bucket)
+                waiting = ~handed_over.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 left = messages.filter(pa.array(waiting))
                 left = without_named(left, in_bitmaps(left, cancelled), results)
@@ -261,7 +261,7 @@ def ids_left(left: DataFrame) -> OffsetBitmaps:
 def index_of(store: BucketTable, version: int) -> MessageIndex:
     """Return the index of all messages in the table at `version`.
 
-    It includes delivered messages until their part is deleted; `MessageIndex.forget_before` drops them. Its
+    It includes messages that are handed over until their part is deleted; `MessageIndex.forget_before` drops them. Its
     time slots are as long as the longest in the metadata, or 1 ms without metadata. Raises BucketUnreadable if the
     metadata is damaged.
     """

@@ -16,7 +16,7 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
-from state.checkpoint.delivered import newest_checkpoint
+from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.recovery import read_markers
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
@@ -83,15 +83,15 @@ def _check_report(report: Path) -> None:
 
 
 def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
-    delivered = newest_checkpoint(read_markers(settings))
-    handed_over_before_ms = delivered.whole_before_ms if delivered else 0
+    handed_over = newest_checkpoint(read_markers(settings))
+    handed_over_before_ms = handed_over.whole_before_ms if handed_over else 0
     store.check_log()
     version = store.version()
     corruption = find_corruption(store, handed_over_before_ms)
     ids = (
         lost_ids(store, corruption, settings.index.precision_bits, handed_over_before_ms) if corruption.segments else {}
     )
-    lost = list(_lost(settings, ids, delivered.origin.offsets if delivered else {}))
+    lost = list(_lost(settings, ids, handed_over.origin.offsets if handed_over else {}))
     result = Repair(
         store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
     )
@@ -106,7 +106,7 @@ def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Los
     bounds = input_bounds(settings)
     for (topic, partition), offsets in ids.items():
         first, end = bounds.get((topic, partition), (0, 0))
-        # A rebuild counts records below the offsets of the checkpoint origin as delivered or sealed.
+        # A rebuild counts records below the offsets of the checkpoint origin as handed over or sealed.
         start = max(first, origin_offsets.get(topic, {}).get(str(partition), 0))
         yield Lost(topic, partition, offsets, BitMap64(offset for offset in offsets if start <= offset < end))
 

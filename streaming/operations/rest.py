@@ -1,4 +1,4 @@
-"""The rest: what a lost job has accepted, and what is neither delivered nor in the table. It is accepted again."""
+"""The rest: what a lost job has accepted, and what is neither handed over nor in the table. It is accepted again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
 from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
-from state.checkpoint.delivered import Delivered
+from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.message_ids import ID, among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
@@ -27,7 +27,7 @@ _MOST_LAG_MS = HOUR
 
 @dataclass(frozen=True)
 class Rest:
-    """Accepts the records that are neither delivered nor in the table, in tasks of Spark.
+    """Accepts the records that are neither handed over nor in the table, in tasks of Spark.
 
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for what is not the newest of its name (`state.name_holders`).
@@ -35,7 +35,7 @@ class Rest:
     `now_ms` is the time at which they are accepted, epoch ms.
     """
 
-    delivered: Delivered
+    handed_over: HandedOver
     in_table: OffsetBitmaps
     cancelled: OffsetBitmaps
     batch_settings: BatchSettings
@@ -88,16 +88,16 @@ class Rest:
                 messages = accept(records, self.batch_settings, self.now_ms)
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = in_bitmaps(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
-                yield messages, messages.filter(pa.array(~(self._is_delivered(records, messages) | stored)))
+                yield messages, messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
 
-    def _is_delivered(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
-        """Return which of `messages`, accepted from `records`, the lost job has delivered."""
+    def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
+        """Return which of `messages`, accepted from `records`, the lost job has handed over."""
         results = self.batch_settings.results
-        delivered = self.delivered.of_input(messages, results)
-        before = self.delivered.before_newest(messages)
+        handed_over = self.handed_over.of_input(messages, results)
+        before = self.handed_over.before_newest(messages)
         if not before.any():
-            return delivered
-        return np.where(before, self.delivered.of_input(self._as_lost(records, messages), results), delivered)
+            return handed_over
+        return np.where(before, self.handed_over.of_input(self._as_lost(records, messages), results), handed_over)
 
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as the lost job can have accepted them before its newest batch, each due as early as then.
@@ -105,7 +105,7 @@ class Rest:
         By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and an ask are due
         then, and an instant that is too far away is shortened to the longest delay after it.
         """
-        lost_ms = self.delivered.newest.previous_clock_ms
+        lost_ms = self.handed_over.newest.previous_clock_ms
         # The asks that come with the records are behind the messages.
         lost = accept(records, self.batch_settings, lost_ms).slice(0, records.num_rows)
         asks = messages.slice(records.num_rows)

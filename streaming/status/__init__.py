@@ -23,5 +23,5 @@ How exact its histogram of due times is (the running job takes each segment for 
 - A segment between two borders of the histogram counts as a whole.
 - If a border falls inside a segment, the index's counts per time slot are read, without the offsets: column pruning
   drops these. If a border falls inside a time slot, the slot's count is estimated.
-- Of a partly delivered segment, one chunk is read: the one that contains the cutoff.
+- Of a segment that is handed over in part, one chunk is read: the one that contains the cutoff.
 """

@@ -54,8 +54,8 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
     if committed is not None:
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
         last_bucket = checkpoint.origin.bucket_of(batch_id)
-        # Read the table before the state: the job keeps the state of its last few batches, but deletes the delivered
-        # messages of buckets.
+        # Read the table before the state: the job keeps the state of its last few batches, but deletes messages of
+        # buckets that are handed over.
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))

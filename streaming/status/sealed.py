@@ -24,7 +24,7 @@ _COUNTS_SCHEMA = "bucket long, shard int, segment int, count long, first long"
 class SealedBuckets:
     """The live segments of sealed buckets at `version` of the table.
 
-    For a partly delivered segment, count, bytes and earliest due time describe the part that still waits.
+    For a segment that is handed over in part, count, bytes and earliest due time describe the part that still waits.
     """
 
     store: BucketTable
@@ -69,7 +69,7 @@ def sealed_buckets(
         version: the table version to read.
         last_bucket: the last bucket of the batch. Later buckets are left out: until their batch is committed, their
             messages count in the state.
-        cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are delivered.
+        cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are handed over.
         overdue_bucket: the bucket of which also those still wait: before a checkpoint's first batch.
     """
     segments = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]

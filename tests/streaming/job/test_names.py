@@ -233,7 +233,7 @@ def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: 
     first = span(0, 0, first_bucket=9, cutoff_ms=2_000)
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS)]
     answers, decision = decide(store, *given, of=first, clock_ms=AFTER_OUTAGE_MS)
-    assert answers == {}, "what is delivered is asked for no more"
+    assert answers == {}, "what is handed over is asked for no more"
     assert {each.id for each in each_of(decision.cancelled)} == {place(3)}
 
 
@@ -327,7 +327,7 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
         ("goes on", "delayline-in/0/1"),
         {"id": "delayline-in/0/1", "result": "cancelled", "reason": "withdrawn"},
     )
-    # A release process that has started since would take what it does not know for delivered.
+    # A release process that has started since would take what it does not know for handed over.
     assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
 
 
@@ -396,7 +396,7 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
         # Of several rows, the last one counts.
         return {name.decode(): offset for name, offset in pairs}
 
-    # The message of `a` is delivered, and its row hides that of the one before.
+    # The message of `a` is handed over, and its row hides that of the one before.
     assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
     store.join_names([3, 4], 1_000)
     assert store.id_partitions(IdRows.NAMED).keys() == {2, 4}

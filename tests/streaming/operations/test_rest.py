@@ -16,7 +16,7 @@ from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
-from state.checkpoint.delivered import Delivered
+from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import decode_chunk, empty_messages
@@ -56,8 +56,8 @@ def rest_of(
     """
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
-    delivered = Delivered((Progress(span, 3, last), *others))
-    return Rest(delivered, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms)
+    handed_over = HandedOver((Progress(span, 3, last), *others))
+    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms)
 
 
 def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
@@ -98,7 +98,7 @@ def test_a_message_whose_instant_was_shortened_is_not_delivered_again() -> None:
     rest = rest_of(settings=shortened, now_ms=CLOCK_MS + DAY)
     found = left(
         rest,
-        # Published and delivered yesterday; by today's clock it would wait for another hour.
+        # Published and handed over yesterday; by today's clock it would wait for another hour.
         published(0, -DAY, ("deliver-at", 300 * DAY)),
         # The same. By today's clock the instant is near enough.
         published(1, -3 * HOUR, ("deliver-at", DAY + MINUTE)),
@@ -142,15 +142,15 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     cutoff_ms = CLOCK_MS - 2 * HOUR
     origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
     span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
-    delivered = Delivered((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
-    rest = Rest(delivered, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
+    handed_over = HandedOver((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
+    rest = Rest(handed_over, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
     rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
     rows = [record(1, "a", CLOCK_MS), record(2, "a"), record(3, "b"), record(4, None), record(5, "b")]
-    # The first one is delivered, and the asks of all of them are.
+    # The first one is handed over, and the asks of all of them are.
     assert holders(rest_of([3]), *rows) == {
         1: (named(TOPIC, b"a"), False),
         2: (named(TOPIC, b"a"), True),
@@ -193,7 +193,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
 
 
 def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> None:
-    # The message that waits lost its name to one that is delivered, after the table was backed up.
+    # The message that waits lost its name to one that is handed over, after the table was backed up.
     seal_messages(store, 3, [{"offset": 9, "deliver_at_ms": FAR_MS}], SETTINGS)
     row = (named(TOPIC, b"a"), TOPIC, 0, 9, FAR_MS, FAR_MS)
     names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True))], NAMED_SCHEMA)

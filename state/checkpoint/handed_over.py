@@ -1,4 +1,4 @@
-"""Which messages are delivered, computed from the markers alone. `rebuild` replaces a lost checkpoint with this."""
+"""Which messages are handed over, computed from the markers alone. `rebuild` replaces a lost checkpoint with this."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """What one checkpoint has delivered, according to the last marker of each of its shards.
+class HandedOver:
+    """What one checkpoint has handed over, according to the last marker of each of its shards.
 
-    A shard's marker belongs to the last batch that delivered messages of the shard. Batches before the newest of all
+    A shard's marker belongs to the last batch that handed over messages of the shard. Batches before the newest of all
     markers, N, are committed. Of the shard's messages:
 
-    - accepted before batch N and due below the previous cutoff: all are delivered
-    - due in batch N: delivered up to the last message of the shard's marker, if that is of batch N. This can be a dead
-      letter, whose due time may lie beyond the cutoff.
-    - due or accepted later: none is delivered
+    - accepted before batch N and due below the previous cutoff: all are handed over
+    - due in batch N: handed over up to the last message of the shard's marker, if that is of batch N. This can be a
+      dead letter, whose due time may lie beyond the cutoff.
+    - due or accepted later: none is handed over
     """
 
     markers: tuple[Progress, ...]
@@ -41,7 +41,7 @@ class Delivered:
 
     @property
     def last_batch(self) -> int:
-        """The newest batch that delivered messages; -1 if none did."""
+        """The newest batch that handed over messages; -1 if none did."""
         return self.newest.batch_id
 
     @property
@@ -51,7 +51,7 @@ class Delivered:
 
     @property
     def cutoff_ms(self) -> int:
-        """The instant from which on nothing has been delivered, epoch ms."""
+        """The instant from which on nothing has been handed over, epoch ms."""
         lasts = [
             min(marker.last.deliver_at_ms + 1, marker.batch.cutoff_ms)
             for marker in self.markers
@@ -61,9 +61,9 @@ class Delivered:
 
     @property
     def whole_before_ms(self) -> int:
-        """The instant before which every shard has delivered all messages, epoch ms; 0 until the first batch is over.
+        """The instant before which every shard has handed over all messages, epoch ms; 0 until the first batch is over.
 
-        A batch runs only after the previous one is committed. The newest batch itself may be delivered in part.
+        A batch runs only after the previous one is committed. The newest batch itself may be handed over in part.
         """
         return max(marker.batch.previous_ms for marker in self.markers)
 
@@ -93,52 +93,52 @@ class Delivered:
         return ends
 
     def of_input(self, messages: pa.Table, results: str) -> Mask:
-        """Return which of `messages`, accepted again from the input, are delivered.
+        """Return which of `messages`, accepted again from the input, are handed over.
 
         `results` is the topic of the answers to cancels.
-        Messages accepted before the checkpoint began count as delivered: each was delivered or sealed by then.
+        Messages accepted before the checkpoint began count as handed over: each was handed over or sealed by then.
         """
         taken_over = _below(messages, self._taken_over)
         # Its due time may be known roughly alone, as a lower bound. So a marker that stood still cannot decide.
         before = self.before_newest(messages) & _due(messages, self.newest.previous_ms, results)
 
-        def is_delivered(marker: Progress, own: pa.Table) -> Mask:
+        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             ends = self._present(marker.batch.ends, marker.batch.input_ids)
             now = _below(own, ends) & _due(own, marker.batch.cutoff_ms, results)
             return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | before | self._by_shard(messages, is_delivered))
+        return np.asarray(taken_over | before | self._by_shard(messages, is_handed_over))
 
     def before_newest(self, messages: pa.Table) -> Mask:
         """Return which of `messages` were accepted before the newest batch."""
         return _below(messages, self.newest.starts)
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
-        """Return which of `messages` of a sealed bucket are delivered, or were cancelled and would be otherwise."""
+        """Return which of `messages` of a sealed bucket are handed over, or were cancelled and would be otherwise."""
         due = messages.column("deliver_at_ms").to_numpy()
         taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
         # By the newest marker of all shards. Its own stays as it is while all that would be due in the shard is
         # cancelled, and the ids of these may be forgotten by now. Batches before had the bucket (invariant 2).
         past = due < self.whole_before_ms
 
-        def is_delivered(marker: Progress, own: pa.Table) -> Mask:
+        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
             now = own.column("deliver_at_ms").to_numpy() < marker.batch.cutoff_ms
             return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | past | self._by_shard(messages, is_delivered))
+        return np.asarray(taken_over | past | self._by_shard(messages, is_handed_over))
 
-    def _by_shard(self, messages: pa.Table, is_delivered: Callable[[Progress, pa.Table], Mask]) -> Mask:
-        delivered = np.zeros(messages.num_rows, dtype=bool)
+    def _by_shard(self, messages: pa.Table, is_handed_over: Callable[[Progress, pa.Table], Mask]) -> Mask:
+        handed_over = np.zeros(messages.num_rows, dtype=bool)
         shard_of_row = shards_of(messages, len(self.markers))
         for shard in np.unique(shard_of_row).tolist():
             rows = shard_of_row == shard
-            delivered[rows] = is_delivered(self.markers[shard], messages.filter(pa.array(rows)))
-        return delivered
+            handed_over[rows] = is_handed_over(self.markers[shard], messages.filter(pa.array(rows)))
+        return handed_over
 
 
-def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
-    """Return what the newest checkpoint has delivered; None if a marker of it is missing.
+def newest_checkpoint(last: Sequence[Progress | None]) -> HandedOver | None:
+    """Return what the newest checkpoint has handed over; None if a marker of it is missing.
 
     `last` has the last marker in each partition of the progress topic. A checkpoint begins with a marker for each of
     its shards, so the first partition always has one of the newest checkpoint.
@@ -147,7 +147,7 @@ def newest_checkpoint(last: Sequence[Progress | None]) -> Delivered | None:
         return None
     newest = last[0].batch.origin
     own = [marker for marker in last[: newest.shards] if marker is not None and marker.batch.origin == newest]
-    return Delivered(tuple(own)) if len(own) == newest.shards else None
+    return HandedOver(tuple(own)) if len(own) == newest.shards else None
 
 
 def _up_to(messages: pa.Table, marker: Progress) -> Mask:

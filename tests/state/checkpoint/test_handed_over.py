@@ -1,4 +1,4 @@
-"""Which messages are delivered according to the markers, against a small model of the whole service."""
+"""Which messages are handed over according to the markers, against a small model of the whole service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from state.checkpoint.delivered import Delivered, newest_checkpoint
+from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import ORDER, OrderKey
@@ -44,7 +44,7 @@ class Model:
     mutable: list[Row] = field(default_factory=list)
     sealed: dict[int, list[Row]] = field(default_factory=dict)
     accepted: list[Row] = field(default_factory=list)
-    delivered: set[tuple[int, int]] = field(default_factory=set)
+    handed_over: set[tuple[int, int]] = field(default_factory=set)
     markers: dict[int, Progress] = field(default_factory=dict)
     # The ids that were ever cancelled, and the rows that say so: the due time of a sealed message, or -1.
     cancelled: set[tuple[int, int]] = field(default_factory=set)
@@ -106,9 +106,9 @@ class Model:
             if not finished:
                 shard_rows = shard_rows[: self.chance.randrange(len(shard_rows) + 1)]
             if shard_rows:
-                assert not set(map(id_of, shard_rows)) & self.delivered, "the model itself delivers twice"
-                assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is delivered"
-                self.delivered |= set(map(id_of, shard_rows))
+                assert not set(map(id_of, shard_rows)) & self.handed_over, "the model itself delivers twice"
+                assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is handed over"
+                self.handed_over |= set(map(id_of, shard_rows))
                 self.markers[shard] = Progress(batch, len(shard_rows), order_key(shard_rows[-1]))
         if finished:
             self.forget()
@@ -119,7 +119,9 @@ class Model:
             self.mutable.remove(row)
             self.cancelled_rows[id_of(row)] = -1
         for row in (row for rows in self.sealed.values() for row in rows):
-            waits = row["deliver_at_ms"] >= waits_from_ms and not row["error_code"] and id_of(row) not in self.delivered
+            waits = (
+                row["deliver_at_ms"] >= waits_from_ms and not row["error_code"] and id_of(row) not in self.handed_over
+            )
             if waits and self.chance.random() < self.cancels:
                 self.cancelled_rows[id_of(row)] = row["deliver_at_ms"]
         self.cancelled |= self.cancelled_rows.keys()
@@ -201,14 +203,14 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
     newest = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
     assert newest is not None
     for row in model.accepted:
-        is_delivered = id_of(row) in model.delivered
+        is_handed_over = id_of(row) in model.handed_over
         buckets = [bucket for bucket, rows in model.sealed.items() if row in rows]
         if buckets:
-            assert newest.of_bucket(messages([row]), buckets[0])[0] == is_delivered
-            assert is_delivered or row["deliver_at_ms"] >= newest.whole_before_ms
+            assert newest.of_bucket(messages([row]), buckets[0])[0] == is_handed_over
+            assert is_handed_over or row["deliver_at_ms"] >= newest.whole_before_ms
         else:
-            assert newest.of_input(messages([row]), "")[0] == is_delivered
-        if is_delivered and not row["error_code"]:
+            assert newest.of_input(messages([row]), "")[0] == is_handed_over
+        if is_handed_over and not row["error_code"]:
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
 
@@ -232,7 +234,7 @@ def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_n
     due = {id_of(row) for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]}
     # Not if each message was cancelled, and forgotten.
     assume(due)
-    assert due <= model.delivered | model.cancelled
+    assert due <= model.handed_over | model.cancelled
 
 
 def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> None:
@@ -241,13 +243,13 @@ def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> No
     assert newest_checkpoint([mine, None]) is None
     assert newest_checkpoint([mine, old]) is None
     assert newest_checkpoint([]) is None
-    assert newest_checkpoint([mine, mine, old]) == Delivered((mine, mine))
+    assert newest_checkpoint([mine, mine, old]) == HandedOver((mine, mine))
 
 
-@pytest.mark.parametrize(("offset", "delivered"), [(4, True), (5, False)])
-def test_input_before_the_offsets_of_the_origin_is_delivered(offset: int, delivered: bool) -> None:
-    newest = Delivered((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
-    assert newest.of_input(messages([{"offset": offset}]), "").tolist() == [delivered]
+@pytest.mark.parametrize(("offset", "handed_over"), [(4, True), (5, False)])
+def test_input_before_the_offsets_of_the_origin_is_handed_over(offset: int, handed_over: bool) -> None:
+    newest = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
+    assert newest.of_input(messages([{"offset": offset}]), "").tolist() == [handed_over]
     assert newest.of_input(messages([{"offset": 0, "partition": 1}]), "").tolist() == [False]
     assert np.array_equal(newest.of_input(messages([]), ""), [])
 
@@ -263,12 +265,12 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
     records = messages([{"offset": offset, "deliver_at_ms": 70} for offset in range(6)])
 
     markers = (Progress(before, 1, lasts[1]), Progress(before, 1, lasts[1]))
-    assert Delivered(markers).ends == {topic: {"0": 9}}
-    # All records below the offsets of the origin were delivered or sealed when the checkpoint began.
-    assert Delivered(markers).of_input(records, "").tolist() == [True] * 5 + [False]
+    assert HandedOver(markers).ends == {topic: {"0": 9}}
+    # All records below the offsets of the origin were handed over or sealed when the checkpoint began.
+    assert HandedOver(markers).of_input(records, "").tolist() == [True] * 5 + [False]
 
     for number in range(2):
-        newest = Delivered(
+        newest = HandedOver(
             tuple(Progress(after if at == number else before, 1, lasts[at != number]) for at in range(2))
         )
         assert newest.input_ids == new
@@ -280,8 +282,8 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
 
 def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:
     origin = CheckpointOrigin("c", 2, 1, first_bucket=5, cutoff_ms=60)
-    # The shard's last message was a dead letter: the first batch delivered it, with a cutoff far below its due time.
+    # The shard's last message was a dead letter: the first batch handed it over, with a cutoff far below its due time.
     marker = Progress(BatchSpan(origin, 0, 0, 61), 1, OrderKey(90, "delayline-in", 0, 9))
     sealed = messages([{"deliver_at_ms": 76, "offset": 7, "error_code": "bad-deliver-at", "error_text": "bad"}])
-    assert Delivered((marker,)).of_bucket(sealed, 4).tolist() == [False]
-    assert Delivered((Progress(BatchSpan(origin, 1, 77, 95)),)).of_bucket(sealed, 4).tolist() == [True]
+    assert HandedOver((marker,)).of_bucket(sealed, 4).tolist() == [False]
+    assert HandedOver((Progress(BatchSpan(origin, 1, 77, 95)),)).of_bucket(sealed, 4).tolist() == [True]
