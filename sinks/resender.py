@@ -95,7 +95,7 @@ class Resender:
             if committing and error.retriable():
                 raise self._unanswered(error) from problem
             raise self._failed(refused[0] if refused else error, self._abort()) from problem
-        self.is_spent = not sent_once(begun_s)
+        self.is_spent = not sent_once(begun_s, self._options)
         return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in delivered if each is not None]
 
     def _produce(self, record: Outgoing, on_delivery: Any) -> None:

@@ -14,19 +14,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-# The client's default. With a smaller value, each slow commit would count as repeated.
+# The client's default, and the least that is allowed: with a smaller value a commit would be repeated sooner than most
+# take.
+_BACKOFF = "retry.backoff.ms"
 _BACKOFF_MS = 100
 # The client varies the backoff by a fifth.
-_REPEATED_AFTER_S = 0.8 * _BACKOFF_MS / 1000
+_SOONEST = 0.8
 
 
 def repeat_backoff(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by which a client with `options` repeats no request sooner than `sent_once` assumes."""
-    backoff_ms = max(int(options.get("retry.backoff.ms", _BACKOFF_MS)), _BACKOFF_MS)
+    """Return the options by which a client with `options` repeats a request later than nearly all commits take."""
+    backoff_ms = max(int(options.get(_BACKOFF, _BACKOFF_MS)), _BACKOFF_MS)
     most_ms = max(int(options.get("retry.backoff.max.ms", 1_000)), backoff_ms)
-    return {"retry.backoff.ms": str(backoff_ms), "retry.backoff.max.ms": str(most_ms)}
+    return {_BACKOFF: str(backoff_ms), "retry.backoff.max.ms": str(most_ms)}
 
 
-def sent_once(begun_s: float) -> bool:
-    """Return whether a commit that began at `begun_s` (monotonic) and has just succeeded was certainly sent once."""
-    return time.monotonic() - begun_s < _REPEATED_AFTER_S
+def sent_once(begun_s: float, options: Mapping[str, str]) -> bool:
+    """Return whether a commit that began at `begun_s` (monotonic) and has just succeeded was certainly sent once.
+
+    `options` are the client's, with those of `repeat_backoff`.
+    """
+    return time.monotonic() - begun_s < _SOONEST * int(options[_BACKOFF]) / 1000

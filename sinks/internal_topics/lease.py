@@ -59,7 +59,8 @@ class HeldLease:
 
     def __init__(self, settings: Settings, command: str) -> None:
         """Claim the lease. `command` names this process's command in the errors of other processes."""
-        self._options = librdkafka_options(settings.kafka)
+        options = librdkafka_options(settings.kafka)
+        self._options = options | repeat_backoff(options)
         self._topic = settings.lease_topic
         self._id = transactional_id(settings.application_id, "lease")
         self._period_s = settings.lease.period / 1000
@@ -200,15 +201,14 @@ class HeldLease:
         self._producer.produce(self._topic, lease.to_bytes(), _KEY, 0, on_delivery=take_stamp)
         begun_s = time.monotonic()
         self._producer.commit_transaction(self._period_s)
-        if not sent_once(begun_s):
+        if not sent_once(begun_s, self._options):
             # The next heartbeat opens a new one.
             self._producer = None
 
     def _open(self) -> Producer:
         timeout_ms = str(int(self._period_s * 1000))
         own = {"transactional.id": self._id, "transaction.timeout.ms": timeout_ms, "linger.ms": "0"}
-        options = {**self._options, **NO_SIZE_LIMIT, **repeat_backoff(self._options)}
-        producer = Producer({**options, **own, "logger": client_log(log)})
+        producer = Producer({**self._options, **NO_SIZE_LIMIT, **own, "logger": client_log(log)})
         init_transactions(producer, self._id, max(self._period_s, OPEN_TIMEOUT_S))
         return producer
 

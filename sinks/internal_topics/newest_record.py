@@ -100,16 +100,16 @@ def _last_value(
     """
     consumer.assign([position])
     last: bytes | None = None
+    # Where the partition has ended. The client says it once for each offset.
+    at = -1
     while time.monotonic() < deadline:
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        error = message.error()
-        if error is None:
-            last = message.value()
-        elif error.name() == "_PARTITION_EOF":
-            at = message.offset() or 0
-            # The end of all records, as the fetch has shown it that found this end; below 0 if the next one has failed.
+        message = consumer.poll(1.0 if at < high else 0.1)
+        error = None if message is None else message.error()
+        if message is not None and error is None:
+            last, at = message.value(), -1
+        elif error is None or error.name() == "_PARTITION_EOF":
+            at = at if message is None else message.offset() or 0
+            # The end of all records, as the newest fetch has shown it; below 0 if that has failed.
             end = consumer.get_watermark_offsets(position, cached=True)[1] if after_fencing else high
             if at >= high and 0 <= end <= at:
                 return last

@@ -32,6 +32,8 @@ _LEAST_CUT_BYTES = 32 * 1024
 # A transaction's messages are kept until it is committed, since it may have to be written again.
 _TRANSACTION_BYTES = 64 * 1024 * 1024
 _LOOK_EVERY_S = 0.2
+# Which part of the time that a transaction may be open an attempt waits for another one that commits nothing.
+_PATIENCE = 4
 
 # Opening a writer costs tens of milliseconds, and the process lives on (`sinks.ready_log.writer_host`).
 _open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
@@ -174,11 +176,11 @@ def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
     """Wait until another attempt of the task has handed over so many `messages` of the batch.
 
     A new writer would end the transaction of the other attempt, which would do the same. Raises ApplicationHeld if the
-    other writer is that of another job, and DeliveryFailed if nothing is committed for as long as a transaction may
-    take: then no attempt goes on.
+    other writer is that of another job, and DeliveryFailed if nothing is committed for much longer than a transaction
+    takes: then no attempt goes on.
     """
     retry = _retry(plan, shard)
-    done, limit_s = -1, plan.transaction_timeout_ms / 1000
+    done, limit_s = -1, plan.transaction_timeout_ms / _PATIENCE / 1000
     seen_s = time.monotonic()
     log.info("%s: another attempt of the task has taken over: waiting for it", _who(plan, shard))
     while True:

@@ -128,11 +128,11 @@ class ReadyLogWriter:
         self._timeout_s = plan.transaction_timeout_ms / 1000
         self._reports = _Reports()
         self.is_fenced = False
+        self._options = {**plan.options, **repeat_backoff(plan.options)}
         self._producer = Producer(
             {
                 "linger.ms": "5",
-                **plan.options,
-                **repeat_backoff(plan.options),
+                **self._options,
                 "logger": client_log(log),
                 **NO_SIZE_LIMIT,
                 # With fewer, a full queue would wait for `linger.ms` again and again.
@@ -156,7 +156,6 @@ class ReadyLogWriter:
         """The batch that opened the writer."""
         return self._plan.batch
 
-    @fatal_error_raised()
     def write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
         """Write `chunks` and the marker `progress` in one transaction, and commit it.
 
@@ -167,17 +166,8 @@ class ReadyLogWriter:
             raise FencedBySibling
         begun_s = time.monotonic()
         try:
-            self._producer.begin_transaction()
-            for messages in chunks:
-                value, headers = chunk_record(messages, progress.batch.batch_id, self._plan.results_topic)
-                self._produce(self._plan.ready_topic, value, None, headers)
-            self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
-            # Also without a failpoint: a commit that fails says less than the record to blame.
-            self._flush()
-            failpoint("transaction-open", attempt)
-            commits_s = time.monotonic()
-            self._producer.commit_transaction(self._timeout_s)
-            self.is_spent = not sent_once(commits_s)
+            with fatal_error_raised():
+                self._write(chunks, progress, attempt)
         except KafkaException as problem:
             # The broker fences the producer of a transaction too that was open for too long.
             if problem.args[0].code() in _FENCED and time.monotonic() < begun_s + self._timeout_s:
@@ -195,6 +185,19 @@ class ReadyLogWriter:
             raise
         self.progress = progress
         failpoint("transaction-committed", attempt)
+
+    def _write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
+        self._producer.begin_transaction()
+        for messages in chunks:
+            value, headers = chunk_record(messages, progress.batch.batch_id, self._plan.results_topic)
+            self._produce(self._plan.ready_topic, value, None, headers)
+        self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
+        # Also without a failpoint: a commit that fails says less than the record to blame.
+        self._flush()
+        failpoint("transaction-open", attempt)
+        commits_s = time.monotonic()
+        self._producer.commit_transaction(self._timeout_s)
+        self.is_spent = not sent_once(commits_s, self._options)
 
     def close(self) -> None:
         """Discard the queued records, so that closing the producer does not wait for them."""

@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, islice
 from multiprocessing import AuthenticationError, current_process
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -130,7 +131,8 @@ def _answer(connection: Connection) -> None:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
         plan, shard, attempt = connection.recv()
-        messages = _received(connection)
+        # Before a writer is opened: for a task that was killed, it would fence that of the next attempt.
+        messages = _begun(_received(connection))
         answer: tuple[int, str] | BaseException
         try:
             answer = hand_over(plan, shard, messages, attempt)
@@ -145,6 +147,12 @@ def _answer(connection: Connection) -> None:
         for _ in messages:
             pass
         connection.send(answer)
+
+
+def _begun(messages: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Return `messages` once the first table, or the end, has come."""
+    first = list(islice(messages, 1))
+    return chain(first, messages)
 
 
 def _packed(messages: pa.Table) -> pa.Buffer:

@@ -69,9 +69,10 @@ class Refusals:
             self._since_s = now_s
         self._last_s = now_s
         remedy = _REMEDIES.get(error.code())
-        self._sentence = f"group {self._group} does not take {self._member}: {error.str()}" + (
-            f". To mend it: {remedy}" if remedy else ""
-        )
+        if remedy is None:
+            self._sentence = f"{self._member} is not in group {self._group}, or loses its place: {error.str()}"
+        else:
+            self._sentence = f"group {self._group} does not take {self._member}: {error.str()}. To mend it: {remedy}"
         if error.code() not in self._warned:
             self._warned.add(error.code())
             log.warning("%s", self._sentence)

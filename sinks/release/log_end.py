@@ -18,6 +18,7 @@ from conf.kafka.clients import admin_client
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.topics.topic_ids import topic_id
+from sinks.topics.topics import partition_counts
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +29,12 @@ _SHARDS_AT_ONCE = 8
 def unreleased(settings: Settings, options: Mapping[str, str], shards: Collection[int]) -> list[int]:
     """Return which of `shards` have records in the ready log that are not known to be released.
 
-    If none of the shards of an application has any, and nobody hands over, nothing is left. `options` are librdkafka's.
-    Raises KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    If none of the shards of an application has any, and nobody hands over, nothing is left. No process can release a
+    shard without a partition of the position topic: it is left out. `options` are librdkafka's. Raises KafkaException,
+    BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
+    positioned = partition_counts(settings, [settings.position_topic]).get(settings.position_topic, 0)
+    shards = [shard for shard in shards if shard < positioned]
     if not shards:
         return []
     read = partial(read_position, options, settings.position_topic)
@@ -51,7 +55,10 @@ def log_ends(options: Mapping[str, str], topic: str, shards: Collection[int]) ->
 
 
 def _is_released(position: Position | None, found: str, end: int) -> bool:
-    """Return whether all below offset `end` of the log with the topic id `found` is released."""
-    if position is None:
+    """Return whether all below offset `end` of the log with the topic id `found` is released.
+
+    The position of another log says nothing of this one.
+    """
+    if position is None or position.topic_id != found:
         return end == 0
-    return position.topic_id == found and position.lowest >= end
+    return position.lowest >= end

@@ -222,7 +222,7 @@ class ReleaseProcess:
         self._surplus = {number: end for number, end in ends.items() if number not in found}
         if found:
             log.warning(
-                "%s has messages in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
+                "%s has records in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
                 "shards than that, start this process again with its settings",
                 self._ready_topic, sorted(found), self._settings.bucket.shards,
             )  # fmt: skip

@@ -46,6 +46,7 @@ Answer = TypeVar("Answer")
 # How long to wait for records of the ready log at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
 _COUNT_EVERY_S = 1.0
+_WARN_EVERY_S = 60.0
 # How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
 _IDLE_S = 1.0
 # How long rates hold, by the partitions that the topics had.
@@ -112,6 +113,8 @@ class ShardRelease:
         self.drained = self.releasing = False
         self.backlog = Backlog()
         self._counted_s = 0.0
+        # When new producers were logged last, by the monotonic clock.
+        self._renewed_s = -_WARN_EVERY_S
         # When something was pending last, by the monotonic clock.
         self._busy_s = 0.0
         # When the thread last went on, by the monotonic clock.
@@ -506,7 +509,13 @@ class ShardRelease:
     def _renew(self, topics: Topics, retry: BrokerRetry) -> None:
         """Replace a worn ring, once all of its transactions are committed."""
         self._ring.wait_all()
-        log.info("shard %d: opening new producers, since commits were slow and may have been repeated", self.shard)
+        if time.monotonic() > self._renewed_s + _WARN_EVERY_S:
+            self._renewed_s = time.monotonic()
+            log.warning(
+                "shard %d: opening new producers, since several commits were slow and may have been sent twice. "
+                "If commits always take longer than 80 ms here, raise kafka.retry.backoff.ms",
+                self.shard,
+            )
         self._reopen(topics, retry)
 
     def _reopen(self, topics: Topics, retry: BrokerRetry) -> None:

@@ -130,10 +130,10 @@ class TransactionWriter:
         self.is_open = self.is_spent = False
         # By the monotonic clock.
         self._begun_s = 0.0
+        self._options = {**options, **repeat_backoff(options)}
         self._producer = Producer(
             {
-                **options,
-                **repeat_backoff(options),
+                **self._options,
                 **NO_SIZE_LIMIT,
                 # With fewer, a full queue would wait for `linger.ms` again and again.
                 "queue.buffering.max.messages": "500000",
@@ -213,7 +213,7 @@ class TransactionWriter:
         """Commit the transaction. Raises KafkaException."""
         begun_s = time.monotonic()
         self._producer.commit_transaction(self._timeout_s)
-        self.is_open, self.is_spent = False, not sent_once(begun_s)
+        self.is_open, self.is_spent = False, not sent_once(begun_s, self._options)
 
     def drop(self) -> None:
         """Discard the queued records, so that closing the producer does not wait for them."""

@@ -27,10 +27,9 @@ def unreleased_shards(settings: Settings) -> list[int]:
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
-    counts = partition_counts(settings, [settings.ready_topic, settings.position_topic])
+    shards = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
     try:
-        shards = range(min(counts.get(topic, 0) for topic in (settings.ready_topic, settings.position_topic)))
-        return unreleased(settings, librdkafka_options(settings.kafka), shards)
+        return unreleased(settings, librdkafka_options(settings.kafka), range(shards))
     except KafkaException as problem:
         raise BrokerUnreachable(f"the end of {settings.ready_topic} cannot be read: {problem}") from problem
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, InjectedFailure, TopicMismatch
 from sinks.internal_topics.lease_record import Lease
@@ -15,7 +15,7 @@ from sinks.ready_log import hand_over as handing_over
 from sinks.ready_log import writer
 from sinks.ready_log.chunk import summary_of
 from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan, ReadyLogWriter
+from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
 from state.checkpoint.progress import Progress
 from state.message import decode_chunk
 from state.order import OrderKey, key_of
@@ -195,7 +195,7 @@ def test_a_writer_of_an_earlier_lease_holder_writes_nothing_and_fences_nobody(pl
 def test_an_earlier_writer_is_fenced(plan: HandOverPlan, ready: Ready) -> None:
     earlier = ReadyLogWriter(plan, 0)
     hand_over(plan, 0, iter([_due(1)]))
-    with pytest.raises(KafkaException, match="_FENCED"):
+    with pytest.raises(FencedBySibling):
         earlier.write([_due(2)], Progress(plan.batch, 1, key_of(_due(2)), 1), 0)
     assert ready(plan) == [1]
 

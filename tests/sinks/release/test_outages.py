@@ -158,7 +158,7 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
     bench.hand_over(_due(bench, 0, 5))
     bench.wait(release)
     # Each commit may have been repeated, so that the ring is replaced after a few.
-    monkeypatch.setattr(transaction, "sent_once", lambda begun_s: False)
+    monkeypatch.setattr(transaction, "sent_once", lambda begun_s, options: False)
     stopped = stop_at("position-unread")
     bench.hand_over(_due(bench, 5, 5 * PRODUCERS))
     assert stopped.reached.wait(60)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import OFFSET_END, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conf.settings import Settings
+from sinks.internal_topics.position import Position, position_key
 from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_shards
+from streaming.local.broker import EmbeddedBroker
 from streaming.operations.ready_log import repair_ready_log
 from streaming.release.drain import unreleased_shards
 from tests.eventually import assert_eventually
@@ -77,4 +79,30 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
     assert repair_ready_log(prepared) == []
     with _releasing(prepared) as process:
         assert_eventually(lambda: released() == [2], 60)
+        assert process.assigned == {0, 1}
+
+
+def test_a_shard_whose_position_is_that_of_another_log_is_released_if_its_log_is_empty(prepared: Settings) -> None:
+    ensure_shards(prepared, 4)
+    producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    lost = Position("the-log-before", taken_in=9, lowest=9, released=9)
+    producer.produce(prepared.position_topic, lost.to_bytes(), position_key(3), 3)
+    producer.flush(10)
+    assert unreleased_shards(prepared) == []
+
+
+@pytest.mark.takes(12)
+def test_a_shard_beyond_those_of_the_position_topic_ends_no_process(
+    prepared: Settings, handed_over: HandOver, released: Released, broker: EmbeddedBroker
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_partitions([NewPartitions(prepared.ready_topic, 4)])[prepared.ready_topic].result()
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(prepared.ready_topic, b"left by a rescale to fewer shards", partition=3)
+    producer.flush(10)
+    assert unreleased_shards(prepared) == []
+    with _releasing(prepared) as process:
+        assert_eventually(lambda: process._surplus.keys() == {2, 3} and process._surplus[3] > 0, 60)
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], 60)
         assert process.assigned == {0, 1}
