@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from conf.errors import ReleaseRefused, ReleaseTaken
 from conf.kafka.options import librdkafka_options
@@ -102,20 +102,25 @@ def foreign_consumer(settings: Settings, **options: str) -> Iterator[Consumer]:
     """Have shards in the group as a consumer that is no release process."""
     own = {"group.id": group_id(settings), "client.id": "foreign", "log_level": 0}
     consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **options})
-    consumer.subscribe([settings.ready_topic])
-    polling = threading.Event()
+    # `consumer.assignment()` would hang while another thread polls.
+    assigned, done = threading.Event(), threading.Event()
+
+    def note(_: Consumer, partitions: list[TopicPartition]) -> None:
+        if partitions:
+            assigned.set()
 
     def poll() -> None:
-        while not polling.is_set():
+        while not done.is_set():
             consumer.poll(0.1)
 
+    consumer.subscribe([settings.ready_topic], on_assign=note)
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        assert_eventually(consumer.assignment)
+        assert_eventually(assigned.is_set)
         yield consumer
     finally:
-        polling.set()
+        done.set()
         thread.join()
         consumer.close()
 
