@@ -102,7 +102,7 @@ class Topics:
         if topic == self._dead_letter and (topic, identity) in self.refused:
             raise stub_refused(topic, identity, error)
         self.refused[topic, identity] = error
-        if isinstance(error, RecordRefused) and error.cause == "timestamp":
+        if isinstance(error, RecordRefused) and error.cause != "other":
             # To write it later did not help.
             self._ahead_ms.pop(topic, None)
 

@@ -558,12 +558,14 @@ class ShardRelease:
         is_shared = isinstance(error, MessageTooLarge) and len(refusal.ids) > 1
         if is_shared and topics.bound_batches(topic, refusal.nbytes):
             return None
-        cause = error.cause if isinstance(error, RecordRefused) else "record"
-        if cause == "timestamp":
-            was_early = begun_ms < self._in_flight[0].last_due_ms + CLOCKS_APART_MS
-            if (was_early and topics.write_later(topic)) or topics.stamp_by_due(topic):
-                return None
         is_often = topics.refuses_often(topic)
+        cause = error.cause if isinstance(error, RecordRefused) else None
+        was_early = begun_ms < self._in_flight[0].last_due_ms + CLOCKS_APART_MS
+        # If several records of a batch have a wrong timestamp, the client says only that they are invalid.
+        if cause in ("timestamp", "record") and was_early and not is_often and topics.write_later(topic):
+            return None
+        if cause == "timestamp" and topics.stamp_by_due(topic):
+            return None
         if cause == "other" and tries == 1 and not is_often:
             self._stopping.wait(_AGAIN_S)
             return None

@@ -6,7 +6,7 @@ import pytest
 
 from sinks.release import transaction
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench, values
+from tests.sinks.release.conftest import ReleaseBench
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_no_option_of_the_client_stops_a_release_or_makes_each_message_wait(
     # The client sends a batch that is not full when this is over, or when it is flushed.
     monkeypatch.setattr(transaction, "_LINGER_MS", 20_000)
     bench.change(*(f"kafka.{option}" for option in options))
-    rows = [{"offset": n, "output_topic": topic, "key": b"k", "value": b"%020000d" % n} for n in range(100)]
+    sent = [b"%020000d" % n for n in range(100)]
+    rows = [{"offset": n, "output_topic": topic, "key": b"k", "value": value} for n, value in enumerate(sent)]
     assert bench.release(messages({**row, "deliver_at_ms": 70} for row in rows)) == 100
-    assert values(bench.read(topic)) == [*range(100)]
+    assert [message.value() for message in bench.read(topic)] == sent
