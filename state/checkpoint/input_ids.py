@@ -15,10 +15,19 @@ def recreated(known: InputIds, present: Mapping[str, str]) -> list[str]:
     return sorted(topic for topic, own in present.items() if topic in known and known[topic][-1] != own)
 
 
-def with_present(known: InputIds, present: Mapping[str, str]) -> InputIds:
-    """Return `known` with the `present` id of each topic as its last one."""
+def with_present(known: InputIds, present: Mapping[str, str], unread: Collection[str] = ()) -> InputIds:
+    """Return `known` with the `present` id of each topic as its last one.
+
+    It takes the place of the last known id of an `unread` topic: no message has that one.
+    """
     newer = {topic: own for topic, own in present.items() if known.get(topic, [])[-1:] != [own]}
-    return known | {topic: [*known.get(topic, []), own] for topic, own in newer.items()}
+    before = {topic: known.get(topic, [])[: -1 if topic in unread else None] for topic in newer}
+    return known | {topic: [*before[topic], own] for topic, own in newer.items()}
+
+
+def unread_topics(known: InputIds, *offsets: Offsets) -> set[str]:
+    """Return the topics of `known` that nothing was read of: each of their `offsets` is 0 or missing."""
+    return {topic for topic in known if not any(end for each in offsets for end in each.get(topic, {}).values())}
 
 
 def same_topic(first: InputIds, second: InputIds, topic: str) -> bool:

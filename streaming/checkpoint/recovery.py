@@ -26,7 +26,7 @@ from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
-from state.checkpoint.input_ids import recreated, with_offsets, with_present
+from state.checkpoint.input_ids import recreated, unread_topics, with_offsets, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
@@ -51,6 +51,7 @@ class Recovered:
     """What a start of the job goes on from.
 
     - `planned`: the newest batch in the offset log, or None before the first.
+    - `unread`: the known input topics that no message was accepted from.
     - `guard`: of the table's log, against a process that was cut off.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
     - `abandoned`: the Delta partitions that merges have left, and nothing needs.
@@ -63,6 +64,7 @@ class Recovered:
     checkpoint: Checkpoint
     planned: PlannedBatch | None
     settings_history: SettingsHistory
+    unread: set[str]
     store: BucketTable
     guard: GuardedLog
     catalog: SegmentCatalog
@@ -111,6 +113,10 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         )
     # 3. Record the settings.
     history = _amended_history(settings, checkpoint, planned, input_ids(settings))
+    accepted = [checkpoint.read_offsets()]
+    if planned is not None and _has_left_something(checkpoint, store, markers, planned):
+        accepted.append(checkpoint.planned(planned).offsets)
+    unread = unread_topics(history.newest.input_ids, *accepted)
     # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
@@ -141,8 +147,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     newest = None if planned is None else checkpoint.planned(planned)
     left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
     return Recovered(
-        checkpoint, newest, history, store, guard, catalog, parts, left, id_rows, merge_token, cutoff_ms, overdue
-    )
+        checkpoint, newest, history, unread, store, guard, catalog, parts, left, id_rows, merge_token, cutoff_ms,
+        overdue,
+    )  # fmt: skip
 
 
 def _never_ran(
@@ -163,15 +170,22 @@ def _never_ran(
     shown_ms = checkpoint.planned(planned).clock_ms
     if shown_ms - lease.broker_ms <= settings.clock.skew_limit:
         return False
-    own = checkpoint.origin.checkpoint
-    handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
-    if handed_over or (store.exists() and store.newest_of(own) == planned):
+    if _has_left_something(checkpoint, store, markers, planned):
         return False
     log.warning(
         "batch %d was planned when this host's clock showed %s, and did not run: it is planned again",
         planned, instant_and_ms(shown_ms),
     )  # fmt: skip
     return True
+
+
+def _has_left_something(
+    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int
+) -> bool:
+    """Return whether batch `planned`, before it was cut off, has handed over or sealed anything."""
+    own = checkpoint.origin.checkpoint
+    handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
+    return handed_over or (store.exists() and store.newest_of(own) == planned)
 
 
 def _begin(
@@ -215,11 +229,10 @@ def _begin_with_present_inputs(
     `topics.skip_expired`; and if the checkpoint has a marker of a batch.
     """
     origin, present = checkpoint.origin, input_ids(settings)
-    # Nothing is lost with a topic that was not read.
-    read = {topic: ids for topic, ids in origin.input_ids.items() if topic in origin.offsets}
-    recreated_inputs(settings, read)
+    unread = unread_topics(origin.input_ids, origin.offsets)
+    recreated_inputs(settings, origin.input_ids, unread)
     topics = recreated(origin.input_ids, present)
-    offsets, ids = with_offsets(origin.offsets, topics, {}), with_present(origin.input_ids, present)
+    offsets, ids = with_offsets(origin.offsets, topics, {}), with_present(origin.input_ids, present, unread)
     begun = replace(origin, offsets=offsets, input_ids=ids)
     if begun != origin:
         # Without its log, a checkpoint that has run looks like one without a batch. Its markers must stay.

@@ -33,14 +33,16 @@ def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
     )
 
 
-def recreated_inputs(settings: Settings, known: InputIds) -> list[str]:
+def recreated_inputs(settings: Settings, known: InputIds, unread: Collection[str] = ()) -> list[str]:
     """Return the input topics whose ids are not the last ones in `known`.
 
-    Raises CheckpointMismatch if there are any, without `topics.skip_expired`; BrokerUnreachable.
+    Without `topics.skip_expired`, raises CheckpointMismatch if there are any but `unread` ones, with which nothing is
+    lost. Raises BrokerUnreachable.
     """
     topics = recreated(known, input_ids(settings))
-    if topics and not settings.topics.skip_expired:
-        raise recreated_error(topics)
+    refused = [topic for topic in topics if topic not in unread]
+    if refused and not settings.topics.skip_expired:
+        raise recreated_error(refused)
     return topics
 
 
@@ -55,11 +57,13 @@ def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: in
     checkpoint.write_read_offsets(with_offsets(starts, topics, ends))
 
 
-def read_from_beginning(settings: Settings, checkpoint: Checkpoint, topics: Collection[str]) -> None:
+def read_from_beginning(
+    settings: Settings, checkpoint: Checkpoint, topics: Collection[str], unread: Collection[str]
+) -> None:
     """Let the next batch read `topics` from their beginning. Every planned batch must be committed.
 
-    Then records their ids. If that is cut off, the next start finds the old ids, and repeats both: no batch ran
-    meanwhile.
+    Then records their ids, for an `unread` topic in place of the old one. If that is cut off, the next start finds the
+    old ids, and repeats both: no batch ran meanwhile.
     """
     present, committed = input_ids(settings), checkpoint.last_committed()
     assert committed is not None
@@ -68,9 +72,10 @@ def read_from_beginning(settings: Settings, checkpoint: Checkpoint, topics: Coll
         beginning.setdefault(topic, {})[str(partition)] = 0
     checkpoint.write_read_offsets(with_offsets(checkpoint.read_offsets(), topics, beginning))
     history = checkpoint.settings_history()
-    newest = replace(history.newest, input_ids=with_present(history.newest.input_ids, present))
+    newest = replace(history.newest, input_ids=with_present(history.newest.input_ids, present, unread))
     checkpoint.write_settings_history(history.amended(committed + 1, newest, keep_from=committed))
     log.warning(
-        "reading %s from the beginning: created again since batch %d. Messages may have the ids of old ones",
+        "reading %s from the beginning: created again since batch %d. %s",
         ", ".join(topics), committed,
+        "Nothing was read before" if {*topics} <= {*unread} else "Messages may have the ids of old ones",
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
@@ -52,11 +52,16 @@ def deleted_ranges(bounds: Bounds, read: Offsets, until: Offsets | None = None) 
 
 
 def truncated(bounds: Bounds, read: Offsets) -> list[str]:
-    """Return a sentence for each input partition that is gone, or ends before the offset up to which it was `read`."""
+    """Return a sentence for each input partition that is gone, or ends before the offset up to which it was `read`.
+
+    Nothing is lost with a partition whose offset is 0.
+    """
     sentences = []
     for topic, offsets in sorted(read.items()):
         for number, offset in sorted(offsets.items(), key=lambda item: int(item[0])):
             _, last = bounds.get((topic, int(number)), (0, None))
+            if not offset:
+                continue
             if last is None:
                 sentences.append(f"{topic}/{number} is gone, and records up to offset {offset} were read")
             elif offset > last:
@@ -64,15 +69,17 @@ def truncated(bounds: Bounds, read: Offsets) -> list[str]:
     return sentences
 
 
-def check_input_loss(settings: Settings, checkpoint: Checkpoint, store: BucketTable, known: InputIds) -> list[str]:
+def check_input_loss(
+    settings: Settings, checkpoint: Checkpoint, store: BucketTable, known: InputIds, unread: Collection[str]
+) -> list[str]:
     """Check that the input topics still have the records that the next batch needs.
 
     Returns the topics that were created again since the checkpoint read them, by the `known` ids. Raises RecordsExpired
-    if such records were deleted, and CheckpointMismatch if an input topic was created again, or ends before the offset
-    up to which it was read. With `topics.skip_expired`, raises RecordsExpired only if a planned batch cannot be
-    replayed without its deleted records (`check_replay`). Raises BrokerUnreachable.
+    if such records were deleted, and CheckpointMismatch if an input topic that is not `unread` was created again, or
+    ends before the offset up to which it was read. With `topics.skip_expired`, raises RecordsExpired only if a planned
+    batch cannot be replayed without its deleted records (`check_replay`). Raises BrokerUnreachable.
     """
-    gone = recreated_inputs(settings, known)
+    gone = recreated_inputs(settings, known, unread)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
     if (sentences := truncated(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(

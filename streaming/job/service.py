@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -182,7 +183,7 @@ def _run(
         # 5. Check clock and input.
         clock = watch_from(state.checkpoint, state.planned)
         if recreated := _check_input(settings, state):
-            state = _begin_again(spark, settings, lease, state.checkpoint, recreated)
+            state = _begin_again(spark, settings, lease, state, recreated)
         # 6. Start the query.
         unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
         with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
@@ -202,7 +203,7 @@ def _run(
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
                     # Spark's error names one deleted range, or none; this one names all.
-                    _check_input(settings, state)
+                    _check_input(settings, replace(state, unread=set()))
                 if _OVERFLOW in str(query.exception()):
                     check_stamps(settings, state.checkpoint)
                 raise
@@ -287,18 +288,19 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
 
 
 def _check_input(settings: Settings, state: Recovered) -> list[str]:
-    return check_input_loss(settings, state.checkpoint, state.store, state.settings_history.newest.input_ids)
+    known = state.settings_history.newest.input_ids
+    return check_input_loss(settings, state.checkpoint, state.store, known, state.unread)
 
 
 def _begin_again(
-    spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint, topics: Collection[str]
+    spark: SparkSession, settings: Settings, lease: HeldLease, before: Recovered, topics: Collection[str]
 ) -> Recovered:
     """Let the job read input topics that were created again from their beginning, and return what it goes on from.
 
     The batch that was cut off is replayed before, without the records of the old topics.
     """
-    finish_planned(spark, settings, checkpoint, lease)
-    read_from_beginning(settings, checkpoint, topics)
+    finish_planned(spark, settings, before.checkpoint, lease)
+    read_from_beginning(settings, before.checkpoint, topics, before.unread)
     return recover(spark, settings, fresh=False, lease=lease)
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from state.checkpoint.input_ids import recreated, same_topic, shared_ids, with_offsets, with_present
+from state.checkpoint.input_ids import recreated, same_topic, shared_ids, unread_topics, with_offsets, with_present
 
 
 def test_a_topic_is_recreated_if_its_id_is_not_the_last_known_one() -> None:
@@ -18,6 +18,15 @@ def test_ids_are_kept_in_the_order_in_which_they_were_found() -> None:
     assert with_present(later, {"b": "3"}) == later
     assert shared_ids(known) == []
     assert shared_ids(later) == ["a"]
+
+
+def test_the_id_of_a_topic_that_was_not_read_is_replaced() -> None:
+    known = {"a": ["1"], "b": ["2", "3"], "c": ["4"]}
+    unread = unread_topics(known, {"a": {"0": 0, "1": 0}, "b": {"0": 0}, "c": {"0": 0}}, {"c": {"0": 0, "1": 5}})
+    assert unread == {"a", "b"}
+    later = with_present(known, {"a": "5", "b": "6", "c": "7", "new": "8"}, unread)
+    assert later == {"a": ["5"], "b": ["2", "6"], "c": ["4", "7"], "new": ["8"]}
+    assert shared_ids(with_present({"a": ["1"]}, {"a": "2"}, ["a"])) == []
 
 
 def test_a_topic_is_the_same_if_its_last_id_is() -> None:

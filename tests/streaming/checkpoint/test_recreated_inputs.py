@@ -7,19 +7,25 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import marker_key
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan, Progress
+from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.recovery import read_markers, recover
+from streaming.checkpoint.recovery import Recovered, read_markers, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
+from streaming.job.input_loss import check_input_loss
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
@@ -92,15 +98,73 @@ def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_wh
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_settings_history", cut_off)
         with pytest.raises(Cut):
-            read_from_beginning(settings, checkpoint, [first])
+            read_from_beginning(settings, checkpoint, [first], unread=[])
     # The ids are still those of the old topic, so that the next start repeats it.
     assert recreated_inputs(settings, checkpoint.settings_history().newest.input_ids) == [first]
-    read_from_beginning(settings, checkpoint, [first])
+    read_from_beginning(settings, checkpoint, [first], unread=[])
     assert checkpoint.read_offsets() == {first: {"0": 0, "1": 0}, second: {"0": 8}}
     history = checkpoint.settings_history()
     assert history.at(5).input_ids == known
     assert history.at(6).input_ids == {first: [*known[first], input_ids(settings)[first]], second: known[second]}
     assert recreated_inputs(refusing, history.newest.input_ids) == []
+
+
+@pytest.mark.parametrize("planned", [0, 9])
+def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_its_place(
+    spark: SparkSession, settings: Settings, tmp_path: Path, planned: int
+) -> None:
+    first, second = settings.topics.input
+    refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
+    known = {topic: [own] for topic, own in input_ids(settings).items()}
+    folder = tmp_path / "checkpoint"
+    checkpoint, origin = Checkpoint(spark, str(folder)), CheckpointOrigin("c", 1, 2, input_ids=known)
+    checkpoint.initialize(origin)
+    checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
+    # It had more partitions.
+    _log(folder, "offsets", 0, {first: {"0": 0, "1": 0}, second: {"0": 0}})
+    _log(folder, "commits", 0, {})
+    if planned:
+        # The running job has planned a batch with records of the new topic, and has refused it.
+        _log(folder, "offsets", 1, {first: {"0": planned, "1": 0}, second: {"0": 0}})
+    _recreate(settings, partitions=1)
+
+    def gone(state: Recovered) -> list[str]:
+        ids = state.settings_history.newest.input_ids
+        return check_input_loss(refusing, state.checkpoint, state.store, ids, state.unread)
+
+    with closing(HeldLease(settings, "run")) as lease:
+        state = recover(spark, refusing, fresh=False, lease=lease)
+        assert gone(state) == [first]
+        if planned:
+            read_nothing_of(checkpoint, [first], planned=1)
+            _log(folder, "commits", 1, {})
+        read_from_beginning(refusing, checkpoint, [first], state.unread)
+        state = recover(spark, refusing, fresh=False, lease=lease)
+        assert checkpoint.read_offsets() == {first: {"0": 0}, second: {"0": 0}}
+        assert state.settings_history.newest.input_ids == {
+            first: [input_ids(settings)[first]], second: known[second],
+        }  # fmt: skip
+        assert gone(state) == []
+
+
+def test_a_topic_that_a_batch_before_it_was_cut_off_handed_messages_over_of_is_refused(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = settings.topics.input
+    known = {topic: [own] for topic, own in input_ids(settings).items()}
+    folder = tmp_path / "checkpoint"
+    origin = CheckpointOrigin("c", 1, 2, input_ids=known)
+    Checkpoint(spark, str(folder)).initialize(origin)
+    Checkpoint(spark, str(folder)).write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
+    _log(folder, "offsets", 0, {first: {"0": 0}, second: {"0": 0}})
+    _log(folder, "commits", 0, {})
+    _log(folder, "offsets", 1, {first: {"0": 9}, second: {"0": 9}})
+    producer = Producer(librdkafka_options(settings.kafka))
+    marker = Progress(BatchSpan(origin, 1, ends={first: {"0": 9}}), 1, OrderKey(1, first, 0, 0))
+    producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
+    assert producer.flush(10) == 0
+    with closing(HeldLease(settings, "run")) as lease:
+        assert recover(spark, settings, fresh=False, lease=lease).unread == set()
 
 
 def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(

@@ -27,6 +27,10 @@ def test_a_recreated_topic_ends_before_the_offsets_that_were_read() -> None:
     assert truncated(BOUNDS, {}) == []
 
 
+def test_nothing_is_lost_with_a_partition_that_was_not_read() -> None:
+    assert truncated(BOUNDS, {"in": {"10": 0}}) == []
+
+
 def test_a_job_that_never_read_misses_nothing() -> None:
     assert deleted_ranges(BOUNDS, {}) == []
 
