@@ -36,8 +36,8 @@ from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.storage.failures import CHECKPOINT_REMEDY
-from streaming.storage.guarded_log import GuardedLog
-from streaming.storage.paths import buckets_path, is_on_s3, storage_path
+from streaming.storage.guarded_log import GuardedLog, guarded_log
+from streaming.storage.paths import buckets_path
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +94,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     lease.check()
     checkpoint = current_checkpoint(spark, settings)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
-    guard = GuardedLog(spark, storage_path(settings), needed=is_on_s3(settings))
-    guard.restore()
-    found = store.newest_version() if is_on_s3(settings) and store.exists() else -1
+    guard = guarded_log(spark, settings)
+    guard.restore(store)
     # 1. Read the logs.
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
@@ -122,8 +121,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     store.check_log()
     merge_token = store.merge_token(lease.fencing_token)
     if lease.after_a_crash:
-        store.fence_merges(merge_token)
-        guard.keep(found, store.version())
+        guard.take_over(store, merge_token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint.
     _refuse_lost_plan(checkpoint, store, planned)

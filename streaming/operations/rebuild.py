@@ -53,6 +53,7 @@ from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
+from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
 
 # For each input topic and partition: its first offset and the offset after its last.
@@ -123,9 +124,11 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "storage.path: it delivers again all that is still in the input topics"
         )
     # 2. Read the table.
+    guard = guarded_log(store.spark, settings)
+    guard.restore(store)
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
-    store.fence_merges(store.merge_token(lease.fencing_token))
+    guard.take_over(store, store.merge_token(lease.fencing_token))
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
     for writer_id in (handed_over.origin.checkpoint, writer_of_state(handed_over.origin.checkpoint)):
         store.fence(writer_id)
@@ -160,9 +163,12 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
             ids = names_of(store, named, origin, cancelled, ids_left(overdue))
+        # The rest is chosen by what was read of the table, and sealed once.
+        guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
         resealed = seal_rest(store, rest, origin, writer_of_input(handed_over.origin.checkpoint), batch_settings, ids)
     # 5. Switch over.
+    guard.check()
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
 

@@ -23,6 +23,7 @@ from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids,
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
+from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
 
 
@@ -66,12 +67,15 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         translate_storage_errors(settings),
     ):
         store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+        guard = guarded_log(spark, settings)
+        guard.restore(store)
         if not store.exists():
             raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
         if skip:
             fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
-            store.fence_merges(store.merge_token(lease.fencing_token))
-        return _repair(store, settings, skip, report)
+        if skip or lease.after_a_crash:
+            guard.take_over(store, store.merge_token(lease.fencing_token))
+        return _repair(store, guard, settings, skip, report)
 
 
 def _check_report(report: Path) -> None:
@@ -82,7 +86,7 @@ def _check_report(report: Path) -> None:
         raise UsageError(f"--report {str(report)!r} exists already: name a new file")
 
 
-def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) -> Repair:
+def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: bool, report: Path) -> Repair:
     handed_over = newest_checkpoint(read_markers(settings))
     handed_over_before_ms = handed_over.whole_before_ms if handed_over else 0
     store.check_log()
@@ -95,6 +99,7 @@ def _repair(store: BucketTable, settings: Settings, skip: bool, report: Path) ->
     result = Repair(
         store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
     )
+    guard.check()
     if result.taken_out:
         # Before the commit, which removes the ids from the table.
         _write(report, result)

@@ -32,6 +32,7 @@ from streaming.release.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
+from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
 
 
@@ -64,7 +65,7 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     """Rescale the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Refuse a checkpoint that another has replaced.
+    1. Refuse a checkpoint that another has replaced, and guard the table's log.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
     4. Fence the writers of the old job, and release all that it has handed over: each message then goes to another
@@ -77,12 +78,17 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     before = current.origin
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
-    # 1. Refuse a replaced checkpoint.
+    # 1. Refuse a replaced checkpoint, and guard the log.
     refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+    guard = guarded_log(spark, settings)
+    guard.restore(store)
     # The job may have sealed nothing yet.
     store.create(from_arrow_schema(STORED_SCHEMA))
+    store.check_log()
     refuse_rebuilt(current, store)
+    if lease.after_a_crash:
+        guard.take_over(store, store.merge_token(lease.fencing_token))
     # 2. Create partitions of the progress topic.
     ensure_shards(settings, shards)
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
@@ -94,7 +100,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     fence_writers(settings, max(before.shards, shards))
     drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.
-    return _hand_over(store, settings, shards, current, lease)
+    return _hand_over(store, guard, settings, shards, current, lease)
 
 
 def refuse_replaced(settings: Settings, current: Checkpoint) -> None:
@@ -112,7 +118,9 @@ def refuse_replaced(settings: Settings, current: Checkpoint) -> None:
             refuse_older(marker, origin, -1 if planned is None else planned)
 
 
-def _hand_over(store: BucketTable, settings: Settings, shards: int, current: Checkpoint, lease: HeldLease) -> Rescaled:
+def _hand_over(
+    store: BucketTable, guard: GuardedLog, settings: Settings, shards: int, current: Checkpoint, lease: HeldLease
+) -> Rescaled:
     before, committed = current.origin, current.last_committed()
     origin = replace(before, checkpoint=str(uuid.uuid4()), generation=before.generation + 1, shards=shards)
     sealed = 0
@@ -125,6 +133,7 @@ def _hand_over(store: BucketTable, settings: Settings, shards: int, current: Che
             origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets, input_ids=ids
         )
         sealed = _seal_state(store, current, committed, origin)
+    guard.check()
     switch_over(settings, origin, store.spark, lease)
     return Rescaled(before.shards, shards, sealed, current.path)
 
@@ -135,6 +144,5 @@ def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin:
     rest = state.selectExpr("value.groupState.bucket AS bucket").mapInArrow(
         left_in_state(origin.shards), from_arrow_schema(LEFT_SCHEMA)
     )
-    store.check_log()
     # Under the id of the old checkpoint: a second try finds it sealed, even with another number of shards.
     return seal_rest(store, rest, origin, writer_of_state(current.origin.checkpoint), batch_settings)

@@ -12,11 +12,19 @@ import logging
 from pyspark.sql import SparkSession
 
 from conf.errors import LogEntryReplaced
+from conf.settings import Settings
+from sinks.bucket_table import BucketTable
 from streaming.storage.folder import Folder
+from streaming.storage.paths import is_on_s3, storage_path
 
 log = logging.getLogger(__name__)
 
 _COPIES = "log-copies"
+
+
+def guarded_log(spark: SparkSession, settings: Settings) -> GuardedLog:
+    """Return the guard of the table's log for the storage of `settings`."""
+    return GuardedLog(spark, storage_path(settings), needed=is_on_s3(settings))
 
 
 class GuardedLog:
@@ -30,10 +38,12 @@ class GuardedLog:
         self._needed = needed
         self._log = Folder(spark, f"{storage}/buckets/_delta_log")
         self._copies = Folder(spark, f"{storage}/{_COPIES}")
+        # The newest version that `restore` has found.
+        self._found = -1
         # By name, the entries as this process has written or found them.
         self._kept: dict[str, str] = {}
 
-    def restore(self) -> None:
+    def restore(self, store: BucketTable) -> None:
         """Put back each entry that is not as an earlier process has kept it. Call this before the log is read."""
         if not self._needed:
             return
@@ -44,12 +54,17 @@ class GuardedLog:
                 self._copies.delete(name)
             elif copy is not None and copy != entry:
                 self._put_back(name, copy)
+        self._found = store.newest_version() if store.exists() else -1
 
-    def keep(self, first: int, last: int) -> None:
-        """Keep the entries of the versions `first` to `last`, before anything is built on them."""
+    def take_over(self, store: BucketTable, merge_token: int) -> None:
+        """Fence the merges of earlier processes, and keep the entries since `restore`.
+
+        Call this before the table is read.
+        """
+        store.fence_merges(merge_token)
         if not self._needed:
             return
-        for version in range(max(0, first), last + 1):
+        for version in range(max(0, self._found), store.version() + 1):
             name = f"{version:020d}.json"
             entry = self._log.read(name)
             if entry is not None:
@@ -73,7 +88,7 @@ class GuardedLog:
         if replaced:
             raise LogEntryReplaced(
                 f"{', '.join(replaced)} in {self._log.path} was replaced by a process from which this one has taken "
-                "over. It was put back, and nothing was handed over after it. Start again: the batch is replayed"
+                "over. It was put back, and nothing was built on it. Run the same command again"
             )
 
     def _put_back(self, name: str, text: str) -> None:

@@ -1,0 +1,104 @@
+"""Rescale and rebuild against a driver that was cut off within an upload to the table's log (S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.errors import LogEntryReplaced
+from conf.settings import Settings
+from sinks.bucket_table import BucketTable
+from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import announce_origin
+from sinks.topics.topics import ensure_topics
+from state.buckets.table_rows import STORED_SCHEMA
+from state.checkpoint.origin import CheckpointOrigin
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import rest_bucket
+from streaming.operations import rebuild, rescale
+from streaming.storage import guarded_log
+from tests.conftest import MakeSettings
+from tests.streaming.stalled_upload import StalledUpload, counts, seal
+
+ORIGIN = CheckpointOrigin("one", 1, 2)
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of an application whose topics exist, and where files can be replaced."""
+    monkeypatch.setattr(guarded_log, "is_on_s3", lambda _: True)
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings, 1)
+    announce_origin(settings, ORIGIN)
+    return settings
+
+
+@pytest.fixture
+def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
+    """The table with one bucket."""
+    store = BucketTable(spark, str(tmp_path / "buckets"))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    seal(store, 0)
+    return store
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    """The lease, as after a crash."""
+    with closing(HeldLease(settings, "rescale")) as lease:
+        lease.after_a_crash = True
+        yield lease
+
+
+def _arriving(stalled: StalledUpload, step: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        stalled.arrives()
+        return step(*arguments)
+
+    return run
+
+
+def test_an_upload_that_arrives_during_a_rescale_is_undone_before_the_switch_over(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint"))
+    checkpoint.initialize(ORIGIN)
+    checkpoint.retire()
+    stalled = StalledUpload(spark, tmp_path, tmp_path / "elsewhere")
+    with monkeypatch.context() as patch:
+        patch.setattr(rescale, "drain", _arriving(stalled, rescale.drain))
+        with pytest.raises(LogEntryReplaced, match=stalled.entry.name):
+            rescale._rescale(spark, settings, 3, lease)
+    assert counts(spark, tmp_path) == {0: 1}
+    assert rescale._rescale(spark, settings, 3, lease).after == 3
+    stalled.arrives()
+    guarded_log.guarded_log(spark, settings).restore(store)
+    assert counts(spark, tmp_path) == {0: 1}
+
+
+def test_an_upload_that_arrives_while_a_rebuild_reads_the_table_is_undone_before_the_rest_is_sealed(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = Checkpoint(spark, str(tmp_path / "checkpoint"))
+    stalled = StalledUpload(spark, tmp_path, tmp_path / "elsewhere")
+    monkeypatch.setattr(rebuild, "input_bounds", _arriving(stalled, rebuild.input_bounds))
+    with pytest.raises(LogEntryReplaced, match=stalled.entry.name):
+        rebuild._rebuild(store, settings, current, 0, lease)
+    assert rest_bucket(store, ORIGIN.checkpoint) is None
+    assert counts(spark, tmp_path) == {0: 1}
