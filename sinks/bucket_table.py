@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -165,6 +166,11 @@ class BucketTable:
         jvm: Any = self.spark.sparkContext._jvm
         nothing = jvm.scala.Option.empty()
         return int(self._log.update(False, nothing, nothing).version())
+
+    def forget_log(self) -> None:
+        """Let this process read the table's log again, and not go on from what it knows of it."""
+        jvm: Any = self.spark.sparkContext._jvm
+        self._logs.invalidateCache(self.spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(self.path))
 
     def _check_format(self) -> None:
         name, known = _FORMAT
@@ -562,6 +568,12 @@ class BucketTable:
     def _all(self, version: int | None = None) -> DataFrame:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+
+
+def fences_merges(entry: str, token: int) -> bool:
+    """Return whether an entry of the table's log is that of `fence_merges` with `token`."""
+    writers = (json.loads(line).get("txn", {}) for line in entry.split("\n") if line)
+    return any(each.get("appId") == _MERGES and each["version"] == _merge_version(token, 0) for each in writers)
 
 
 def _newest(names: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import LogEntryReplaced
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import BucketTable, fences_merges
 from streaming.storage.folder import Folder
 from streaming.storage.paths import is_on_s3, storage_path
 
@@ -52,24 +52,36 @@ class GuardedLog:
             if entry is None:
                 # Delta has cleaned the log, and reads it from a later entry on.
                 self._copies.delete(name)
-            elif copy is not None and copy != entry:
-                self._put_back(name, copy)
+            elif copy is not None:
+                if copy != entry:
+                    self._put_back(name, copy)
+                self._kept[name] = copy
         self._found = store.newest_version() if store.exists() else -1
 
     def take_over(self, store: BucketTable, merge_token: int) -> None:
         """Fence the merges of earlier processes, and keep the entries since `restore`.
 
         Call this before the table is read.
+        Raises LogEntryReplaced if the fence itself is replaced already. The other entry then stays.
         """
         store.fence_merges(merge_token)
         if not self._needed:
             return
+        is_fenced = False
         for version in range(max(0, self._found), store.version() + 1):
             name = f"{version:020d}.json"
             entry = self._log.read(name)
             if entry is not None:
                 self._copies.write(name, entry)
                 self._kept[name] = entry
+                is_fenced |= fences_merges(entry, merge_token)
+        if not is_fenced:
+            raise LogEntryReplaced(
+                f"the entry by which this process takes over in {self._log.path} was replaced by an earlier process. "
+                "Nothing was built on it. Run the same command again"
+            )
+        # An entry before the fence may be replaced too. What is kept is what counts.
+        store.forget_log()
 
     def check(self) -> None:
         """Raise LogEntryReplaced if an entry that this process keeps was replaced. It is put back.

@@ -40,13 +40,47 @@ def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_ha
 
     # And if the successor has died before it could look.
     stalled.arrives()
-    GuardedLog(spark, str(storage), needed=True).restore(store)
+    later = GuardedLog(spark, str(storage), needed=True)
+    later.restore(store)
+    assert counts(spark, storage) == {0: 1, 1: 1}
+    # And if the one after that had ended cleanly.
+    stalled.arrives()
+    with pytest.raises(LogEntryReplaced):
+        later.check()
     assert counts(spark, storage) == {0: 1, 1: 1}
     # Once Delta has cleaned the log, there is nothing to guard.
     for entry in (storage / "buckets" / "_delta_log").glob("*.json"):
         entry.unlink()
     GuardedLog(spark, str(storage), needed=True).restore(store)
     assert list((storage / "log-copies").glob("*.json")) == []
+
+
+def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_process_builds_on_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    store = BucketTable(spark, str(storage / "buckets"))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    seal(store, 0)
+    stalled = StalledUpload(spark, storage, tmp_path / "elsewhere")
+
+    class Interrupted(BucketTable):
+        def fence_merges(self, token: int) -> None:
+            super().fence_merges(token)
+            stalled.arrives()
+
+    guard = GuardedLog(spark, str(storage), needed=True)
+    guard.restore(store)
+    with pytest.raises(LogEntryReplaced, match="by which this process takes over"):
+        guard.take_over(Interrupted(spark, store.path), 2)
+    assert counts(spark, storage) == {0: 1, 1: 1}
+
+    successor = GuardedLog(spark, str(storage), needed=True)
+    successor.restore(store)
+    successor.take_over(store, 3)
+    seal(store, 1)
+    successor.check()
+    assert counts(spark, storage) == {0: 1, 1: 1}
 
 
 def test_where_no_file_can_be_replaced_nothing_is_kept(spark: SparkSession, tmp_path: Path) -> None:
