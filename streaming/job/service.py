@@ -299,9 +299,10 @@ def _begin_again(
 
     The batch that was cut off is replayed before, without the records of the old topics.
     """
-    finish_planned(spark, settings, before.checkpoint, lease)
-    read_from_beginning(settings, before.checkpoint, topics, before.unread)
-    return recover(spark, settings, fresh=False, lease=lease)
+    with translate_storage_errors(settings):
+        finish_planned(spark, settings, before.checkpoint, lease)
+        read_from_beginning(settings, before.checkpoint, topics, before.unread)
+        return recover(spark, settings, fresh=False, lease=lease)
 
 
 def _watch(
