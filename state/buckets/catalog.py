@@ -73,6 +73,13 @@ class SegmentCatalog:
         parts = {segment.part for segment in segments}
         return parts.union(*(self._successors.get(part, ()) for part in parts))
 
+    def unannounced(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Return those of `segments` that no announced merge replaces: every readable version has all their messages.
+
+        The merged part lacks the messages that were cancelled before the merge.
+        """
+        return [segment for segment in segments if segment.part not in self._successors]
+
     def starting_before(self, end_ms: int) -> Iterator[Segment]:
         """Return the segments whose earliest message is due before `end_ms`, in order of that message."""
         return iter(self._by_start.irange_key(max_key=end_ms, inclusive=(True, False)))

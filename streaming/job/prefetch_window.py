@@ -302,7 +302,12 @@ class PrefetchWindow:
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, version)
             load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
-            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, nbytes, version, version_s)
+            least = sum(
+                segment.count
+                for segment in self._catalog.unannounced(segments)
+                if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
+            )
+            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, least, nbytes, version, version_s)
             reach = _NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else _FAR
             self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, reach, piece))
 
@@ -312,13 +317,15 @@ class PrefetchWindow:
         segments: list[Segment],
         start_ms: int,
         end_ms: int,
+        least: int,
         nbytes: float,
         version: int,
         version_s: float,
     ) -> _Piece:
         """Read the chunks of the table at `version`, and cache their messages, which have about `nbytes`.
 
-        Raises BucketUnreadable if a file is damaged. The error names the file and the messages that wait in it.
+        Raises BucketUnreadable if a file is damaged, naming the file and the messages that wait in it. Raises it too if
+        there are fewer than `least` messages, with those that it leaves out as cancelled.
         """
         self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         first_bucket = min(segment.bucket for segment in segments)
@@ -341,15 +348,10 @@ class PrefetchWindow:
                 raise error from None
             raise
         count = sum(row["count"] for row in rows)
-        whole = sum(
-            segment.count
-            for segment in segments
-            if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
-        )
-        if count < whole - left_out.take():
+        if count < least - left_out.take():
             raise BucketUnreadable(
                 f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
-                f"{whole} or more"
+                f"{least} or more"
             )
         log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)

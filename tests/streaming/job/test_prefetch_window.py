@@ -123,6 +123,23 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
     assert len(set(taken_messages)) == 9
 
 
+def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_that_the_merge_dropped(
+    store: BucketTable,
+) -> None:
+    seal(store, {1: [100, 500, 900], 2: [150, 550]}, 1)
+    gone = cancelled([("delayline-in", 0, 1, 495, 505)])
+    store.append(store.spark.createDataFrame(cancelled_rows(gone, 2)), "cancels", 2)
+    window, catalog = window_of(store)
+    merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
+    while within := merge.next_slice(0):
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+    catalog.announce(merge.replaced, merge.merged)
+    finish_merge(store, merge, 1)
+    assert merge.cancelled == 1
+    assert sorted(due for due, _ in taken(window, 0, 1_000)) == [100, 150, 550, 900]
+    window.close()
+
+
 def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spark_has_lost_it(
     store: BucketTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
