@@ -86,7 +86,7 @@ class _Load:
     """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used.
 
     `nbytes` is about what all of it takes, and `version_s` as of `_Piece`. `reach` is what is set aside if it fails:
-    `_FAR` or `_NEAR`.
+    `_FAR` or `_NEAR`. `is_onward` says whether it was begun ahead of need, and for all buckets.
     """
 
     start_ms: int
@@ -94,7 +94,13 @@ class _Load:
     nbytes: float
     version_s: float
     reach: str
+    is_onward: bool
     piece: Future[_Piece]
+
+    @property
+    def tries(self) -> set[str]:
+        """The reaches that it tries again if they were set aside: one that reaches far also loads what is near."""
+        return {self.reach, _NEAR} if self.is_onward else set()
 
 
 class PrefetchWindow:
@@ -194,7 +200,7 @@ class PrefetchWindow:
             problem = load.piece.exception()
             if problem is None:
                 self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
-                self._failures.remove(LOAD, [load.reach])
+                self._failures.remove(LOAD, load.tries)
             elif load.end_ms <= end_ms or not isinstance(problem, Exception):
                 raise problem
             else:
@@ -243,7 +249,7 @@ class PrefetchWindow:
             # In steps of half a window: each load costs a Spark job, however few its messages are.
             step_ms = end - self._horizon_ms
             if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
-                self._load_on(end)
+                self._load_on(end, is_onward=True)
 
     def _onward_to(self, cutoff_ms: int, end_ms: int) -> int:
         """Return up to which due time to load now, `end_ms` at most: less if a load has failed lately."""
@@ -283,13 +289,19 @@ class PrefetchWindow:
                 piece.chunks.unpersist()
         self._pieces = [_ending_at(end, piece) for piece in self._pieces if piece.start_ms < end]
 
-    def _load_on(self, end_ms: int) -> None:
+    def _load_on(self, end_ms: int, is_onward: bool = False) -> None:
         """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
-        self._start_loading(self._catalog.overlapping(self._horizon_ms, end_ms), self._horizon_ms, end_ms)
+        segments = self._catalog.overlapping(self._horizon_ms, end_ms)
+        self._start_loading(segments, self._horizon_ms, end_ms, is_onward=is_onward)
         self._horizon_ms = end_ms
 
     def _start_loading(
-        self, segments: list[Segment], start_ms: int, end_ms: int, buckets: set[int] | None = None
+        self,
+        segments: list[Segment],
+        start_ms: int,
+        end_ms: int,
+        buckets: set[int] | None = None,
+        is_onward: bool = False,
     ) -> None:
         """Start to load the messages of `segments` that are due in [start_ms, end_ms).
 
@@ -309,7 +321,7 @@ class PrefetchWindow:
             )
             piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, least, nbytes, version, version_s)
             reach = _NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else _FAR
-            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, reach, piece))
+            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
 
     def _load(
         self,
