@@ -242,22 +242,25 @@ class PrefetchWindow:
         old_s, soon_ms = time.monotonic() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
         if any(piece.version_s < old_s and piece.end_ms > soon_ms for piece in self._pieces):
             self._give_up_from(soon_ms)
-        loaded_ms = self._horizon_ms - cutoff_ms
-        if loaded_ms < self._ahead_ms // 2:
-            held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
-            end = self._onward_to(cutoff_ms, self._reach.onward(self._horizon_ms, cutoff_ms, held))
-            # In steps of half a window: each load costs a Spark job, however few its messages are.
-            step_ms = end - self._horizon_ms
-            if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
-                self._load_on(end, is_onward=True)
+        self._load_ahead(cutoff_ms)
 
-    def _onward_to(self, cutoff_ms: int, end_ms: int) -> int:
-        """Return up to which due time to load now, `end_ms` at most: less if a load has failed lately."""
-        if not self._failures.is_over(LOAD, [_NEAR]):
-            return self._horizon_ms
+    def _load_ahead(self, cutoff_ms: int) -> None:
+        """Start to load the next messages, if less than half a window is loaded. Reach less far after a failure."""
+        loaded_ms = self._horizon_ms - cutoff_ms
+        if loaded_ms >= self._ahead_ms // 2 or not self._failures.is_over(LOAD, [_NEAR]):
+            return
+        held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
+        end = self._reach.onward(self._horizon_ms, cutoff_ms, held)
         if not self._failures.is_over(LOAD, [_FAR]):
-            return max(self._horizon_ms, min(end_ms, cutoff_ms + self._ahead_ms))
-        return end_ms
+            end = max(self._horizon_ms, min(end, cutoff_ms + self._ahead_ms))
+        # In steps of half a window: each load costs a Spark job, however few its messages are.
+        step_ms = end - self._horizon_ms
+        if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
+            self._load_on(end, is_onward=True)
+        elif step_ms:
+            return
+        # Forget a failure if nothing is left to load so far ahead.
+        self._failures.keep(LOAD, [_NEAR, _FAR], set().union(*(load.tries for load in self._loading)))
 
     def close(self) -> None:
         """Stop loading."""

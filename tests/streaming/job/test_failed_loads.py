@@ -100,3 +100,25 @@ def test_loads_reach_ahead_again_when_the_file_is_back(store: BucketTable) -> No
     damaged.unlink()
     assert taken(window, at_ms, 3 * DAY_MS + 1) == [3 * DAY_MS], "loaded before"
     window.close()
+
+
+def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(store: BucketTable) -> None:
+    due_ms = 3 * MINUTE_MS
+    seal_messages(store, 1, [{"deliver_at_ms": due_ms, "offset": 1}], BATCH_SETTINGS)
+    (damaged,) = Path(store.path).glob(f"part={chunks_of(sealed_part(1))}/*.parquet")
+    whole = cut_short(damaged)
+    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
+    now_s = [0.0]
+    failures = Failures(store.path, lambda: now_s[0])
+    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+    assert taken(window, 0, 1_000) == taken(window, 1_000, 2_000) == []
+    assert failures.by_step["load"] == StepFailures(1, 1)
+    damaged.write_bytes(whole)
+    # A shorter load takes all that is left.
+    assert taken(window, 2_000, 130_000) == []
+    assert taken(window, 130_000, due_ms + 1) == [due_ms]
+    assert failures.by_step["load"] == StepFailures(1, 1), "the pause goes on"
+    now_s[0] += 60
+    assert taken(window, due_ms + 1, due_ms + DAY_MS) == []
+    assert failures.by_step["load"] == StepFailures(1, 0)
+    window.close()
