@@ -83,13 +83,14 @@ class _Piece:
 
 @dataclass
 class _Load:
-    """A running load of a piece, of which only what is due in [start_ms, end_ms) will be used.
+    """A running load of what is due in [start_ms, read_to_ms), of which only what is due before `end_ms` will be used.
 
     `nbytes` is about what all of it takes, and `version_s` as of `_Piece`. `reach` is what is set aside if it fails:
     `_FAR` or `_NEAR`. `is_onward` says whether it was begun ahead of need, and for all buckets.
     """
 
     start_ms: int
+    read_to_ms: int
     end_ms: int
     nbytes: float
     version_s: float
@@ -201,10 +202,11 @@ class PrefetchWindow:
             if problem is None:
                 self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
                 self._failures.remove(LOAD, load.tries)
-            elif load.end_ms <= end_ms or not isinstance(problem, Exception):
+            elif load.read_to_ms <= end_ms or not isinstance(problem, Exception):
                 raise problem
             else:
-                what = f"the load of messages due from {instant_and_ms(load.start_ms)} to {instant_and_ms(load.end_ms)}"
+                start, end = instant_and_ms(load.start_ms), instant_and_ms(load.read_to_ms)
+                what = f"the load of messages due from {start} to {end}"
                 self._failures.add(LOAD, [load.reach], what, problem)
                 self._give_up_from(max(start_ms, load.start_ms))
         return self._horizon_ms >= end_ms
@@ -324,7 +326,7 @@ class PrefetchWindow:
             )
             piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, least, nbytes, version, version_s)
             reach = _NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else _FAR
-            self._loading.append(_Load(start_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
+            self._loading.append(_Load(start_ms, end_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
 
     def _load(
         self,

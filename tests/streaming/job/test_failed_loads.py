@@ -122,3 +122,32 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
     assert taken(window, due_ms + 1, due_ms + DAY_MS) == []
     assert failures.by_step["load"] == StepFailures(1, 0)
     window.close()
+
+
+def test_two_loads_that_failed_ahead_of_need_do_not_end_a_batch(store: BucketTable) -> None:
+    catalog = SegmentCatalog()
+    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2)
+    damaged: dict[Path, bytes] = {}
+
+    def add_damaged(bucket: int, dues: list[int]) -> None:
+        seal_messages(store, bucket, [{"deliver_at_ms": due, "offset": due} for due in dues], BATCH_SETTINGS)
+        (file,) = Path(store.path).glob(f"part={chunks_of(sealed_part(bucket))}/*.parquet")
+        damaged[file] = cut_short(file)
+        window.add(
+            segment
+            for segment in (described_segment(row.asDict()) for row in store.metadata())
+            if segment.bucket == bucket
+        )
+
+    add_damaged(1, [190_000])
+    # The load of days fails, and after it one that reaches for two minutes.
+    assert taken(window, 0, 10_000) == taken(window, 10_000, 20_000) == taken(window, 20_000, 90_000) == []
+    assert [(load.start_ms, load.end_ms) for load in window._loading] == [(140_000, 210_000)]
+    add_damaged(2, [100_000, 195_000])
+    assert [(load.start_ms, load.end_ms) for load in window._loading][1:] == [(100_000, 210_000)]
+    end_loads(window)
+    for file, whole in damaged.items():
+        file.write_bytes(whole)
+    assert taken(window, 90_000, 150_000) == [100_000]
+    assert taken(window, 150_000, 200_000) == [190_000, 195_000]
+    window.close()
