@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, by_source, is_below, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, is_below, rows_among, table_of
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -36,26 +36,10 @@ CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.f
 
 @dataclass(frozen=True)
 class CancelledIds:
-    """Ids that were cancelled, and for each of `ids` the number of the last bucket in which it is the same message.
-
-    `messages` is how many there are at the most: several that have one id, if an input topic was made anew.
-    """
+    """Ids that were cancelled, and for each of `ids` the number of the last bucket in which it is the same message."""
 
     ids: Ids
     until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]]
-    messages: int
-
-    @staticmethod
-    def of(rows: pa.Table) -> CancelledIds:
-        """Return the ids of `rows`, which have the columns `ID` and bucket: that of the batch that cancelled each.
-
-        Each message has a row of its own.
-        """
-        last = rows.group_by(list(ID)).aggregate([("bucket", "max")]).sort_by("offset")
-        offsets, buckets = (last.column(name).to_numpy() for name in ("offset", "bucket_max"))
-        sources = dict(by_source(last))
-        ids, until = ({source: own[at] for source, at in sources.items()} for own in (offsets, buckets))
-        return CancelledIds(ids, until, rows.num_rows)
 
     def among(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID`, are cancelled.
@@ -70,7 +54,7 @@ class CancelledIds:
         return found
 
 
-NONE_CANCELLED = CancelledIds({}, {}, 0)
+NONE_CANCELLED = CancelledIds({}, {})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from state.buckets.cancelled import CancelledIds, replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
 from state.checkpoint.origin import Offsets
-from state.message_ids import ID, Ids, count_of, parse_id
+from state.message_ids import ID, Ids, parse_id
 from state.names import NAMED_SCHEMA
 from streaming.job.id_runs import IdRuns
 from streaming.job.local_database import as_tuples, local_database
@@ -94,7 +94,7 @@ class StoredIds:
         """Return those of `ids` that are cancelled."""
         found = self._cancelled.buckets_of(ids)
         known = {source: offsets for source, (offsets, _) in found.items()}
-        return CancelledIds(known, {source: buckets for source, (_, buckets) in found.items()}, count_of(known))
+        return CancelledIds(known, {source: buckets for source, (_, buckets) in found.items()})
 
     def replaced_among(self, ids: Ids) -> dict[MessageId, MessageId]:
         """Return those of `ids` that a replacement has cancelled, as far as that is stored, and its id."""

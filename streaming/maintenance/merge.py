@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.bucket_table import BucketTable
 from sinks.chunk_plans import in_one_task
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
@@ -108,7 +108,7 @@ def merge_slice(
     merge: Merge,
     within: MergeSlice,
     batch_settings: BatchSettings,
-    until_bucket: int = ALL_BUCKETS,
+    until_bucket: int,
 ) -> MergedSlice:
     """Merge one slice into its part of the new bucket, in one task and one commit.
 

@@ -22,6 +22,15 @@ def placed(rows: list[Placed]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(PLACED_SCHEMA.names, row, strict=True)) for row in rows], PLACED_SCHEMA)
 
 
+def cancelled_ids(rows: list[Placed]) -> CancelledIds:
+    """Return the ids of `rows`, which batches have cancelled that seal those buckets."""
+    last: dict[tuple[str, int], dict[int, int]] = {}
+    for topic, partition, offset, bucket in sorted(rows):
+        last.setdefault((topic, partition), {})[offset] = bucket
+    ids = {source: np.array(list(own)) for source, own in last.items()}
+    return CancelledIds(ids, {source: np.array(list(own.values())) for source, own in last.items()})
+
+
 def test_what_was_replaced_has_the_id_of_its_replacement_beside_it() -> None:
     table = cancelled([("in", 0, 2, 500, 510), ("in", 0, 1, 600, 610), ("other/x", 3, 1, -1, -1)])
     replaced = {("in", 0, 1): ("in", 0, 7), ("other/x", 3, 1): ("other/x", 2, 8)}
@@ -46,13 +55,11 @@ def test_only_what_is_old_due_and_cancelled_long_ago_can_be_forgotten() -> None:
 
 
 def test_a_cancelled_id_counts_in_buckets_up_to_that_of_the_last_batch_that_cancelled_it() -> None:
-    table = placed([("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)])
-    ids = CancelledIds.of(table)
-    assert ids.messages == 5
+    rows = [("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)]
+    table, ids = placed(rows), cancelled_ids(rows)
     assert ids.among(table, 6).tolist() == [True, True, True, False, False]
     assert ids.among(table, 8).tolist() == [False] * 5
     assert ids.among(table, np.array([7, 7, 7, 6, 3])).tolist() == [True, False, True, False, True]
-    assert CancelledIds.of(PLACED_SCHEMA.empty_table()) == NONE_CANCELLED
     assert NONE_CANCELLED.among(table, 0).tolist() == [False] * 5
 
 
@@ -63,7 +70,7 @@ def test_a_message_is_cancelled_if_a_batch_cancelled_its_id_and_sealed_no_earlie
     def is_cancelled(message: Placed, number: int) -> bool:
         return any(each[:3] == message[:3] and each[3] >= number for each in rows)
 
-    ids, messages = CancelledIds.of(placed(rows)), placed(asked)
+    ids, messages = cancelled_ids(rows), placed(asked)
     assert ids.among(messages, bucket).tolist() == [is_cancelled(each, bucket) for each in asked]
     buckets = messages.column("bucket").to_numpy()
     assert ids.among(messages, buckets).tolist() == [is_cancelled(each, each[3]) for each in asked]

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets import reach
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
@@ -108,7 +108,7 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
     taken_messages = taken(window, 0, 200)
     merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
     while within := merge.next_slice(200):
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
     catalog.announce(merge.replaced, merge.merged)
     # The next messages are loaded or loading by now. The merge commits between them and those after.
     finish_merge(store, merge, 1)
@@ -132,7 +132,7 @@ def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_th
     window, catalog = window_of(store)
     merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
     while within := merge.next_slice(0):
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
     catalog.announce(merge.replaced, merge.merged)
     finish_merge(store, merge, 1)
     assert merge.cancelled == 1
@@ -150,7 +150,7 @@ def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spa
     assert window._horizon_ms > 60_000, "it is loaded far ahead"
     merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
     while within := merge.next_slice(100):
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
     catalog.announce(merge.replaced, merge.merged)
     finish_merge(store, merge, 1)
     catalog.replace(merge.buckets, merge.merged)

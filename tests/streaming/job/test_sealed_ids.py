@@ -69,7 +69,7 @@ def test_the_copy_follows_seals_merges_and_removals(store: BucketTable, sealed: 
     assert 0 < check(sealed, store, from_ms=2_000_000) < found
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(0):
-        merge.add(merge_slice(store, merge, within, SETTINGS), within)
+        merge.add(merge_slice(store, merge, within, SETTINGS, ALL_BUCKETS), within)
     assert check(sealed, store) == found, "what is merged counts as soon as the merge is finished, and once"
     before = store.version()
     finish_merge(store, merge, 1)

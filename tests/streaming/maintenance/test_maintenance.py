@@ -296,7 +296,7 @@ def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Tab
     merge = Merge(name, {1: sealed[0], 2: sealed[1]})
     within = merge.next_slice(0)
     assert within is not None
-    merge_slice(table.store, merge, within, BATCH_SETTINGS)
+    merge_slice(table.store, merge, within, BATCH_SETTINGS, ALL_BUCKETS)
     left = abandoned(table.store.delta_partitions())
     assert left
     maintenance = Maintenance(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
 from state.buckets.parts import IdRows, MergeName
@@ -104,7 +104,7 @@ def test_a_merge_and_a_load_read_the_cancelled_ids_of_their_due_times_and_the_dr
     def merged(buckets: dict[int, list[Segment]]) -> Merge:
         merge = Merge(MergeName(min(buckets), max(buckets), 1), buckets)
         while within := merge.next_slice(0):
-            merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+            merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
         merge.check(0)
         return merge
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 import state.buckets.merge
 import streaming.maintenance.merge
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.chunk_plans import in_one_task
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
@@ -50,7 +50,7 @@ def merge_of(buckets: dict[int, list[Segment]]) -> Merge:
 def run(store: BucketTable, merge: Merge, handed_over_before_ms: int = 0) -> Iterator[None]:
     """Run a merge, and yield after each slice."""
     while within := merge.next_slice(handed_over_before_ms):
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS), within)
+        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
         yield
     merge.check(handed_over_before_ms)
     finish_merge(store, merge, next(_NUMBERS))
@@ -160,7 +160,7 @@ def test_a_slice_is_merged_although_the_cancelled_ids_that_it_reads_are_joined_m
     within = merge.next_slice(0)
     assert within is not None
     with ThreadPoolExecutor(1) as threads:
-        slice_merged = threads.submit(merge_slice, store, merge, within, BATCH_SETTINGS)
+        slice_merged = threads.submit(merge_slice, store, merge, within, BATCH_SETTINGS, ALL_BUCKETS)
         assert_eventually(begun.exists)
         store.join_cancelled([3, 4], NOTHING_FORGETTABLE)
         released.touch()

@@ -71,7 +71,7 @@ def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: Bucket
     buckets = {number: seal_messages(store, number, rows(100 * number, 30), old) for number in (1, 2)}
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(105_000):
-        merge.add(merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14)), within)
+        merge.add(merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14), ALL_BUCKETS), within)
     finish_merge(store, merge, 1)
     assert store.precisions() == {14}
     index = index_of(store, store.version())
@@ -111,7 +111,7 @@ def test_a_message_is_located_in_its_segment_and_time_slot_before_and_after_a_me
     assert located_as("in-c", 1, 1000) == []
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(0):
-        merge.add(merge_slice(store, merge, within, batch_settings), within)
+        merge.add(merge_slice(store, merge, within, batch_settings, ALL_BUCKETS), within)
     # The slices are not live before the merge is finished.
     assert located(1000)[:2] == (1, sealed_part(1))
     finish_merge(store, merge, 1)
