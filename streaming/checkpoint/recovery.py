@@ -112,7 +112,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         )
     # 3. Record the settings.
     history = _amended_history(settings, checkpoint, planned, input_ids(settings))
-    accepted = [checkpoint.read_offsets()]
+    # By the markers too: a start that was cut off may have moved the offsets back, and not recorded the new topic.
+    accepted = [checkpoint.read_offsets(), *(marker.batch.ends for marker in markers if marker is not None)]
     if planned is not None and _has_left_something(checkpoint, store, markers, planned):
         accepted.append(checkpoint.planned(planned).offsets)
     unread = unread_topics(history.newest.input_ids, *accepted)
