@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -122,15 +123,24 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         signal.signal(number, lambda number, _: stop.put(number))
     counts = JobCounts()
     releases = ReleaseProcesses(settings, settings.release.processes)
-    wait, started = StartWait(settings), SimpleQueue[bool]()
+    started = SimpleQueue[bool]()
 
     def note_start() -> None:
         started.put(True)
         on_started()
 
-    with monitored_job(counts, settings), releases:
+    with ExitStack() as monitoring, releases:
+
+        @cache
+        def monitor() -> None:
+            monitoring.enter_context(monitored_job(counts, settings))
+
+        wait = StartWait(settings, monitor)
         while stop.empty():
             try:
+                # A start whose settings are wrong takes no address, and says nothing of one.
+                check_topics(settings)
+                monitor()
                 _run(settings, fresh, note_start, stop, releases, counts)
             except (BrokerUnreachable, TopicMissing) as problem:
                 if not started.empty():
@@ -150,23 +160,20 @@ def _run(
 ) -> None:
     """Run the job once.
 
-    1. Check the topics.
-    2. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 3.
-    3. Start Spark and claim the lease. After a crash, fence the writers of the process before.
-    4. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
+    1. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 2.
+    2. Start Spark and claim the lease. After a crash, fence the writers of the process before.
+    3. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
        progress topic.
-    5. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
-    6. Start the query, and call `on_started`.
-    7. Watch the query until it ends. Then find the cause in the input if Spark names none.
+    4. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
+    5. Start the query, and call `on_started`.
+    6. Watch the query until it ends. Then find the cause in the input if Spark names none.
     """
-    # 1. Check the topics.
-    check_topics(settings)
     with ExitStack() as stack:
-        # 2. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
+        # 1. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
         if not _is_held(settings):
             releases.start()
         _give_way()
-        # 3. Start Spark and claim the lease.
+        # 2. Start Spark and claim the lease.
         spark, lease = stack.enter_context(exclusive_session(settings, "run"))
         tasks = stack.enter_context(closing(TaskProgress(spark)))
         counts.watch_tasks(tasks.done_tasks)
@@ -174,17 +181,17 @@ def _run(
         if lease.after_a_crash:
             # The holder before may be paused, not dead, and have open transactions.
             fence_writers(settings, settings.bucket.shards)
-        # 4. Check the host's clock, and recover.
+        # 3. Check the host's clock, and recover.
         check_host_clock(lease, settings.clock.skew_limit)
         with translate_storage_errors(settings):
             state = recover(spark, settings, fresh, lease)
         counts.recovered(state.checkpoint.path)
         failpoint("recovering")
-        # 5. Check clock and input.
+        # 4. Check clock and input.
         clock = watch_from(state.checkpoint, state.planned)
         if recreated := _check_input(settings, state):
             state = _begin_again(spark, settings, lease, state, recreated)
-        # 6. Start the query.
+        # 5. Start the query.
         unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
         with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
             gate = Gate()
@@ -193,7 +200,7 @@ def _run(
             )
             query = start_query(shard_output, settings, state.checkpoint.path, gate.guard(runner.run))
             on_started()
-            # 7. Watch it.
+            # 6. Watch it.
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(

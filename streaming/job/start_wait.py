@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.clients import STARTING_S
@@ -18,8 +19,10 @@ class StartWait:
     settings may be wrong.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_wait: Callable[[], None] = lambda: None) -> None:
+        """`on_wait` is called before each wait."""
         self._settings = settings
+        self._on_wait = on_wait
         self._retry = BrokerRetry("the start", settings.kafka.outage_limit)
         self._has_waited = False
 
@@ -37,4 +40,5 @@ class StartWait:
         if not self._has_waited and not has_checkpoint(self._settings):
             raise problem
         self._has_waited = True
+        self._on_wait()
         self._retry.wait(problem)

@@ -264,8 +264,8 @@ def test_a_batch_waits_for_merges_that_are_far_behind(table: Table, monkeypatch:
     assert after.last is not None
     assert after.finished >= before.running
     assert after.last.buckets >= FAN_IN
-    # The first ones were waited for.
-    assert after.seconds >= 0.5
+    # The first ones were waited for; their threads may have begun a little after the batch.
+    assert after.seconds > 0.25
     # A job that stops does not wait.
     may_go_on.clear()
     sealed(range(many, 3 * many))
