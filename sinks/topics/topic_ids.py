@@ -50,6 +50,8 @@ class TopicIds:
     def of(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each of `topics` that exists. Raises KafkaException."""
         found = {}
+        # It serves the client's callbacks: a token that has expired since the last call is fetched again.
+        self._client.poll(0)
         answers = self._client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
         for topic, answer in answers.items():
             try:
