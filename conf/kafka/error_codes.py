@@ -32,6 +32,17 @@ _OUTAGE = {
     KafkaError.UNKNOWN_PRODUCER_ID,
 }
 
+# What a producer meets that another one has fenced. The last one comes in place of the others if a record is on its way
+# while the next producer aborts the transaction.
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_TXN_STATE,
+    }
+)
+
 
 def is_of_client(error: KafkaError) -> bool:
     """Return whether librdkafka itself has found `error`: its own codes are below UNKNOWN, the lowest of Kafka's."""

@@ -21,6 +21,7 @@ from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
 from conf.failpoints import failpoint
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT, OPEN_TIMEOUT_S, fatal_error_raised
+from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, write_barred
@@ -45,15 +46,8 @@ _SLOW_S = 5.0
 # Errors of records that failed because of another record, or with the transaction.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-# What the client says of a producer that is fenced. The last one comes in place of the others if a record is on its way
-# while the next writer aborts the transaction.
-_FENCED = {
-    KafkaError._FENCED,
-    KafkaError._FATAL,
-    KafkaError.PRODUCER_FENCED,
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.INVALID_TXN_STATE,
-}
+# Each call of a writer that was fenced once fails by the client's own code.
+_FENCED = FENCED | {KafkaError._FATAL}
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = _NO_TOPIC | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, DeliveryFailed, MessageTooLarge, RecordRefused
+from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
@@ -62,13 +63,6 @@ _SET_BACK_MS = 1_000
 _AGAIN_S = 1.0
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
-# The last one comes in place of the others if a record is on its way while the next process aborts the transaction.
-_FENCED = {
-    KafkaError._FENCED,
-    KafkaError.PRODUCER_FENCED,
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.INVALID_TXN_STATE,
-}
 
 
 class ShardTaken(Exception):
@@ -461,12 +455,12 @@ class ShardRelease:
         self.releasing = False
         open_s, most_s = self._ring.longest_open_s, self._settings.release.transaction_timeout / 1000
         self._close_ring(topics)
-        if failure.args[0].code() in _FENCED and open_s >= most_s:
+        if failure.args[0].code() in FENCED and open_s >= most_s:
             raise ShardTaken(
                 f"a transaction was open for {open_s:.1f} s, and Kafka aborts it after {most_s:g} s "
                 f"(release.transaction_timeout): {failure}"
             ) from failure
-        if failure.args[0].code() in _FENCED:
+        if failure.args[0].code() in FENCED:
             raise ShardTaken(f"another release process has taken it ({failure})") from failure
         self._search = None
         unwritable = None
