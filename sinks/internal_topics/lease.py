@@ -18,6 +18,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from conf.errors import ApplicationHeld, BrokerUnreachable, DelaylineError
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT, OPEN_TIMEOUT_S
+from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, right_missing
@@ -32,6 +33,8 @@ _KEY = b"lease"
 _POLL_S = 0.5
 # Several, so that a single heartbeat may fail before another process takes the holder for dead.
 _HEARTBEATS_PER_PERIOD = 5
+# How many processes at once may claim the lease in vain before a heartbeat counts as failed, and one more.
+_TRIES_IF_FENCED = 5
 
 
 def read_lease(options: Mapping[str, str], topic: str, after_fencing: bool = False) -> Lease | None:
@@ -145,16 +148,9 @@ class HeldLease:
             return
         try:
             if self._taken is None:
-                self._release()
+                self._confirm(released=True)
         except (ApplicationHeld, BrokerUnreachable) as problem:
             log.warning("the lease was not released: %s", problem)
-
-    def _release(self) -> None:
-        try:
-            self._confirm(released=True)
-        except BrokerUnreachable:
-            # Once more with a new producer: a process that claimed the lease in vain may have fenced the last one.
-            self._confirm(released=True)
 
     def _send_heartbeats(self) -> None:
         while not self._closing.wait(self._period_s / _HEARTBEATS_PER_PERIOD):
@@ -176,15 +172,25 @@ class HeldLease:
             begun_s = _clock_s()
             heartbeat = self._lease.next_heartbeat(released)
             try:
-                self._write(heartbeat, begun_s)
+                self._write_unless_taken(heartbeat, begun_s)
             except KafkaException as problem:
-                # Whether fenced, timed out or disconnected: a new producer can go on if no other process has the lease.
-                self._producer = None
-                self._check_claim()
                 if is_refusal(problem.args[0]):
                     raise right_missing("Write", f"topic {self._topic}") from problem
                 raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
             self._lease, self._confirmed_s = heartbeat, begun_s
+
+    def _write_unless_taken(self, lease: Lease, sent_s: float) -> None:
+        """Write `lease`, also if others that claim it in vain fence this producer meanwhile: each does so once."""
+        for left in reversed(range(_TRIES_IF_FENCED)):
+            try:
+                self._write(lease, sent_s)
+                return
+            except KafkaException as problem:
+                # Whether fenced, timed out or disconnected: a new producer can go on if no other process has the lease.
+                self._producer = None
+                self._check_claim()
+                if left == 0 or problem.args[0].code() not in FENCED:
+                    raise
 
     def _write(self, lease: Lease, sent_s: float) -> None:
         def take_stamp(error: KafkaError | None, message: Message) -> None:
