@@ -165,6 +165,12 @@ class ReleaseSettings(Section):
     transaction_timeout: Annotated[int, duration(SECOND, 15 * MINUTE)] = MINUTE
 
 
+class ForwardSettings(Section):
+    """In how many processes forwarders take what is due soon, past the batches. 0: batches do all of it."""
+
+    processes: Annotated[int, Bounded(0, 64)] = 0
+
+
 class MonitorSettings(Section):
     """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`, and how they log."""
 
@@ -368,8 +374,8 @@ def _wrong_ports(monitor: MonitorSettings, web: WebSettings, processes: int) -> 
     return wrong
 
 
-# The keys of [topics] that name the internal topics, in the order of `Settings.own_topics`.
-_OWN_TOPICS = ("progress", "lease", "ready", "position")
+# The internal topics, in the order of `Settings.own_topics`: those that a key of [topics] may name, and the others.
+_OWN_TOPICS = ("progress", "lease", "ready", "position", "near", "claims")
 # How the internal topics of any application end by default.
 INTERNAL_SUFFIXES = tuple(f"-{key}" for key in _OWN_TOPICS)
 
@@ -401,6 +407,7 @@ class Settings(BaseSettings):
     index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
     release: ReleaseSettings = ReleaseSettings()
+    forward: ForwardSettings = ForwardSettings()
     lease: LeaseSettings = LeaseSettings()
     monitor: MonitorSettings = MonitorSettings()
     web: WebSettings = WebSettings()
@@ -445,9 +452,26 @@ class Settings(BaseSettings):
         return self.topics.position or f"{self.application_id}-position"
 
     @property
+    def near_topic(self) -> str:
+        """The topic to which forwarders hand over messages that are due soon, in a partition for each shard."""
+        return f"{self.application_id}-near"
+
+    @property
+    def claims_topic(self) -> str:
+        """The topic in which forwarders claim what they take: the first partition has the terms, the others a lane."""
+        return f"{self.application_id}-claims"
+
+    @property
     def own_topics(self) -> tuple[str, ...]:
         """The internal topics, which only the service may write to."""
-        return self.progress_topic, self.lease_topic, self.ready_topic, self.position_topic
+        return (
+            self.progress_topic,
+            self.lease_topic,
+            self.ready_topic,
+            self.position_topic,
+            self.near_topic,
+            self.claims_topic,
+        )
 
     @model_validator(mode="after")
     def _fitting(self) -> Settings:

@@ -73,15 +73,15 @@ def _warn_of_unprotected(admin: KafkaAdminClient, topics: Collection[str]) -> No
 
 
 def _check_ready(admin: KafkaAdminClient, settings: Settings) -> None:
-    """Raise TopicMismatch if a message of the largest size may not fit the ready log."""
-    topic, key = settings.ready_topic, "max.message.bytes"
-    most = int(topic_configs(admin, [topic], [key])[topic][key])
+    """Raise TopicMismatch if a message of the largest size may not fit the ready log, or the near log."""
+    key = "max.message.bytes"
     needed = settings.limits.max_message_bytes * 9 // 8 + _READY_OVERHEAD_BYTES
-    if most < needed:
-        raise TopicMismatch(
-            f"ready topic {topic} has {key}={most}, too little for a message of limits.max_message_bytes: set it to "
-            f"{READY_MAX_BYTES} (kafka-configs.sh --alter), or lower that limit"
-        )
+    for topic, config in topic_configs(admin, [settings.ready_topic, settings.near_topic], [key]).items():
+        if int(config[key]) < needed:
+            raise TopicMismatch(
+                f"topic {topic} has {key}={config[key]}, too little for a message of limits.max_message_bytes: set it "
+                f"to {READY_MAX_BYTES} (kafka-configs.sh --alter), or lower that limit"
+            )
 
 
 def _check_dead_letter(settings: Settings) -> None:

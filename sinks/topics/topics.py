@@ -17,6 +17,7 @@ from sinks.topics.admin_client import REQUEST_TIMEOUT_MS, connected, topic_confi
 from sinks.topics.limits import dead_letter_limits
 from sinks.topics.record_protection import INPUT_PROTECTION, READY_MAX_BYTES, check_records
 from state.checkpoint.batch_settings import is_listed
+from state.claims import partition_of_lane
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,12 @@ _COMPACTED = {"cleanup.policy": "compact"}
 _SHORT_SEGMENTS = {"segment.bytes": str(1024 * 1024)}
 # The stamps on heartbeats are the broker's clock, with which the job compares its own.
 _BROKER_STAMPS = {"message.timestamp.type": "LogAppendTime"}
-# Only the release stage may delete what is handed over, and it takes a chunk as large as a broker takes a request.
+# Only the service may delete records of its logs.
+_LOGS = frozenset({"ready", "near", "claims"})
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
-Role = Literal["input", "output", "dead letter", "results", "progress", "lease", "ready", "position"]
+Role = Literal["input", "output", "dead letter", "results", "progress", "lease", "ready", "position", "near", "claims"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def required_topics(settings: Settings) -> dict[str, Role]:
     roles[settings.lease_topic] = "lease"
     roles[settings.ready_topic] = "ready"
     roles[settings.position_topic] = "position"
+    roles[settings.near_topic] = "near"
+    roles[settings.claims_topic] = "claims"
     return roles
 
 
@@ -188,10 +192,12 @@ def ensure_shards(settings: Settings, shards: int) -> None:
                 f"{settings.progress_topic} (progress): nothing else records what is handed over; restore it from a "
                 "backup"
             )
-        for topic, partitions in counts.items():
-            _check_policy(admin, topic, "delete" if topic == settings.ready_topic else "compact")
-            if partitions < shards:
-                admin.create_partitions({topic: shards})
+        for topic, role in _sharded(settings).items():
+            if topic not in counts:
+                continue
+            _check_policy(admin, topic, "delete" if role in _LOGS else "compact")
+            if counts[topic] < (needed := _partitions(role, shards)):
+                admin.create_partitions({topic: needed})
 
 
 def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
@@ -298,9 +304,11 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
     if role == "position":
         # It is written several times a second, and read from its end.
         return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED | _SHORT_SEGMENTS}
-    if role == "ready":
+    if role in ("ready", "near"):
         configs = _KEPT | {"max.message.bytes": str(READY_MAX_BYTES)}
         return form | {"num_partitions": settings.bucket.shards, "configs": configs}
+    if role == "claims":
+        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": _KEPT}
     if role == "input":
         return form | {"configs": INPUT_PROTECTION}
     if role == "lease":
@@ -339,7 +347,14 @@ def _sharded(settings: Settings) -> dict[str, Role]:
         settings.progress_topic: "progress",
         settings.ready_topic: "ready",
         settings.position_topic: "position",
+        settings.near_topic: "near",
+        settings.claims_topic: "claims",
     }
+
+
+def _partitions(role: Role, shards: int) -> int:
+    """Return how many partitions an internal topic needs for `shards` shards, and as many lanes."""
+    return 1 + partition_of_lane(shards - 1) if role == "claims" else shards
 
 
 def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[str, int]) -> None:
@@ -348,24 +363,24 @@ def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[s
         if name not in counts:
             continue
         # More partitions are fine: there may have been more shards once.
-        if counts[name] < settings.bucket.shards:
+        if counts[name] < _partitions(role, settings.bucket.shards):
             raise TopicMismatch(
                 f"{role} topic {name} has {counts[name]} partitions, but bucket.shards is {settings.bucket.shards}: "
                 "set bucket.shards back, or move the application to more shards with `delayline rescale`"
             )
-        _check_policy(admin, name, "delete" if role == "ready" else "compact")
-        if role == "ready":
-            _check_retention(admin, name)
+        _check_policy(admin, name, "delete" if role in _LOGS else "compact")
+        if role in _LOGS:
+            _check_retention(admin, name, role)
 
 
-def _check_retention(admin: KafkaAdminClient, topic: str) -> None:
-    """Raise TopicMismatch if the broker may delete records of the ready log."""
+def _check_retention(admin: KafkaAdminClient, topic: str, role: Role) -> None:
+    """Raise TopicMismatch if the broker may delete records of an internal log."""
     keys = ("retention.ms", "retention.bytes")
     config = topic_configs(admin, [topic], keys)[topic]
     if limited := [f"{key}={config[key]}" for key in keys if int(config[key]) != -1]:
         raise TopicMismatch(
-            f"ready topic {topic} has {' and '.join(limited)}: what is handed over and not yet due could be deleted. "
-            "Set both to -1 (kafka-configs.sh --alter); the release stage deletes what it has released"
+            f"{role} topic {topic} has {' and '.join(limited)}: what the service still needs could be deleted. Set "
+            "both to -1 (kafka-configs.sh --alter); the service deletes what it does not need any more"
         )
 
 

@@ -51,6 +51,8 @@ def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings
         f"{application_id}-lease": "lease",
         f"{application_id}-ready": "ready",
         f"{application_id}-position": "position",
+        f"{application_id}-near": "near",
+        f"{application_id}-claims": "claims",
     }
 
 
@@ -67,17 +69,20 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("lease", 1, "created"),
         ("ready", 3, "created"),
         ("position", 3, "created"),
+        ("near", 3, "created"),
+        ("claims", 4, "created"),
     ]
     # A later call may pass another number; existing topics stay as they are.
     again = ensure_topics(settings, partitions=7)
-    assert [(report.partitions, report.state) for report in again] == [(n, "exists") for n in (2, 2, 2, 2, 3, 1, 3, 3)]
+    counts = (2, 2, 2, 2, 3, 1, 3, 3, 3, 4)
+    assert [(report.partitions, report.state) for report in again] == [(count, "exists") for count in counts]
     assert show_topics(settings) == again
     assert check_topics(settings) == {report.name: report.partitions for report in again}
 
 
 def test_only_missing_topics_are_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.input={make_topic(5)}")
-    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 7]
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 9]
 
 
 def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
@@ -93,6 +98,8 @@ def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings
         f"{application_id}-progress (progress)",
         f"{application_id}-ready (ready)",
         f"{application_id}-position (position)",
+        f"{application_id}-near (near)",
+        f"{application_id}-claims (claims)",
     ):
         assert missing in message
     assert settings.topics.output not in message
@@ -184,7 +191,7 @@ def test_a_ready_topic_that_deletes_what_is_not_due_is_refused(
 
 def test_a_ready_topic_with_a_retention_is_refused(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.ready={make_topic(2)}")
-    with pytest.raises(TopicMismatch, match=r"has retention\.ms=604800000: what is handed over"):
+    with pytest.raises(TopicMismatch, match=r"has retention\.ms=604800000: what the service still needs"):
         ensure_topics(settings)
 
 

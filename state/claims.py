@@ -1,0 +1,212 @@
+"""Claims: which records of the input topics a forwarder has taken, so that no batch takes them as well.
+
+The input partitions are divided among *lanes*. Each lane has one owner at a time: a forwarder, or the job. The owner
+decides each record of its partitions once, in order: it takes the record, or leaves it to the batches. It writes that
+as a *claim*, in the same transaction as the messages that it takes. The newest claim of a lane says where its next
+owner goes on, and a batch waits until claims have decided all that it reads.
+
+A lane's claims are in the partition of the claims topic with the lane's number plus one. Partition 0 has the *terms*,
+by which forwarders accept records: the job writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+
+import pydantic.dataclasses
+from pydantic import TypeAdapter
+from pyroaring import BitMap
+
+from conf.errors import CheckpointMismatch
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.origin import Offsets
+from state.checkpoint.stored_json import STORED, RecordFormat, Value
+
+# The partition of the claims topic that has the terms.
+TERMS_PARTITION = 0
+# How many bytes an error shows of a value that is not a claim.
+_SHOWN_BYTES = 80
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STORED)
+class Terms:
+    """What forwarders go by.
+
+    - `epoch`: claims of an earlier epoch say nothing to batches any more, as after `delayline run --fresh`
+    - `lanes`: among how many lanes the input partitions are divided; 0: forwarders take nothing
+    - `settings`: by these records are accepted and routed
+    """
+
+    epoch: int
+    lanes: int
+    settings: BatchSettings
+
+    def to_bytes(self) -> bytes:
+        """Return the value of a record of terms."""
+        return _TERMS.dump(self)
+
+    @staticmethod
+    def from_bytes(value: bytes) -> Terms:
+        """Read the value of a record of terms. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
+        return _read(_TERMS, value)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STORED)
+class Claim:
+    """What the owner of a lane has decided since the lane's last claim, and how far that is.
+
+    - `owner`: who wrote it, for people to read
+    - `positions`: the offset of the next undecided record of each partition of the lane; 0 where it lacks one
+    - `decided`: how many offsets before its position this claim decides, for the partitions where that is not 0
+    - `taken`: which of these the owner has taken: the distances from the first of them, as a Roaring bitmap in Base64;
+      none of a partition without
+    - `topic_ids`: Kafka's ids of the topics that the positions belong to
+    - `due_before_ms`: all messages that were ever taken in the lane are due before (epoch ms)
+    - `is_urgent`: whether it leaves a record to the batches for which someone waits
+    """
+
+    epoch: int
+    owner: str = ""
+    positions: Offsets = field(default_factory=dict)
+    decided: Offsets = field(default_factory=dict)
+    taken: dict[str, dict[str, str]] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    due_before_ms: int = 0
+    is_urgent: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return the value of a claim record."""
+        return _CLAIM.dump(self)
+
+    @staticmethod
+    def from_bytes(value: bytes) -> Claim:
+        """Read the value of a claim record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
+        return _read(_CLAIM, value)
+
+    def position(self, topic: str, partition: int, topic_id: str) -> int:
+        """Return the offset of the next undecided record; 0 of a topic that has another id than the claim knows."""
+        if self.topic_ids.get(topic) != topic_id:
+            return 0
+        return self.positions.get(topic, {}).get(str(partition), 0)
+
+    def next(
+        self,
+        owner: str,
+        reached: Mapping[tuple[str, int], int],
+        taken: Mapping[tuple[str, int], Iterable[int]],
+        topic_ids: Mapping[str, str],
+        due_before_ms: int = 0,
+        is_urgent: bool = False,
+    ) -> Claim:
+        """Return the claim that follows this one in its lane.
+
+        `reached` has the new position of each (topic, partition) that has moved, and `taken` the offsets below it, at
+        or above the one before, that the owner takes. `topic_ids` are the present ids of these topics.
+        """
+        positions = {
+            topic: dict(own)
+            for topic, own in self.positions.items()
+            if topic_ids.get(topic, self.topic_ids.get(topic)) == self.topic_ids.get(topic)
+        }
+        decided: Offsets = {}
+        bitmaps: dict[str, dict[str, str]] = {}
+        for (topic, partition), position in reached.items():
+            first = self.position(topic, partition, topic_ids[topic])
+            if position <= first:
+                continue
+            positions.setdefault(topic, {})[str(partition)] = position
+            decided.setdefault(topic, {})[str(partition)] = position - first
+            distances = BitMap(offset - first for offset in taken.get((topic, partition), ()))
+            if distances:
+                distances.run_optimize()
+                bitmaps.setdefault(topic, {})[str(partition)] = base64.b64encode(distances.serialize()).decode()
+        known = dict(self.topic_ids) | {topic: topic_ids[topic] for topic, _ in reached}
+        return replace(
+            self,
+            owner=owner,
+            positions=positions,
+            decided=decided,
+            taken=bitmaps,
+            topic_ids=known,
+            due_before_ms=max(self.due_before_ms, due_before_ms),
+            is_urgent=is_urgent,
+        )
+
+
+def _read(stored: RecordFormat[Value], value: bytes) -> Value:
+    try:
+        return stored.read(value)
+    except ValueError as problem:
+        raise CheckpointMismatch(
+            f"the claims topic holds {value[:_SHOWN_BYTES]!r}, which is not {stored.name} of this Delayline version; "
+            "only Delayline may write to it"
+        ) from problem
+
+
+_CLAIM = RecordFormat(TypeAdapter(Claim), "a claim in the claims topic")
+_TERMS = RecordFormat(TypeAdapter(Terms), "a record of terms in the claims topic")
+
+
+def lane_of(topic: str, partition: int, lanes: int) -> int:
+    """Return the lane of an input partition."""
+    return zlib.crc32(f"{topic}/{partition}".encode()) % lanes
+
+
+def partition_of_lane(lane: int) -> int:
+    """Return the partition of the claims topic that has the claims of `lane`."""
+    return lane + 1
+
+
+class Claims:
+    """What claims have decided: how far in each partition, and which offsets are taken. Not safe between threads.
+
+    A partition is known by the topic's id, so that claims about a topic that was deleted say nothing about the topic
+    that has its name now.
+    """
+
+    def __init__(self) -> None:
+        self.due_before_ms = 0
+        self._epoch = 0
+        self._positions: dict[tuple[str, int], int] = {}
+        # The first offset of each decided range that is kept, ascending, and the distances taken from there.
+        self._taken: dict[tuple[str, int], dict[int, BitMap]] = {}
+
+    def add(self, claim: Claim) -> None:
+        """Add a claim. Those of a lane must come in their order; what comes again changes nothing."""
+        if claim.epoch < self._epoch:
+            return
+        if claim.epoch > self._epoch:
+            self.__init__()  # type: ignore[misc]
+            self._epoch = claim.epoch
+        self.due_before_ms = max(self.due_before_ms, claim.due_before_ms)
+        for topic, own in claim.positions.items():
+            for partition, position in own.items():
+                key = (claim.topic_ids[topic], int(partition))
+                self._positions[key] = max(position, self._positions.get(key, 0))
+        for topic, bitmaps in claim.taken.items():
+            for partition, text in bitmaps.items():
+                key = (claim.topic_ids[topic], int(partition))
+                first = claim.positions[topic][partition] - claim.decided[topic][partition]
+                self._taken.setdefault(key, {})[first] = BitMap.deserialize(base64.b64decode(text))
+
+    def position(self, topic_id: str, partition: int) -> int:
+        """Return the offset of the next record of a partition that no claim has decided."""
+        return self._positions.get((topic_id, partition), 0)
+
+    def taken(self, topic_id: str, partition: int, start: int, end: int) -> list[int]:
+        """Return which offsets of [start, end) forwarders have taken, ascending."""
+        found: list[int] = []
+        for first, distances in sorted(self._taken.get((topic_id, partition), {}).items()):
+            if first >= end:
+                break
+            found += [first + each for each in distances if start <= first + each < end]
+        return found
+
+    def forget_below(self, topic_id: str, partition: int, offset: int) -> None:
+        """Forget what is taken below `offset`."""
+        ranges = self._taken.get((topic_id, partition), {})
+        for first in [first for first, distances in ranges.items() if first + distances.max() < offset]:
+            del ranges[first]
