@@ -12,13 +12,14 @@ by which forwarders accept records: the job writes them.
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import pydantic.dataclasses
 from pydantic import TypeAdapter
-from pyroaring import BitMap
+from pyroaring import BitMap, BitMap64
 
 from conf.errors import CheckpointMismatch
 from state.checkpoint.batch_settings import BatchSettings
@@ -91,6 +92,16 @@ class Claim:
         if self.topic_ids.get(topic) != topic_id:
             return 0
         return self.positions.get(topic, {}).get(str(partition), 0)
+
+    def offsets_taken(self) -> dict[tuple[str, int], BitMap64]:
+        """Return the offsets that this claim takes, by topic and partition."""
+        found = {}
+        for topic, bitmaps in self.taken.items():
+            for partition, text in bitmaps.items():
+                first = self.positions[topic][partition] - self.decided[topic][partition]
+                distances = BitMap.deserialize(base64.b64decode(text)).to_array()
+                found[topic, int(partition)] = BitMap64(first + each for each in distances)
+        return found
 
     def next(
         self,
@@ -171,42 +182,68 @@ class Claims:
         self.due_before_ms = 0
         self._epoch = 0
         self._positions: dict[tuple[str, int], int] = {}
-        # The first offset of each decided range that is kept, ascending, and the distances taken from there.
-        self._taken: dict[tuple[str, int], dict[int, BitMap]] = {}
+        self._taken: dict[tuple[str, int], BitMap64] = {}
 
     def add(self, claim: Claim) -> None:
-        """Add a claim. Those of a lane must come in their order; what comes again changes nothing."""
+        """Add a claim. What comes again changes nothing, and a claim of an earlier epoch than another says nothing."""
         if claim.epoch < self._epoch:
             return
         if claim.epoch > self._epoch:
-            self.__init__()  # type: ignore[misc]
-            self._epoch = claim.epoch
+            self._epoch, self.due_before_ms = claim.epoch, 0
+            self._positions.clear()
+            self._taken.clear()
         self.due_before_ms = max(self.due_before_ms, claim.due_before_ms)
         for topic, own in claim.positions.items():
             for partition, position in own.items():
                 key = (claim.topic_ids[topic], int(partition))
                 self._positions[key] = max(position, self._positions.get(key, 0))
-        for topic, bitmaps in claim.taken.items():
-            for partition, text in bitmaps.items():
-                key = (claim.topic_ids[topic], int(partition))
-                first = claim.positions[topic][partition] - claim.decided[topic][partition]
-                self._taken.setdefault(key, {})[first] = BitMap.deserialize(base64.b64decode(text))
+        for (topic, number), offsets in claim.offsets_taken().items():
+            self._taken.setdefault((claim.topic_ids[topic], number), BitMap64()).update(offsets)
 
     def position(self, topic_id: str, partition: int) -> int:
         """Return the offset of the next record of a partition that no claim has decided."""
         return self._positions.get((topic_id, partition), 0)
 
-    def taken(self, topic_id: str, partition: int, start: int, end: int) -> list[int]:
-        """Return which offsets of [start, end) forwarders have taken, ascending."""
-        found: list[int] = []
-        for first, distances in sorted(self._taken.get((topic_id, partition), {}).items()):
-            if first >= end:
-                break
-            found += [first + each for each in distances if start <= first + each < end]
-        return found
+    def taken(self, topic_id: str, partition: int, start: int, end: int) -> BitMap64:
+        """Return which offsets of [start, end) forwarders have taken."""
+        return self._of((topic_id, partition)) & _range(start, end)
 
     def forget_below(self, topic_id: str, partition: int, offset: int) -> None:
-        """Forget what is taken below `offset`."""
-        ranges = self._taken.get((topic_id, partition), {})
-        for first in [first for first, distances in ranges.items() if first + distances.max() < offset]:
-            del ranges[first]
+        """Forget which offsets below `offset` are taken."""
+        if offset > 0:
+            self._of((topic_id, partition)).remove_range(0, offset)
+
+    def _of(self, key: tuple[str, int]) -> BitMap64:
+        return self._taken.get(key, BitMap64())
+
+
+def _range(start: int, end: int) -> BitMap64:
+    offsets = BitMap64()
+    if start < end:
+        offsets.add_range(start, end)
+    return offsets
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which of the records that a batch reads forwarders have taken: their offsets by topic and partition."""
+
+    offsets: Mapping[tuple[str, int], BitMap64] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """Return it as text, for the tasks of the batch."""
+        return json.dumps(
+            [
+                [topic, partition, base64.b64encode(offsets.serialize()).decode()]
+                for (topic, partition), offsets in self.offsets.items()
+            ]
+        )
+
+    @staticmethod
+    def from_text(text: str) -> Taken:
+        """Read what `to_text` wrote."""
+        stored = json.loads(text)
+        return Taken({(topic, number): BitMap64.deserialize(base64.b64decode(own)) for topic, number, own in stored})
+
+
+NONE_TAKEN = Taken()
