@@ -15,7 +15,7 @@ DelaylineError
 |   `-- BucketUnreadable                          corrupt data
 |-- InvariantViolated: LateRowsDropped, CutoffMismatch
 |-- CheckpointMismatch, ApplicationHeld, ClockBehind, ClockAhead
-|-- ReleaseTaken, ReleaseRefused, ReleaseFailed
+|-- NameTaken, GroupRefused, ProcessFailed
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
     |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
@@ -225,22 +225,22 @@ class ReadyLogLost(KafkaError):
     code = "ready-log-lost"
 
 
-class ReleaseTaken(DelaylineError):
-    """Another release process with the same name has taken the place of this one."""
+class NameTaken(DelaylineError):
+    """Another release process, or another forwarder, with the same name has taken the place of this one."""
 
-    code = "release-taken"
-
-
-class ReleaseRefused(DelaylineError):
-    """The consumer group of the release processes does not take this one."""
-
-    code = "release-refused"
+    code = "name-taken"
 
 
-class ReleaseFailed(DelaylineError):
-    """A release process of the job ended again and again, without an error of its own."""
+class GroupRefused(DelaylineError):
+    """The consumer group of the release processes, or of the forwarders, does not take this one."""
 
-    code = "release-failed"
+    code = "group-refused"
+
+
+class ProcessFailed(DelaylineError):
+    """A release process or a forwarder of the job ended again and again, without an error of its own."""
+
+    code = "process-failed"
 
 
 class ClockBehind(DelaylineError):

@@ -118,7 +118,9 @@ def monitored_release(
     """
     health = partial(release_health, process, settings.release.transaction_timeout)
     metrics = ReleaseMetrics(process)
-    return monitored("release", settings, metrics, health, waits_for_address=waits_for_address, process=process.member)
+    return monitored(
+        "release", settings, metrics, health, waits_for_address=waits_for_address, process=process.group.name
+    )
 
 
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:
@@ -127,7 +129,7 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
     An outage of the brokers is no reason to start a process anew: it is live, and not ready. A shard that hangs is one,
     whatever the group is told meanwhile.
     """
-    silent_s = time.monotonic() - process.polled_s
+    silent_s = time.monotonic() - process.group.polled_s
     # Copies, since another thread changes them.
     assigned, shards = set(process.assigned), dict(process.shards)
     releasing = {number for number, shard in shards.items() if shard.releasing}
@@ -142,8 +144,8 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
         reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
     if not assigned:
         reasons.append("the process has no shards")
-    if refused := process.refusals.sentence:
+    if refused := process.group.refusals.sentence:
         reasons.append(refused)
-    for name, theirs in process.strangers.items():
+    for name, theirs in process.group.strangers.items():
         reasons.append(f"consumer {name} is no release process, and keeps shards {theirs} from being released")
     return Health(live=not stuck, ready=not stuck and not reasons, reasons=reasons)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from conf import errors
 from conf.end_signals import deferred
-from conf.errors import BrokerUnreachable, DelaylineError, ReleaseFailed, ReleaseTaken
+from conf.errors import BrokerUnreachable, DelaylineError, NameTaken, ProcessFailed
 from conf.failpoints import ROOT_VARIABLE
 from conf.logs import level_now
 from conf.settings import Settings
@@ -253,7 +253,7 @@ class ReleaseProcesses:
             self._start(process)
         except Exception as problem:  # noqa: BLE001
             # This host may lack processes, memory or files for a moment. Without this thread nothing would be released.
-            error = ReleaseFailed(f"it cannot be started: {type(problem).__name__}: {problem}")
+            error = ProcessFailed(f"it cannot be started: {type(problem).__name__}: {problem}")
             error.__cause__ = problem
             self._count(process, error, is_error=True)
 
@@ -263,7 +263,7 @@ class ReleaseProcesses:
         error = _error_of(process.socket, code)
         process.socket.close()
         process.popen = process.socket = None
-        if isinstance(error, ReleaseTaken):
+        if isinstance(error, NameTaken):
             # Whoever has taken its place releases the shards now. Two commands must not do this to each other in turn.
             process.next_start_s = time.monotonic() + _LONGEST_PAUSE_S
             log.warning("release process %s ended: %s", process.member, error)
@@ -327,11 +327,11 @@ def _error_of(supervised: socket.socket, code: int) -> DelaylineError:
             report += part
     if not report:
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ReleaseFailed(f"a release process ended by {what}; its log lines say more")
+        return ProcessFailed(f"a release process ended by {what}; its log lines say more")
     try:
         # From a process of ours, which is no stranger.
         name, arguments = pickle.loads(report)  # noqa: S301
     except (EOFError, pickle.UnpicklingError):
-        return ReleaseFailed("a release process was killed while it said why it ends; its log lines say more")
+        return ProcessFailed("a release process was killed while it said why it ends; its log lines say more")
     kind: type[DelaylineError] = getattr(errors, name)
     return kind(*arguments)

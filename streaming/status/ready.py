@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,23 +11,20 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable
-from conf.kafka.clients import admin_client
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import right_named
 from conf.settings import Settings
+from sinks.group.groups import release_group
+from sinks.group.members import members
 from sinks.internal_topics.position import Lateness, Position, read_position
-from sinks.release.group import group_id
 from sinks.release.log_reader import LogReader
 from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
-
-log = logging.getLogger(__name__)
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
 _POLL_S = 1.0
 _SHARDS_AT_ONCE = 8
-_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -102,20 +98,11 @@ def ready_messages(
 
 def release_members(settings: Settings) -> list[ReleaseMember]:
     """Return the release processes that run, by name. Raises BrokerUnreachable."""
-    group = group_id(settings)
+    group = release_group(settings)
     # Without the client's remarks when it is closed.
     options = {**librdkafka_options(settings.kafka), "log_level": "3"}
     try:
-        with admin_client(options, log) as client, right_named("Describe", f"group {group}"):
-            described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
+        with right_named("Describe", f"group {group.id}"):
+            return [ReleaseMember(member.name, member.host, member.numbers) for member in members(options, group)]
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the group {group} cannot be described: {problem}") from problem
-    members = [
-        ReleaseMember(
-            member.client_id,
-            member.host.lstrip("/"),
-            sorted(partition.partition for partition in member.assignment.topic_partitions),
-        )
-        for member in described.members
-    ]
-    return sorted(members, key=lambda member: member.name)
+        raise BrokerUnreachable(f"the group {group.id} cannot be described: {problem}") from problem

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from conf.errors import ReleaseRefused, ReleaseTaken
+from conf.errors import GroupRefused, NameTaken
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.release.group import group_id, strangers
+from sinks.group.groups import release_group
+from sinks.group.members import strangers
 from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
@@ -64,7 +65,7 @@ def running(prepared: Settings) -> Iterator[Running]:
 @contextmanager
 def namesake(settings: Settings) -> Iterator[Consumer]:
     """Join the group under the name of the process, and take its place."""
-    own = {"group.id": group_id(settings), "group.instance.id": MEMBER, "log_level": 0}
+    own = {"group.id": release_group(settings).id, "group.instance.id": MEMBER, "log_level": 0}
     strategy = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": 6_000}
     consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **strategy})
     consumer.subscribe([settings.ready_topic])
@@ -94,13 +95,13 @@ def test_a_process_that_is_fenced_joins_its_group_again_once(prepared: Settings,
             return running.error is not None
 
         assert_eventually(has_ended)
-    assert isinstance(running.error, ReleaseTaken)
+    assert isinstance(running.error, NameTaken)
 
 
 @contextmanager
 def foreign_consumer(settings: Settings, **options: str) -> Iterator[Consumer]:
     """Have shards in the group as a consumer that is no release process."""
-    own = {"group.id": group_id(settings), "client.id": "foreign", "log_level": 0}
+    own = {"group.id": release_group(settings).id, "client.id": "foreign", "log_level": 0}
     consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **options})
     # `consumer.assignment()` would hang while another thread polls.
     assigned, done = threading.Event(), threading.Event()
@@ -129,13 +130,13 @@ def ends_refused(running: Running, caplog: pytest.LogCaptureFixture, *words: str
     """Wait until the group has refused the process for as long as it may, and see what is said of that."""
 
     def is_refused() -> bool:
-        sentence = running.process.refusals.sentence
+        sentence = running.process.group.refusals.sentence
         return sentence is not None and all(word in sentence for word in words)
 
     assert_eventually(is_refused)
     assert_eventually(lambda: running.error is not None)
     running.stop()
-    assert isinstance(running.error, ReleaseRefused)
+    assert isinstance(running.error, GroupRefused)
     assert all(word in str(running.error) for word in words)
     warned = [record for record in caplog.records if record.levelname == "WARNING" and words[0] in record.message]
     assert len(warned) == 1
@@ -192,12 +193,12 @@ def test_a_member_of_the_group_that_is_no_release_process_is_found_with_its_shar
 ) -> None:
     clients = librdkafka_options(prepared.kafka)
     with foreign_consumer(prepared, **options):
-        assert_eventually(lambda: strangers(clients, group_id(prepared)) == {"foreign at 127.0.0.1": [0, 1]})
+        assert_eventually(lambda: strangers(clients, release_group(prepared)) == {"foreign at 127.0.0.1": [0, 1]})
 
 
 def test_release_processes_are_no_strangers_in_their_group(prepared: Settings, running: Running) -> None:
     assert running.joined.is_set()
-    assert strangers(librdkafka_options(prepared.kafka), group_id(prepared)) == {}
+    assert strangers(librdkafka_options(prepared.kafka), release_group(prepared)) == {}
 
 
 @pytest.mark.thorough

@@ -303,7 +303,7 @@ def test_of_two_release_processes_of_one_name_the_first_ends_with_an_error(prepa
         try:
             _, stderr = first.communicate(timeout=60)
             assert first.returncode == 1
-            assert "error: release-taken: another release process with the name north has taken its place" in stderr
+            assert "error: name-taken: another release process with the name north has taken its place" in stderr
             assert "Traceback" not in stderr
             assert second.stdout is not None
             assert second.stdout.readline() == "running\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conf.errors import BrokerUnreachable, DelaylineError, LoginRefused, ReleaseFailed, TopicMissing
+from conf.errors import BrokerUnreachable, DelaylineError, LoginRefused, ProcessFailed, TopicMissing
 from conf.load import load_settings
 from streaming.release import supervisor
 from streaming.release.supervisor import ReleaseProcesses
@@ -66,7 +66,7 @@ def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: R
     # They come back, and the process runs for a while.
     (process,) = processes._processes
     clock.now_s += 600
-    processes._count(process, ReleaseFailed("killed"), is_error=False)
+    processes._count(process, ProcessFailed("killed"), is_error=False)
     assert ends(processes, clock, away, most_s=1_000) > _LIMIT_S
     with pytest.raises(BrokerUnreachable):
         processes.check()
@@ -85,5 +85,5 @@ def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
         clock.now_s = max(clock.now_s, process.next_start_s)
         processes._start_again(process)
         assert process.popen is None
-    with pytest.raises(ReleaseFailed, match="cannot be started: BlockingIOError"):
+    with pytest.raises(ProcessFailed, match="cannot be started: BlockingIOError"):
         processes.check()

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conf.errors import DelaylineError, InjectedFailure, ReleaseFailed, TopicMissing
+from conf.errors import DelaylineError, InjectedFailure, ProcessFailed, TopicMissing
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
 from streaming.monitor.client import NoAnswer, ask
@@ -208,7 +208,7 @@ def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
     with ReleaseProcesses(prepared, 1) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
-        with pytest.raises(ReleaseFailed, match="ended by exit code 1; its log lines say more"):
+        with pytest.raises(ProcessFailed, match="ended by exit code 1; its log lines say more"):
             processes.check()
 
 

@@ -1,4 +1,4 @@
-"""The consumer group of the release processes: what keeps a process out of it, and who else is in it.
+"""What keeps a process out of its consumer group.
 
 A client that its group refuses tries again every few seconds, without end and without a word.
 """
@@ -7,45 +7,40 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
-from conf.errors import ReleaseRefused
-from conf.kafka.clients import admin_client
-from conf.settings import Settings
+from conf.errors import GroupRefused
+from sinks.group.groups import Group
 
 log = logging.getLogger(__name__)
 
-# The least that a broker allows by default. A process that dies for good has its shards released so much later.
+# The least that a broker allows by default. What a process had that dies for good is worked on so much later.
 SESSION_MS = 6_000
 # Longer than a process that has died counts as a member, and several tries to join.
 REFUSED_LIMIT_S = 20.0
 # Two errors that are further apart are two causes: a client tries again every two or three seconds.
 _GAP_S = 10.0
-_TIMEOUT_S = 10.0
 _REMEDIES = {
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
-        "a consumer that is no release process of Delayline is in the group. Stop it: `kafka-consumer-groups.sh "
-        "--describe --members` names it"
+        "a consumer that is no {process} of Delayline is in the group. Stop it: `kafka-consumer-groups.sh --describe "
+        "--members` names it"
     ),
     KafkaError.INVALID_SESSION_TIMEOUT: (
         f"set group.min.session.timeout.ms of the brokers to {SESSION_MS} at the most, and "
         f"group.max.session.timeout.ms to {SESSION_MS} at the least"
     ),
-    KafkaError.GROUP_MAX_SIZE_REACHED: "raise group.max.size of the brokers, or run fewer release processes",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "raise group.max.size of the brokers, or run one {process} fewer",
 }
-
-
-def group_id(settings: Settings) -> str:
-    """Return the consumer group of the release processes of an application."""
-    return f"{settings.application_id}-release"
 
 
 class Refusals:
     """The errors by which a group keeps a process out."""
 
-    def __init__(self, group: str, member: str, limit_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, group: Group, member: str, limit_s: float, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """`limit_s` is for how long a broker may refuse the process before `note` raises."""
         self._group, self._member, self._limit_s, self._clock_s = group, member, limit_s, clock_s
         self._warned: set[int] = set()
@@ -59,7 +54,7 @@ class Refusals:
         return self._sentence if self._clock_s() < self._last_s + _GAP_S else None
 
     def note(self, error: KafkaError) -> None:
-        """Log `error`, once as long as it keeps coming. Raises ReleaseRefused if brokers refuse for too long.
+        """Log `error`, once as long as it keeps coming. Raises GroupRefused if brokers refuse for too long.
 
         Errors of the client itself, such as brokers that do not answer, never end the process.
         """
@@ -70,31 +65,16 @@ class Refusals:
         self._last_s = now_s
         remedy = _REMEDIES.get(error.code())
         if remedy is None:
-            self._sentence = f"{self._member} is not in group {self._group}, or loses its place: {error.str()}"
+            self._sentence = f"{self._member} is not in group {self._group.id}, or loses its place: {error.str()}"
         else:
-            self._sentence = f"group {self._group} does not take {self._member}: {error.str()}. To mend it: {remedy}"
+            remedy = remedy.format(process=self._group.process)
+            self._sentence = f"group {self._group.id} does not take {self._member}: {error.str()}. To mend it: {remedy}"
         if error.code() not in self._warned:
             self._warned.add(error.code())
             log.warning("%s", self._sentence)
         if error.code() > 0 and now_s - self._since_s >= self._limit_s:
-            raise ReleaseRefused(self._sentence)
+            raise GroupRefused(self._sentence)
 
     def joined(self) -> None:
         """Note that the group has taken the process."""
         self._sentence = None
-
-
-def strangers(options: Mapping[str, str], group: str) -> dict[str, list[int]]:
-    """Return the partitions of each member of `group` that is no release process, by its client's id and host.
-
-    A release process is a static member under its client's id. Raises KafkaException.
-    """
-    with admin_client(options, log) as client:
-        described = client.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result()
-    return {
-        f"{member.client_id} at {member.host.lstrip('/')}": sorted(
-            partition.partition for partition in member.assignment.topic_partitions
-        )
-        for member in described.members
-        if member.group_instance_id != member.client_id
-    }

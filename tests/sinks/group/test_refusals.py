@@ -1,12 +1,13 @@
-"""What a release process says of a group that does not take it, and when it gives up. No broker."""
+"""What a process says of a group that does not take it, and when it gives up. No broker."""
 
 from __future__ import annotations
 
 import pytest
 from confluent_kafka import KafkaError
 
-from conf.errors import ReleaseRefused
-from sinks.release.group import Refusals
+from conf.errors import GroupRefused
+from sinks.group.groups import Group
+from sinks.group.refusals import Refusals
 
 _FULL, _FOREIGN = KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED), KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
 _AWAY = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -26,7 +27,7 @@ def clock() -> _Clock:
 
 @pytest.fixture
 def refusals(clock: _Clock) -> Refusals:
-    return Refusals("g", "north", 20, clock)
+    return Refusals(Group("g", "topic", "forwarder", "lanes", "delayline forward"), "north", 20, clock)
 
 
 def test_each_error_is_logged_once_as_long_as_it_keeps_coming(
@@ -45,7 +46,7 @@ def test_a_process_that_is_refused_for_longer_than_the_limit_ends(refusals: Refu
     for _ in range(7):
         refusals.note(_FULL)
         clock.now_s += 3
-    with pytest.raises(ReleaseRefused, match=r"group g does not take north: .* raise group.max.size"):
+    with pytest.raises(GroupRefused, match=r"group g does not take north: .* raise group.max.size"):
         refusals.note(_FULL)
 
 
