@@ -1,4 +1,4 @@
-"""The headers of a record that confluent-kafka has read."""
+"""The headers of the records that confluent-kafka writes and reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from operator import methodcaller
 from typing import cast
 
 from confluent_kafka import Message
+
+# Of a record to be written: the type of the client's own annotations.
+RecordHeaders = list[tuple[str, str | bytes | None]]
 
 # For a name that is not UTF-8 the client sets an exception, and returns a list all the same, with a null pointer for
 # the name: whoever looks at that ends the process. Python notices both in a call of this kind, and raises a

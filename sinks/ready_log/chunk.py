@@ -10,15 +10,13 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
+from conf.kafka.headers import RecordHeaders
 from state.cancel import is_ask, is_undecided
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.message import encode_chunk
 from state.order import OrderKey, key_of
 
 _HEADER = "delayline-chunk"
-
-# The type of the client's own annotations.
-RecordHeaders = list[tuple[str, str | bytes | None]]
 
 
 @dataclass(frozen=True, config=STORED)

@@ -6,54 +6,26 @@ successor only the successor can commit.
 
 from __future__ import annotations
 
-import logging
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException
 
-from conf.errors import DeliveryFailed, TopicMismatch, TopicMissing
+from conf.errors import DeliveryFailed
 from conf.failpoints import failpoint
-from conf.kafka.client_log import client_log
-from conf.kafka.clients import NO_SIZE_LIMIT, OPEN_TIMEOUT_S, fatal_error_raised
-from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
-from conf.kafka.repeated_commit import repeat_backoff, sent_once
-from conf.kafka.rights import init_transactions, is_refusal, write_barred
 from conf.settings import Settings
 from sinks.internal_topics.lease import refuse_others
+from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.progress import marker_key, read_progress
 from sinks.internal_topics.transactional_ids import transactional_id
-from sinks.ready_log.chunk import RecordHeaders, chunk_record
-from sinks.topics.limits import barred_topics, missing_topics
+from sinks.ready_log.chunk import chunk_record
 from state.checkpoint.progress import BatchSpan, Progress
 
-log = logging.getLogger(__name__)
-
 _FENCED_AT_A_TIME = 16
-# Kafka's value for a record without a timestamp, to which it applies no limit.
-_NO_TIMESTAMP = -1
-# An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
-# between pieces of the flush.
-_FLUSH_PIECE_S = 0.1
-# The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
-_SLOW_S = 5.0
-# Errors of records that failed because of another record, or with the transaction.
-_CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
-_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-# Each call of a writer that was fenced once fails by the client's own code.
-_FENCED = FENCED | {KafkaError._FATAL}
-# The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
-_OF_SOME_TOPIC = _NO_TOPIC | {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._STATE,
-}
 
 
 @dataclass(frozen=True)
@@ -87,19 +59,6 @@ class FencedBySibling(Exception):
     """Another writer of the shard has fenced this one: its transaction was too young for the broker to do it."""
 
 
-class _Reports:
-    """The first failure of a producer's records. Holds no reference to it: a cycle would delay its disconnect."""
-
-    def __init__(self) -> None:
-        self.failure: KafkaError | None = None
-
-    def failed(self, error: KafkaError, message: Any) -> None:
-        """Store a record's failure; for the producer's `on_delivery`."""
-        # What follows the first failure is its consequence.
-        if self.failure is None and error.code() not in _CONSEQUENCES:
-            self.failure = KafkaError(error.code(), f"{message.topic()}/{message.partition()}: {error.str()}")
-
-
 class ReadyLogWriter:
     """A producer for one shard, with the progress it knows to be committed.
 
@@ -116,34 +75,29 @@ class ReadyLogWriter:
         """
         self.id = uuid.uuid4().hex
         self.shard = shard
-        self.is_spent = False
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self._plan = plan
-        self._timeout_s = plan.transaction_timeout_ms / 1000
-        self._reports = _Reports()
-        self.is_fenced = False
-        self._options = {**plan.options, **repeat_backoff(plan.options)}
-        self._producer = Producer(
-            {
-                "linger.ms": "5",
-                **self._options,
-                "logger": client_log(log),
-                **NO_SIZE_LIMIT,
-                # With fewer, a full queue would wait for `linger.ms` again and again.
-                "queue.buffering.max.messages": "500000",
-                # A chunk is compressed already, and as large as a batch should be.
-                "compression.type": "none",
-                "delivery.report.only.error": True,
-                "on_delivery": self._reports.failed,
-                "transactional.id": transactional_id(plan.application_id, shard),
-                "transaction.timeout.ms": str(plan.transaction_timeout_ms),
-            }
+        self._producer = LogProducer(
+            plan.options,
+            {},
+            transactional_id(plan.application_id, shard),
+            plan.transaction_timeout_ms,
+            (plan.ready_topic, plan.progress_topic),
         )
-        own_id = transactional_id(plan.application_id, shard)
-        init_transactions(self._producer, own_id, max(self._timeout_s, OPEN_TIMEOUT_S))
+        self._producer.open()
         # Again: the lease may have been taken before the last line fenced the earlier writers.
         refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
         self.progress = read_progress(plan.options, plan.progress_topic, shard, after_fencing=True)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the last commit may have been sent twice."""
+        return self._producer.is_spent
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another attempt of the task has fenced the writer."""
+        return self._producer.is_fenced
 
     @property
     def opened_for(self) -> BatchSpan:
@@ -156,96 +110,22 @@ class ReadyLogWriter:
         Raises TopicMissing, TopicMismatch or RightMissing for an internal topic that is gone, has too few partitions or
         may not be written to; FencedBySibling, now and each time after; KafkaException for other errors.
         """
-        if self.is_fenced:
-            raise FencedBySibling
-        begun_s = time.monotonic()
         try:
-            with fatal_error_raised():
-                self._write(chunks, progress, attempt)
-        except KafkaException as problem:
-            # The broker fences the producer of a transaction too that was open for too long.
-            if problem.args[0].code() in _FENCED and time.monotonic() < begun_s + self._timeout_s:
-                self.is_fenced = True
-                raise FencedBySibling from problem
-            if problem.args[0].code() in _OF_SOME_TOPIC:
-                self._look_for_topics()
-            if is_refusal(problem.args[0]):
-                raise write_barred(problem.args[0].str()) from problem
-            if problem.args[0].code() == KafkaError._UNKNOWN_PARTITION:
-                raise TopicMismatch(
-                    f"the job cannot write to {problem.args[0].str()}: give the topic a partition for each shard, and "
-                    "start the job again. Nothing is lost"
-                ) from problem
-            raise
+            self._producer.write(self._records(chunks, progress), lambda: failpoint("transaction-open", attempt))
+        except ProducerFenced as problem:
+            raise FencedBySibling from problem
         self.progress = progress
         failpoint("transaction-committed", attempt)
 
-    def _write(self, chunks: Sequence[pa.Table], progress: Progress, attempt: int) -> None:
-        self._producer.begin_transaction()
+    def _records(self, chunks: Sequence[pa.Table], progress: Progress) -> Iterator[LogRecord]:
         for messages in chunks:
             value, headers = chunk_record(messages, progress.batch.batch_id, self._plan.results_topic)
-            self._produce(self._plan.ready_topic, value, None, headers)
-        self._produce(self._plan.progress_topic, progress.to_bytes(), marker_key(self.shard), [])
-        # Also without a failpoint: a commit that fails says less than the record to blame.
-        self._flush()
-        failpoint("transaction-open", attempt)
-        commits_s = time.monotonic()
-        self._producer.commit_transaction(self._timeout_s)
-        self.is_spent = not sent_once(commits_s, self._options)
+            yield LogRecord(self._plan.ready_topic, self.shard, value, headers=headers)
+        yield LogRecord(self._plan.progress_topic, self.shard, progress.to_bytes(), marker_key(self.shard))
 
     def close(self) -> None:
         """Discard the queued records, so that closing the producer does not wait for them."""
-        self._producer.purge()
-
-    def _produce(self, topic: str, value: bytes, key: bytes | None, headers: RecordHeaders) -> None:
-        while True:
-            try:
-                # No timestamp: the topics may limit it by the broker's clock, and this host's may be an hour ahead.
-                self._producer.produce(topic, value, key, self.shard, timestamp=_NO_TIMESTAMP, headers=headers)
-                return
-            except BufferError:
-                self._producer.poll(0.1)
-            except KafkaException as problem:
-                # An earlier record failed the transaction, and its error is more specific.
-                self._producer.poll(0)
-                self._check()
-                error = problem.args[0]
-                # Not told yet of an earlier one, and the client's own text names no topic.
-                if error.code() == KafkaError._UNKNOWN_PARTITION:
-                    raise KafkaException(KafkaError(error.code(), f"{topic}/{self.shard}: {error.str()}")) from problem
-                raise
-            finally:
-                self._check()
-
-    def _flush(self) -> None:
-        """Wait until the brokers have all records; until the transaction's timeout at most."""
-        begun_s = time.monotonic()
-        asked = False
-        while self._producer.flush(_FLUSH_PIECE_S):
-            self._check()
-            waited_s = time.monotonic() - begun_s
-            if waited_s > self._timeout_s:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
-            if waited_s > _SLOW_S and not asked:
-                asked = True
-                self._look_for_topics()
-        self._check()
-
-    def _check(self) -> None:
-        """Raise the error of the first record that failed, if one did."""
-        if self._reports.failure is not None:
-            raise KafkaException(self._reports.failure)
-
-    def _look_for_topics(self) -> None:
-        """Raise TopicMissing or RightMissing for an internal topic that is gone, or may not be written to."""
-        topics = (self._plan.ready_topic, self._plan.progress_topic)
-        for topic in missing_topics(self._plan.options, topics):
-            raise TopicMissing(
-                f"{topic} is gone: restore the topic, or create it with `delayline topics create`, and start the job "
-                "again"
-            )
-        for topic in barred_topics(self._plan.options, topics):
-            raise write_barred(topic)
+        self._producer.close()
 
 
 def fence_writers(settings: Settings, shards: int) -> None:
@@ -253,16 +133,11 @@ def fence_writers(settings: Settings, shards: int) -> None:
 
     Raises DeliveryFailed if that fails, RightMissing.
     """
-    timeout_s = settings.release.transaction_timeout / 1000
+    options, timeout_ms = librdkafka_options(settings.kafka), settings.release.transaction_timeout
 
     def fence(shard: int) -> None:
-        own = {
-            "transactional.id": transactional_id(settings.application_id, shard),
-            "transaction.timeout.ms": str(settings.release.transaction_timeout),
-        }
         try:
-            producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=client_log(log))
-            init_transactions(producer, own["transactional.id"], max(timeout_s, OPEN_TIMEOUT_S))
+            LogProducer(options, {}, transactional_id(settings.application_id, shard), timeout_ms, ()).open()
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 
