@@ -1,0 +1,47 @@
+"""The terms of forwarders, in the first partition of the claims topic: the newest record counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaException
+
+from conf.errors import DeliveryFailed
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
+from sinks.internal_topics.newest_record import newest_value
+from sinks.internal_topics.transactional_ids import transactional_id
+from state.claims import TERMS_PARTITION, Terms
+
+
+def read_terms(settings: Settings, options: Mapping[str, str]) -> Terms | None:
+    """Return the newest terms, or None if there never were any. `options` are librdkafka's.
+
+    Raises BrokerUnreachable, TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
+    """
+    value = newest_value(options, settings.claims_topic, TERMS_PARTITION)
+    return None if value is None else Terms.from_bytes(value)
+
+
+def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None]) -> None:
+    """Write the terms, and return when everyone who reads the newest ones finds these.
+
+    `check_lease` raises if this process does not hold the lease any more: only its holder writes terms. Raises
+    DeliveryFailed, BrokerUnreachable, TopicMissing, TopicMismatch, RightMissing.
+    """
+    topic, options = settings.claims_topic, librdkafka_options(settings.kafka)
+    own_id = transactional_id(settings.application_id, "terms")
+    producer = LogProducer(options, {}, own_id, settings.release.transaction_timeout, (topic,))
+    try:
+        producer.open()
+        # Only now: this process may have hung until here. Who takes the lease after this check writes terms too, and
+        # fences this producer.
+        check_lease()
+        producer.write([LogRecord(topic, TERMS_PARTITION, terms.to_bytes())])
+    except (KafkaException, ProducerFenced) as problem:
+        raise DeliveryFailed(f"the terms of forwarders could not be written to {topic}: {problem}") from problem
+    finally:
+        producer.close()
+    # A commit is done before it is seen. The read ends only where no transaction is open.
+    newest_value(options, topic, TERMS_PARTITION, after_fencing=True)
