@@ -308,7 +308,9 @@ def _form(settings: Settings, role: Role, partitions: int, replication: int) -> 
         configs = _KEPT | {"max.message.bytes": str(READY_MAX_BYTES)}
         return form | {"num_partitions": settings.bucket.shards, "configs": configs}
     if role == "claims":
-        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": _KEPT}
+        # The stamps say since when something is claimed, for people and for the judge.
+        configs = _KEPT | _BROKER_STAMPS
+        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": configs}
     if role == "input":
         return form | {"configs": INPUT_PROTECTION}
     if role == "lease":
