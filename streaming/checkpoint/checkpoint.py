@@ -13,7 +13,7 @@ from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHisto
 from state.checkpoint.file_format import with_format, without_format
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.checkpoint.logs import check_committed, planned_entry, with_input_offsets
+from streaming.checkpoint.logs import next_cutoff, planned_entry, with_input_offsets, with_next_cutoff
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.folder import Folder
 
@@ -86,6 +86,17 @@ class Checkpoint:
         """Delete the newest batch from the offset log: Spark plans it again. Nothing of it may have run."""
         self._files.delete(f"offsets/{batch_id}")
 
+    def raise_next_cutoff(self, batch_id: int, cutoff_ms: int) -> None:
+        """Let the batch after `batch_id`, the last one planned and committed, have the cutoff `cutoff_ms` (epoch ms).
+
+        Changes nothing if Spark has recorded a higher one for it. Spark must not run. Raises CheckpointUnreadable,
+        CheckpointVersion.
+        """
+        name, file = f"commits/{batch_id}", f"{self.path}/commits/{batch_id}"
+        text = self._files.read(name)
+        if next_cutoff(text, file) < cutoff_ms:
+            self._files.write(name, with_next_cutoff(text, file, cutoff_ms))
+
     def check_logs(self) -> None:
         """Read the entries of both logs that Spark will read: the newest ones, and those before them.
 
@@ -93,7 +104,7 @@ class Checkpoint:
         """
         planned, committed = self.last_planned(), self.last_committed()
         if committed is not None:
-            check_committed(self._files.read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
+            next_cutoff(self._files.read(f"commits/{committed}"), f"{self.path}/commits/{committed}")
         needed = {max(number - 1, 0) for number in (planned, committed) if number is not None}
         for batch_id in sorted(needed | {number for number in (planned, committed) if number is not None}):
             self.planned(batch_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 from state.checkpoint.origin import Offsets, check_offsets
@@ -11,6 +12,8 @@ from streaming.storage.failures import CHECKPOINT_REMEDY
 
 # The version of both logs in Spark 4.0.
 _VERSION = "v1"
+# In an entry of the commit log: with which watermark Spark plans the next batch, as it goes on and after a start.
+_NEXT_WATERMARK = "nextBatchWatermarkMs"
 
 
 def planned_entry(text: str | None, file: str) -> tuple[int, int, Offsets]:
@@ -39,10 +42,27 @@ def _has_offsets(line: str) -> bool:
     return line.startswith("{") and all(isinstance(value, dict) for value in json.loads(line).values())
 
 
-def check_committed(text: str | None, file: str) -> None:
-    """Raise CheckpointUnreadable or CheckpointVersion if `text` of `file` is not an entry of the commit log."""
+def next_cutoff(text: str | None, file: str) -> int:
+    """Return the watermark (epoch ms) of the batch after a committed one, by its entry of the commit log.
+
+    `text` is the content of `file`, or None if the file is missing. Raises CheckpointUnreadable, CheckpointVersion.
+    """
+    return _commit(text, file)[1]
+
+
+def with_next_cutoff(text: str | None, file: str, cutoff_ms: int) -> str:
+    """Return `text`, an entry of the commit log, with `cutoff_ms` as the watermark (epoch ms) of the batch after it.
+
+    Raises CheckpointUnreadable, CheckpointVersion.
+    """
+    facts, _ = _commit(text, file)
+    return f"{_VERSION}\n{json.dumps({**facts, _NEXT_WATERMARK: cutoff_ms})}"
+
+
+def _commit(text: str | None, file: str) -> tuple[dict[str, Any], int]:
     try:
-        int(json.loads(_lines(text, file)[0])["nextBatchWatermarkMs"])
+        facts = json.loads(_lines(text, file)[0])
+        return facts, int(facts[_NEXT_WATERMARK])
     except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointUnreadable(f"{file} is damaged ({problem!r}). {CHECKPOINT_REMEDY}") from problem
 

@@ -14,12 +14,18 @@ the input topics are still the same), `replayed_seal` (whether a replay seals wh
 start without a broker), `unchanged_buckets` (what waits in buckets since before the start).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
-event time is the cutoff of the next batch: the batch's time plus the horizon, or less if more is due before than
+event time is the cutoff of the next batch: the present time plus the horizon, or less if more is due before than
 `window.max_bytes` allows (`PrefetchWindow.next_cutoff`). Message rows have a null event time: it does not move the
 watermark, and Spark does not drop such a row as late. A batch's time and watermark are in Spark's offset log, so a
-replayed batch sees the same clock and the same cutoff. The cutoff follows from the clock of the batch before; the
-horizon is long enough for that lag not to matter. A batch hands over the messages due in [previous cutoff, cutoff), and
-those that were due below when it accepted them. It never waits for a due time: the release processes do.
+replayed batch sees the same clock and the same cutoff. The cutoff is chosen while the batch before runs; the horizon is
+long enough for that lag not to matter. A batch hands over the messages due in [previous cutoff, cutoff), and those that
+were due below when it accepted them. It never waits for a due time: the release processes do.
+
+A start. The batch that was cut off is replayed with its own cutoff. The first new batch would have a cutoff of before
+the stop too, seal what fell due meanwhile, and leave it to the next batch to load and hand over. So a replay chooses
+the next cutoff by the present clock, and not by its own. If nothing is to be replayed, Spark would plan with the
+watermark that it recorded when it committed the last batch: the start raises that (`BatchRunner.catch_up`). No batch
+has used it yet, so a crash leaves either value, and both are right.
 
 The clock set back. By up to a minute, the job waits for it. By more, the job ends with `clock-behind`: the cutoff
 would stand still, possibly for hours, until the clock shows the time of the newest batch again. That batch, in the

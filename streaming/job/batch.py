@@ -39,7 +39,7 @@ from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
-from streaming.job.clock_watch import check_not_ahead
+from streaming.job.clock_watch import check_not_ahead, now_ms
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.input_watch import InputWatch
 from streaming.job.look_ahead import LookAhead
@@ -124,7 +124,8 @@ class BatchRunner:
         3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
            merges if they are far behind.
         4. Decide which records are refused because too many messages of their topics wait, and record it. Choose the
-           cutoff of the next batch.
+           cutoff of the next batch, by the present clock: a replayed batch has the clock of its first try, and the one
+           after it must not be as far behind.
         5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
            replayed.
         6. Check that the input topics are those that the job knows. Warn if records of the batch were deleted unread.
@@ -146,6 +147,7 @@ class BatchRunner:
         check_not_ahead(
             planned.clock_ms, f"the clock of batch {batch_id}", self._lease, self._settings.clock.skew_limit
         )
+        present_ms = self._present_ms(planned)
         self._counts.batch_begun(planned)
         span = self._span(planned)
         # 3. Start what runs beside the batch. Maintenance now, and not at the end of a batch: the catalog still has
@@ -161,7 +163,7 @@ class BatchRunner:
                 log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
         # 4. Decide what is refused, and how much the next batch hands over.
         refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms)
-        next_cutoff_ms = self._window.next_cutoff(span.cutoff_ms, planned.clock_ms + self._settings.clock.horizon)
+        next_cutoff_ms = self._next_cutoff(planned, present_ms)
         tell_tasks(self._store.spark, span, planned.clock_ms, refusal, next_cutoff_ms)
         shard_output = shard_output.persist()
         try:
@@ -216,9 +218,38 @@ class BatchRunner:
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
-        # 11. Wait. After a time without batches, the first one has the cutoff of the last, and the next ones follow in
-        #     steps.
-        self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < planned.clock_ms)
+        # 11. Wait. A replayed batch has the cutoff of its first try, and after a time without batches the next ones
+        #     follow in steps.
+        self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < present_ms)
+
+    def catch_up(self) -> None:
+        """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.
+
+        Spark has recorded the cutoff that the last committed batch has chosen for it, before the time without batches.
+        A batch that is planned already is replayed as it was planned, and catches up for the one after it. The first
+        batch of a checkpoint has the cutoff of the origin.
+
+        Raises ClockAhead, ApplicationHeld.
+        """
+        planned = self.planned
+        if planned is None or self._checkpoint.last_committed() != planned.batch_id:
+            return
+        cutoff_ms = self._next_cutoff(planned, self._present_ms(planned))
+        self._lease.check_now()
+        self._checkpoint.raise_next_cutoff(planned.batch_id, cutoff_ms)
+
+    def _present_ms(self, planned: PlannedBatch) -> int:
+        """Return what this host's clock shows (epoch ms), or showed to `planned` if it was set back since.
+
+        Raises ClockAhead.
+        """
+        present_ms = max(planned.clock_ms, now_ms())
+        check_not_ahead(present_ms, "this host's clock", self._lease, self._settings.clock.skew_limit)
+        return present_ms
+
+    def _next_cutoff(self, planned: PlannedBatch, present_ms: int) -> int:
+        """Choose the cutoff of the batch after `planned`. A replay may choose another: Spark records the last one."""
+        return self._window.next_cutoff(planned.cutoff_ms, present_ms + self._settings.clock.horizon)
 
     def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
         kept: dict[int, MutableDues] = {}

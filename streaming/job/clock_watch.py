@@ -25,7 +25,8 @@ _UNREMARKABLE_MS = 1_000
 TOLERANCE_MS = 60_000
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Return what this host's clock shows, epoch ms."""
     return time.time_ns() // 1_000_000
 
 
@@ -36,7 +37,7 @@ class ClockWatch:
     it has caught up. The only choice is whether to wait.
     """
 
-    def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(self, now_ms: Callable[[], int] = now_ms) -> None:
         self._now_ms = now_ms
         self._shown_ms = 0
         self._warned = False
@@ -98,7 +99,7 @@ def check_not_ahead(shown_ms: int, whose: str, broker: BrokerClock, limit_ms: in
         )
 
 
-def check_host_clock(broker: BrokerClock, limit_ms: int, now_ms: Callable[[], int] = _now_ms) -> None:
+def check_host_clock(broker: BrokerClock, limit_ms: int, now_ms: Callable[[], int] = now_ms) -> None:
     """Raise ClockAhead if this host's clock is more than `limit_ms` ahead of the broker's."""
     check_not_ahead(now_ms(), "this host's clock", broker, limit_ms)
 

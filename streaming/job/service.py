@@ -165,7 +165,7 @@ def _run(
     3. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
        progress topic.
     4. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
-    5. Start the query, and call `on_started`.
+    5. Let the first batch catch up with the clock. Start the query, and call `on_started`.
     6. Watch the query until it ends. Then find the cause in the input if Spark names none.
     """
     with ExitStack() as stack:
@@ -194,6 +194,8 @@ def _run(
         # 5. Start the query.
         unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
         with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
+            with translate_storage_errors(settings):
+                runner.catch_up()
             gate = Gate()
             shard_output = shard_outputs(
                 spark, settings, state.settings_history, input_starts(settings, state.checkpoint.origin)

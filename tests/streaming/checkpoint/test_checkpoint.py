@@ -53,6 +53,19 @@ def test_a_whole_checkpoint_is_read(spark: SparkSession, checkpoint: Checkpoint,
     assert json.loads((tmp_path / "delayline-origin.json").read_text())["format"] == 1
 
 
+def test_the_next_cutoff_is_raised_and_never_lowered(
+    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for cutoff_ms, recorded_ms in ((9, 10), (40, 40), (30, 40)):
+        checkpoint.raise_next_cutoff(3, cutoff_ms)
+        assert (tmp_path / "commits/3").read_text() == f"v1\n{json.dumps({'nextBatchWatermarkMs': recorded_ms})}"
+    # What was written is whole, with its checksum.
+    read_all(spark, tmp_path)
+    overwrite(tmp_path / "commits/3", "v1")
+    with pytest.raises(CheckpointUnreadable, match="commits/3 is damaged"):
+        checkpoint.raise_next_cutoff(3, 50)
+
+
 @pytest.mark.parametrize("text", ["", "\0" * 64, "v1", 'v1\n{"batchTimestamp', "v1\n{}", "v1\n[]"])
 @pytest.mark.parametrize("name", ["offsets/4", "offsets/3", "commits/3"])
 def test_a_damaged_log_entry_is_named(

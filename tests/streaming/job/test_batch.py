@@ -12,14 +12,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CutoffMismatch
+from conf.errors import ClockAhead, CutoffMismatch
 from conf.load import load_settings
+from conf.setting_types import DAY, MINUTE
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_topics
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
+from streaming.job.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
 from tests.conftest import MakeSettings
@@ -65,6 +67,26 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
         assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
     # No refusal left anything behind: the batch still runs.
     runner.run(spark.createDataFrame([fine], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
+
+
+def test_a_replayed_batch_chooses_the_next_cutoff_by_the_present_clock(
+    spark: SparkSession, runner: BatchRunner
+) -> None:
+    """The batch was planned decades ago, by its clock."""
+    before_ms = now_ms()
+    runner.run(spark.createDataFrame([_output(KEPT, CUTOFF_MS, CUTOFF_MS)], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
+    cutoff_ms = int(spark.sparkContext.getLocalProperty("delayline.nextCutoff") or 0)
+    assert before_ms + MINUTE <= cutoff_ms <= now_ms() + MINUTE
+
+
+def test_the_clock_of_a_host_that_is_far_ahead_chooses_no_cutoff(
+    spark: SparkSession, runner: BatchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.sparkContext.setLocalProperty("delayline.nextCutoff", "")
+    monkeypatch.setattr("streaming.job.batch.now_ms", lambda: now_ms() + DAY)
+    with pytest.raises(ClockAhead, match="this host's clock shows"):
+        runner.run(spark.createDataFrame([], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
+    assert spark.sparkContext.getLocalProperty("delayline.nextCutoff") == ""
 
 
 @pytest.mark.parametrize(
