@@ -3,7 +3,8 @@
 This package decides when and where a message goes, and holds no messages. All but `kafka_reader`, `clock` and
 `stamp_check` is pure.
 
-Read `kafka_reader`, `accept` (a table of records becomes a table of messages), `due_times` (when each is due),
+Read `kafka_reader`, `accept` (a table of records becomes a table of messages), `near` (what a forwarder accepts),
+`consumed` (the table of records that a forwarder has read), `due_times` (when each is due),
 `schedule` (one delay header), `presets` (those of other schedulers), `cancels` (asks for a cancel), `replacements`
 (messages that replace others), `names` (what waits under a name), `admission` (what is too much), `envelopes`
 (schedulers whose messages have their own key in headers), `expiry` (until when a message is of use),

@@ -32,8 +32,8 @@ from state.message import HEADERS, MESSAGE_SCHEMA
 from state.names import CANCEL_NAME_HEADER, OFF
 
 # The column of names, beside those of messages.
-_NAME = "name"
-_ACCEPTED = MESSAGE_SCHEMA.append(pa.field(_NAME, pa.binary()))
+NAME = "name"
+_ACCEPTED = MESSAGE_SCHEMA.append(pa.field(NAME, pa.binary()))
 # A subscriber with librdkafka sees none of a record's headers if there are more than 100,000.
 _MOST_HEADERS = 50_000
 
@@ -47,28 +47,23 @@ def accept(
     `refusal` what the batch refuses. A record that cannot be scheduled is addressed to the dead-letter topic, with
     its error; as a stub if it is larger than both a message and a dead letter may be.
     """
-    records = records.set_column(
-        records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
-    )
-    groups = _groups(records, batch_settings)
-    if len(groups) < 2:
-        accepted = _accepted(records, groups[0][1] if groups else _Kind.MESSAGES, batch_settings, clock_ms, refusal)
+    groups = divided(records, batch_settings)
+    tables = [accept_group(own, kind, batch_settings, clock_ms, refusal) for _, own, kind in groups]
+    if len(tables) == 1:
+        (accepted,) = tables
     else:
-        tables = [
-            _accepted(records.take(pa.array(rows)), kind, batch_settings, clock_ms, refusal) for rows, kind in groups
-        ]
-        rows = np.argsort(np.concatenate([rows for rows, _ in groups]))
+        rows = np.argsort(np.concatenate([rows for rows, _, _ in groups]))
         accepted = pa.concat_tables(tables).take(pa.array(rows))
     messages = accepted.select(MESSAGE_SCHEMA.names)
     replaced = with_asks(messages, batch_settings, clock_ms)
-    names = one_array(accepted.column(_NAME))
+    names = one_array(accepted.column(NAME))
     if names.null_count == len(names):
         return replaced
     # A message either replaces what it names by an id, or what has its name: so there is one ask for each.
     return pa.concat_tables([replaced, asks_by_name(messages, names, batch_settings, clock_ms)])
 
 
-class _Kind(Enum):
+class Kind(Enum):
     """What records are: messages, asks for a cancel by id, or asks for a cancel by name."""
 
     MESSAGES = 0
@@ -76,37 +71,44 @@ class _Kind(Enum):
     ASKS_BY_NAME = 2
 
 
-def _groups(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, _Kind]]:
-    """Return the rows that are accepted together, and what they are.
+def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, pa.Table, Kind]]:
+    """Return the groups of records that are accepted together: their rows, the records, and what they are.
 
-    The records of each topic are accepted for themselves where topics have presets and policies of their own.
+    The records of each topic are accepted for themselves where topics have presets and policies of their own. There is
+    one group at the least.
     """
+    records = records.set_column(
+        records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
+    )
     kinds = np.zeros(records.num_rows, dtype=np.int8)
     topics = records.column("topic")
     for topic, names in batch_settings.presets.items():
         own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
         if len(own):
             of_topic = records.take(pa.array(own))
-            kinds[own[cancels_by_key(of_topic, presets_named(names), batch_settings)]] = _Kind.ASKS_BY_NAME.value
-    kinds[has_header(records, CANCEL_NAME_HEADER)] = _Kind.ASKS_BY_NAME.value
-    kinds[has_header(records, CANCEL_HEADER)] = _Kind.ASKS.value
-    groups = [(np.flatnonzero(kinds == _Kind.ASKS.value), _Kind.ASKS)]
+            kinds[own[cancels_by_key(of_topic, presets_named(names), batch_settings)]] = Kind.ASKS_BY_NAME.value
+    kinds[has_header(records, CANCEL_NAME_HEADER)] = Kind.ASKS_BY_NAME.value
+    kinds[has_header(records, CANCEL_HEADER)] = Kind.ASKS.value
+    groups = [(np.flatnonzero(kinds == Kind.ASKS.value), Kind.ASKS)]
     apart = batch_settings.presets or batch_settings.policies
-    for kind in (_Kind.MESSAGES, _Kind.ASKS_BY_NAME):
+    for kind in (Kind.MESSAGES, Kind.ASKS_BY_NAME):
         rows = np.flatnonzero(kinds == kind.value)
         # A name is one of its topic.
-        if len(rows) and (apart or kind is _Kind.ASKS_BY_NAME):
+        if len(rows) and (apart or kind is Kind.ASKS_BY_NAME):
             own_topics = topics.take(pa.array(rows))
             groups += [(rows[np.asarray(pc.equal(own_topics, topic))], kind) for topic in own_topics.unique()]
         else:
             groups.append((rows, kind))
-    return [group for group in groups if len(group[0])]
+    groups = [group for group in groups if len(group[0])] or [(np.arange(0), Kind.MESSAGES)]
+    if len(groups) == 1:
+        return [(groups[0][0], records, groups[0][1])]
+    return [(rows, records.take(pa.array(rows)), kind) for rows, kind in groups]
 
 
-def _accepted(
-    records: pa.Table, kind: _Kind, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal
+def accept_group(
+    records: pa.Table, kind: Kind, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal = NONE_REFUSED
 ) -> pa.Table:
-    """Accept `records` of one topic, or of topics that have no presets and policies; or asks for a cancel.
+    """Accept the `records` of a group that `divided` has returned.
 
     The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one.
     """
@@ -120,15 +122,15 @@ def _accepted(
     presets = presets_named(batch_settings.presets.get(topic, ()))
     policy = batch_settings.policy_of(topic)
     record_keys = one_array(records.column("key"))
-    names_read = REQUEST_HEADERS if kind is not _Kind.MESSAGES else message_headers(batch_settings, policy, presets)
+    names_read = REQUEST_HEADERS if kind is not Kind.MESSAGES else message_headers(batch_settings, policy, presets)
     check_case(headers, tuple(names_read), rejections)
     given, terms = pa.nulls(len(timestamps), pa.binary()), pa.nulls(len(timestamps), pa.large_binary())
     envelope = Envelope(presets, headers, len(timestamps))
-    if kind is not _Kind.MESSAGES:
+    if kind is not Kind.MESSAGES:
         # Whatever else its headers ask for: it is answered at once.
         deliver_at = at_once.copy()
         names, which = [batch_settings.results], np.zeros(len(timestamps), dtype=np.int64)
-        if kind is _Kind.ASKS:
+        if kind is Kind.ASKS:
             asked = asked_keys(headers, len(timestamps), rejections)
         else:
             by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
@@ -157,7 +159,7 @@ def _accepted(
         deliver_at[row] = at_once[row]
     is_rejected = pa.array([code is not None for code in codes], pa.bool_())
     all_headers = one_array(carried.column("headers"))
-    if kind is not _Kind.MESSAGES:
+    if kind is not Kind.MESSAGES:
         keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, terms)
     elif envelope.rows_left(is_rejected):
         keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
@@ -165,7 +167,7 @@ def _accepted(
     counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
     input_partitions = records.column("partition").to_numpy().astype(np.int64)
     partitions = partitions_for(keys, input_partitions, counts)
-    if kind is _Kind.MESSAGES:
+    if kind is Kind.MESSAGES:
         partitions = envelope.partitions(partitions, counts, is_rejected)
     columns = {
         "deliver_at_ms": deliver_at,
@@ -180,7 +182,7 @@ def _accepted(
         "key": keys,
         "value": values,
         "headers": all_headers,
-        _NAME: given,
+        NAME: given,
     }
     return pa.table(columns).cast(_ACCEPTED)
 

@@ -1,0 +1,52 @@
+"""Accepting what is due soon, by the rules of `accept`: what a forwarder takes, past the batches.
+
+A forwarder takes messages that nothing but themselves decides. All else is left to the batches: requests, messages that
+replace others or have names, and dead letters, which may be stubs. So are messages that are due later. No policy makes
+a message that is due soon depend on others: `max_waiting` refuses only what waits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sources.intake.accept import NAME, Kind, accept_group, divided
+from sources.intake.cancels import has_header
+from state.cancel import REPLACES_HEADER
+from state.checkpoint.batch_settings import BatchSettings
+from state.message import MESSAGE_SCHEMA, empty_messages
+
+
+class Near(NamedTuple):
+    """What a forwarder takes of a table of records, and what it leaves.
+
+    - `messages`: what it takes, as `MESSAGE_SCHEMA`, in no order
+    - `is_urgent`: whether it leaves more than messages that are due later
+    """
+
+    messages: pa.Table
+    is_urgent: bool
+
+
+def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int, before_ms: int) -> Near:
+    """Accept those of `records` that are plain messages and due before `before_ms` (epoch ms).
+
+    `records` has the columns of `sources.intake.kafka_reader`, and `clock_ms` is the forwarder's clock, epoch ms.
+    """
+    taken: list[pa.Table] = []
+    is_urgent = False
+    for _, own, kind in divided(records, batch_settings):
+        if kind is not Kind.MESSAGES:
+            is_urgent = True
+            continue
+        messages = accept_group(own, kind, batch_settings, clock_ms)
+        is_plain = np.asarray(pc.is_null(messages.column("error_code"))) & np.asarray(pc.is_null(messages.column(NAME)))
+        is_plain &= ~has_header(messages, REPLACES_HEADER)
+        is_urgent |= not is_plain.all()
+        is_near = is_plain & (messages.column("deliver_at_ms").to_numpy() < before_ms)
+        if is_near.any():
+            taken.append(messages.select(MESSAGE_SCHEMA.names).filter(pa.array(is_near)))
+    return Near(pa.concat_tables(taken) if taken else empty_messages(), is_urgent)
