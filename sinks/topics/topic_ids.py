@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
@@ -39,6 +40,14 @@ def input_ids(settings: Settings) -> dict[str, str]:
         raise BrokerUnreachable(f"the ids of the input topics cannot be read: {problem}") from problem
 
 
+@dataclass(frozen=True)
+class PresentTopic:
+    """A topic as it is now: its id, and the number of its partitions."""
+
+    id: str
+    partitions: int
+
+
 class TopicIds:
     """Asks brokers for the ids of topics, with one client for all calls."""
 
@@ -49,13 +58,18 @@ class TopicIds:
 
     def of(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each of `topics` that exists. Raises KafkaException."""
+        return {topic: each.id for topic, each in self.described(topics).items()}
+
+    def described(self, topics: Collection[str]) -> dict[str, PresentTopic]:
+        """Return those of `topics` that exist. Raises KafkaException."""
         found = {}
         # It serves the client's callbacks: a token that has expired since the last call is fetched again.
         self._client.poll(0)
         answers = self._client.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
         for topic, answer in answers.items():
             try:
-                found[topic] = str(answer.result().topic_id)
+                description = answer.result()
+                found[topic] = PresentTopic(str(description.topic_id), len(description.partitions))
             except KafkaException as problem:
                 if problem.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
