@@ -49,6 +49,15 @@ RELEASE_POINTS = {
     "shards-revoked": "shards are closed, and the group does not know yet that they are free",
 }
 
+# The points of a forwarder.
+FORWARD_POINTS = {
+    "lanes-assigned": "the group has given lanes to the process; none of them is open",
+    "lane-opened": "a lane's earlier owners are fenced, and its newest claim is read; nothing is taken",
+    "near-filled": "messages and the claim on them are written in a transaction that is not committed",
+    "near-claimed": "a transaction of messages and the claim on them is committed",
+    "lanes-revoked": "lanes are closed, and the group does not know yet that they are free",
+}
+
 # The points of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
     "rest-sealed": "all that the earlier checkpoint left waiting is sealed; the new one is not begun",
@@ -57,7 +66,7 @@ SUCCESSION_POINTS = {
     "switched-over": "the pointer names the new checkpoint; the command has not ended",
 }
 
-ALL_POINTS = POINTS | RELEASE_POINTS | SUCCESSION_POINTS
+ALL_POINTS = POINTS | RELEASE_POINTS | FORWARD_POINTS | SUCCESSION_POINTS
 
 _PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _passed: Counter[str] = Counter()

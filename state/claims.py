@@ -45,6 +45,13 @@ class Terms:
     lanes: int
     settings: BatchSettings
 
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Kafka's id of each input topic that the batches read."""
+        # Those of former input topics are kept, and these are not among the job's own topics any more.
+        own = self.settings.forbidden_outputs
+        return {topic: ids[-1] for topic, ids in self.settings.input_ids.items() if topic in own}
+
     def to_bytes(self) -> bytes:
         """Return the value of a record of terms."""
         return _TERMS.dump(self)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from conf.failpoints import failpoint
 from conf.settings import Settings
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.newest_record import newest_value
@@ -71,7 +72,7 @@ class LaneWriter:
         has too few partitions or may not be written to; KafkaException for other errors.
         """
         try:
-            self._producer.write(self._records(claim, chunks))
+            self._producer.write(self._records(claim, chunks), lambda: failpoint("near-filled"))
         except ProducerFenced as problem:
             raise LaneTaken(f"lane {self.lane} has another owner") from problem
         self.claim = claim

@@ -11,6 +11,7 @@ from conf import failpoints
 from conf.errors import InjectedFailure, SettingError
 from conf.failpoints import (
     ALL_POINTS,
+    FORWARD_POINTS,
     POINTS,
     RELEASE_POINTS,
     ROOT_VARIABLE,
@@ -73,7 +74,7 @@ def test_without_the_variable_no_point_does_anything() -> None:
 
 
 def test_no_two_stages_have_a_point_of_one_name() -> None:
-    assert len(ALL_POINTS) == len(POINTS) + len(RELEASE_POINTS) + len(SUCCESSION_POINTS)
+    assert len(ALL_POINTS) == len(POINTS) + len(RELEASE_POINTS) + len(FORWARD_POINTS) + len(SUCCESSION_POINTS)
 
 
 def test_the_named_passing_raises_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:

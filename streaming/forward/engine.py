@@ -1,0 +1,300 @@
+"""The forwarding of one lane: read its input partitions, take what is due soon, hand it over with a claim on it.
+
+`LaneForwarder._forward` tells the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from conf.errors import BrokerUnreachable
+from conf.failpoints import failpoint
+from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import FENCED
+from conf.kafka.rights import is_refusal, right_missing
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.lanes.writer import LaneTaken, LaneWriter
+from sinks.ready_log.hand_over import ready_chunks
+from sinks.release.wall_clock import now_ms
+from sources.intake.consumed import records_of
+from sources.intake.near import accept_near
+from state.claims import Terms
+from state.message import empty_messages
+from state.order import in_order
+from state.shards import by_shard
+from streaming.forward.inputs import Inputs, InputWatch
+from streaming.forward.lane import Lane, Place
+
+log = logging.getLogger(__name__)
+
+# How long to wait for records at most, before the thread looks whether it must stop.
+_POLL_S = 0.2
+# How long to wait before looking again whether there is anything to do.
+_IDLE_S = 0.5
+# Not sooner after a transaction begins the next one: many small ones cost more than what is gained.
+_PACE_S = 0.01
+# What is accepted at once, at most. A single call of the client may go over it.
+_MOST_RECORDS = 4_000
+_MOST_BYTES = 32 * 1024 * 1024
+_AT_ONCE = 1_000
+_END_TIMEOUT_S = 10.0
+# A writer that was fenced once says so by the client's own code.
+_FENCED = FENCED | {KafkaError._FATAL}
+# Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """What all lanes of a forwarder share. `member` is its name, `options` are librdkafka's."""
+
+    settings: Settings
+    member: str
+    options: Mapping[str, str]
+    watch: InputWatch
+
+
+class LaneForwarder:
+    """Forwards one lane, until it is stopped or another owner takes the lane.
+
+    `ended` is set when it has stopped; `error` is then its error, or None. `is_reading` says whether it owns the lane
+    and reads it.
+    """
+
+    def __init__(self, context: ForwardContext, lane: int) -> None:
+        self.lane = lane
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self.is_reading = False
+        self._context = context
+        self._settings = context.settings
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lane-{lane}", daemon=True)
+        self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
+        # When a transaction ended last, by the monotonic clock.
+        self._written_s = 0.0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to stop. A transaction that it writes is completed."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._forward()
+                except (KafkaException, BrokerUnreachable) as problem:
+                    if isinstance(problem, KafkaException) and problem.args[0].code() in _FENCED:
+                        raise LaneTaken(f"Kafka has ended a transaction of lane {self.lane}: {problem}") from problem
+                    if not self._stopping.is_set():
+                        self._retry.wait(problem)
+        except LaneTaken as taken:
+            log.warning("%s", taken)
+        except BaseException as error:  # noqa: BLE001, the process raises it
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def _forward(self) -> None:
+        """Forward until stopped, or until something has changed that decides what is forwarded.
+
+        1. Fence earlier owners, and read the newest claim.
+        2. Read the terms. Only now: whoever closes the lanes writes that first, and fences us then.
+        3. Again and again: read, accept, write.
+
+        The lane is left alone as long as the terms say that forwarders take nothing, or it has no claim of their epoch:
+        the job may be about to write it. Raises LaneTaken; KafkaException and BrokerUnreachable, after which the newest
+        claim says where to go on; the errors of topics that need an operator.
+        """
+        watch = self._context.watch
+        if not watch.inputs.of_lane(self.lane):
+            self._stopping.wait(_IDLE_S)
+            return
+        # 1. Fence, and read the claim.
+        with closing(LaneWriter(self._settings, self._context.options, self.lane)) as writer:
+            # 2. Read the terms.
+            inputs = watch.look()
+            terms, claim, places = inputs.terms, writer.claim, inputs.of_lane(self.lane)
+            if terms is None or claim is None or claim.epoch != terms.epoch or not places:
+                self._stopping.wait(_IDLE_S)
+                return
+            failpoint("lane-opened")
+            lane = Lane(claim, places, terms.topic_ids)
+            log.info("lane %d: forwarding %s", self.lane, ", ".join(f"{topic}/{number}" for topic, number in places))
+            # 3. Read, accept, write.
+            with closing(self._consumer()) as consumer:
+                _assign(consumer, lane)
+                self.is_reading = True
+                try:
+                    while not self._stopping.is_set() and self._holds(inputs) and not writer.is_spent:
+                        self._step(consumer, lane, writer, terms)
+                finally:
+                    self.is_reading = False
+
+    def _holds(self, inputs: Inputs) -> bool:
+        return self._context.watch.inputs is inputs
+
+    def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> None:
+        """Take what has come, and write it with a claim once that is due."""
+        due_s = lane.claim_due_s()
+        begun_s = time.monotonic()
+        pause_s = self._written_s + _PACE_S - begun_s
+        if pause_s > 0:
+            time.sleep(pause_s)
+        records, reached = _read(consumer, lane, _POLL_S if due_s is None else max(0.0, due_s - begun_s))
+        self._retry.end()
+        if self._skip_backlog(consumer, lane, reached):
+            records, reached = [], {}
+        clock_ms, taken = now_ms(), empty_messages()
+        if records:
+            taken = self._take(lane, records, terms, clock_ms)
+        now_s = time.monotonic()
+        for place, position in reached.items():
+            lane.read(place, position, now_s)
+        due_s = lane.claim_due_s()
+        if due_s is not None and now_s >= due_s:
+            self._write(lane, writer, terms, taken, clock_ms)
+
+    def _skip_backlog(self, consumer: Consumer, lane: Lane, reached: Mapping[Place, int]) -> bool:
+        """Leave what is there to the batches, unread, if the lane is too far behind. Return whether that is so."""
+        for place in reached:
+            _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            lane.ends_at(place, max(end, reached[place]))
+        if not (backlog := lane.behind(time.monotonic())):
+            return False
+        # The client has told where the partitions end for readers of all records. An open transaction may hide some.
+        for place in backlog:
+            _, end = consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)
+            lane.ends_at(place, end)
+        if not (backlog := lane.behind(time.monotonic())):
+            return False
+        log.info("lane %d: leaving a backlog to the batches, up to %s", self.lane, backlog)
+        lane.skip(backlog, time.monotonic())
+        _assign(consumer, lane)
+        return True
+
+    def _take(self, lane: Lane, records: list[Message], terms: Terms, clock_ms: int) -> pa.Table:
+        """Accept `records`; return the messages that the lane takes of them."""
+        readable = records_of(records)
+        before_ms = clock_ms + self._settings.clock.horizon
+        messages, is_urgent = accept_near(readable, terms.settings, clock_ms, before_ms)
+        lane.leave(is_urgent or readable.num_rows < len(records))
+        if messages.num_rows:
+            due_before_ms = int(pc.max(messages.column("deliver_at_ms")).as_py()) + 1
+            lane.take(_offsets(messages), due_before_ms)
+        return messages
+
+    def _write(self, lane: Lane, writer: LaneWriter, terms: Terms, taken: pa.Table, clock_ms: int) -> None:
+        """Write the messages that the lane has taken, in one transaction with its next claim."""
+        claim = lane.next_claim(self._context.member)
+        chunks = {
+            shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
+        }
+        writer.write(claim, chunks)
+        failpoint("near-claimed")
+        lane.claimed(claim)
+        self._written_s = time.monotonic()
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            {
+                **self._context.options,
+                "logger": client_log(log),
+                "group.id": f"{self._settings.claims_topic}-reader",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "isolation.level": "read_committed",
+                # Records that were deleted unread leave a gap. Whether that is an error is for the job to say.
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                # With a rack, a follower may answer, which has new records later.
+                "client.rack": "",
+                "fetch.min.bytes": 1,
+                # The end of a partition is told with the next answer: claims wait for that.
+                "fetch.wait.max.ms": 50,
+                "fetch.error.backoff.ms": 20,
+                "queued.max.messages.kbytes": 16 * 1024,
+                "fetch.queue.backoff.ms": 5,
+                "fetch.message.max.bytes": 1024 * 1024,
+                # The client's most: it must be above fetch.max.bytes, and above message.max.bytes, of [kafka].
+                "receive.message.max.bytes": 2**31 - 1,
+                "log_level": 2,
+            }
+        )
+
+
+def _assign(consumer: Consumer, lane: Lane) -> None:
+    consumer.assign([TopicPartition(*place, position) for place, position in lane.positions.items()])
+
+
+def _read(consumer: Consumer, lane: Lane, timeout_s: float) -> tuple[list[Message], dict[Place, int]]:
+    """Return the records that have come, and how far each partition is read with them.
+
+    Waits for the first one up to `timeout_s`. Raises KafkaException, RightMissing.
+    """
+    records: list[Message] = []
+    reached: dict[Place, int] = {}
+    for message in _consumed(consumer, timeout_s):
+        error = message.error()
+        place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+        position = reached.get(place, lane.positions.get(place))
+        if error is None:
+            # The client may begin again at the start of a partition, where it has lost records.
+            if position is not None and offset >= position:
+                records.append(message)
+                reached[place] = offset + 1
+        elif error.code() == KafkaError._PARTITION_EOF:
+            # Behind the last record may be offsets without records, such as those of the ends of transactions.
+            if position is not None and offset > position:
+                reached[place] = offset
+        # The login needs no right to the group, which is neither joined nor written to.
+        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or error.code() in _NO_TOPIC or error.retriable():
+            continue
+        elif is_refusal(error):
+            raise right_missing("Read", f"topic {place[0]}")
+        else:
+            raise KafkaException(error)
+    return records, reached
+
+
+def _consumed(consumer: Consumer, timeout_s: float) -> Iterator[Message]:
+    """Yield what has come, up to a limit. Wait for the first one up to `timeout_s`, and not for more."""
+    first = consumer.poll(timeout_s)
+    messages = [] if first is None else [first]
+    count = nbytes = 0
+    while messages:
+        yield from messages
+        count += len(messages)
+        nbytes += sum(map(len, messages))
+        enough = count >= _MOST_RECORDS or nbytes >= _MOST_BYTES
+        messages = [] if enough else consumer.consume(_AT_ONCE, 0)
+
+
+def _offsets(messages: pa.Table) -> dict[Place, list[int]]:
+    """Return the offsets of `messages` by their partitions."""
+    found: dict[Place, list[int]] = {}
+    offsets, numbers = messages.column("offset").to_numpy(), messages.column("partition").to_numpy()
+    for topic in messages.column("topic").unique().to_pylist():
+        of_topic = np.asarray(pc.equal(messages.column("topic"), topic))
+        for number in np.unique(numbers[of_topic]).tolist():
+            found[topic, number] = offsets[of_topic & (numbers == number)].tolist()
+    return found

@@ -1,0 +1,100 @@
+"""A lane as its owner sees it: what it has read and not claimed yet, and when it leaves a backlog to the batches.
+
+Pure: no client, and no clock. Times are by the caller's monotonic clock, in s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from state.claims import Claim
+
+# Topic and number of an input partition.
+Place = tuple[str, int]
+
+# More records than these are the batches' work, and so are fewer if reading does not catch up with them in a while.
+MOST_BEHIND = 20_000
+_LITTLE_BEHIND = 5_000
+MOST_BEHIND_S = 3.0
+# How long to wait for more before a claim is written that takes nothing. Batches wait for it.
+CLAIM_EVERY_S = 0.05
+
+
+class Lane:
+    """The partitions of a lane, which the newest committed `claim` has decided up to their positions.
+
+    `topic_ids` are Kafka's ids of the topics.
+    """
+
+    def __init__(self, claim: Claim, places: Iterable[Place], topic_ids: Mapping[str, str]) -> None:
+        self.claim = claim
+        self._topic_ids = topic_ids
+        # Where to read on in each partition, and where it ends as far as is known.
+        self.positions = {place: claim.position(*place, topic_ids[place[0]]) for place in places}
+        self._ends = dict(self.positions)
+        self._taken: dict[Place, list[int]] = {}
+        self._due_before_ms = 0
+        self._is_urgent = False
+        # Since when something is read that is not claimed, and since when the lane is behind.
+        self._unclaimed_s: float | None = None
+        self._behind_s: float | None = None
+
+    def read(self, place: Place, position: int, now_s: float) -> None:
+        """Note that all of a partition is read below `position`: what is not taken is left to the batches."""
+        if position > self.positions[place]:
+            self.positions[place] = position
+            self._unclaimed_s = now_s if self._unclaimed_s is None else self._unclaimed_s
+
+    def ends_at(self, place: Place, end: int) -> None:
+        """Note where a partition ends."""
+        self._ends[place] = end
+
+    def take(self, offsets: Mapping[Place, Iterable[int]], due_before_ms: int) -> None:
+        """Note which records are taken. They are due before `due_before_ms` (epoch ms)."""
+        for place, own in offsets.items():
+            self._taken.setdefault(place, []).extend(own)
+        self._due_before_ms = max(self._due_before_ms, due_before_ms)
+
+    def leave(self, is_urgent: bool) -> None:
+        """Note whether a record is left to the batches for which someone waits."""
+        self._is_urgent |= is_urgent
+
+    def claim_due_s(self) -> float | None:
+        """Return when the next claim should be written; None as long as nothing is read."""
+        if self._unclaimed_s is None or self._taken or self._is_urgent:
+            return self._unclaimed_s
+        return self._unclaimed_s + CLAIM_EVERY_S
+
+    def next_claim(self, owner: str) -> Claim:
+        """Return the claim on all that is read."""
+        known = {topic: self._topic_ids[topic] for topic, _ in self.positions}
+        return self.claim.next(owner, self.positions, self._taken, known, self._due_before_ms, self._is_urgent)
+
+    def claimed(self, claim: Claim) -> None:
+        """Note that the claim of `next_claim` is committed."""
+        self.claim = claim
+        self._taken = {}
+        self._is_urgent = False
+        self._unclaimed_s = None
+
+    def behind(self, now_s: float) -> dict[Place, int]:
+        """Return the partitions whose backlog is the batches' work, and where they end; none if the lane keeps up."""
+        lags = {place: end - self.positions[place] for place, end in self._ends.items()}
+        lag = sum(each for each in lags.values() if each > 0)
+        if lag <= _LITTLE_BEHIND:
+            self._behind_s = None
+            return {}
+        if self._behind_s is None:
+            self._behind_s = now_s
+        if lag <= MOST_BEHIND and now_s - self._behind_s <= MOST_BEHIND_S:
+            return {}
+        # Some may be read to their ends.
+        least = _LITTLE_BEHIND / len(lags)
+        return {place: self._ends[place] for place, each in lags.items() if each > least}
+
+    def skip(self, ends: Mapping[Place, int], now_s: float) -> None:
+        """Leave all below `ends` to the batches, unread. Nothing is known of it, so it is urgent."""
+        for place, end in ends.items():
+            self.read(place, end, now_s)
+        self._is_urgent = True
+        self._behind_s = None
