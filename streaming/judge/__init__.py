@@ -4,8 +4,9 @@ The demo, the tests of the whole service and the chaos campaign use it. It obser
 the files of its checkpoint, and imports none of its code. It implements the contract of `docs/publish.md` a second time
 on purpose: a mistake in the service must not hide behind the same mistake in the judge.
 
-Read `record` (the values), `contract` (checks of a single record), `acceptance` (which messages must be in order),
-`order`, `verdict`, which combines them, `cancels` (asks and their answers), `reasons` (what the answers say of what is
-not cancelled) and `names`: these do no I/O. Then `outputs`, which reads the topics, and `checkpoint_watch`, which
-collects the committed batches of the job.
+Read `record` (the values), `contract` (checks of a single record), `forwarded` (what forwarders took), `acceptance`
+(which messages must be in order), `order`, `verdict`, which combines them, `cancels` (asks and their answers),
+`reasons` (what the answers say of what is not cancelled) and `names`: these do no I/O. Then `outputs`, which reads the
+topics, `claims_watch`, which follows the forwarders, and `checkpoint_watch`, which collects the committed batches of
+the job.
 """

@@ -1,14 +1,23 @@
-"""Decides which messages must be in order: those that the job had accepted early enough.
+"""Decides which messages must be in order: those that the service had accepted early enough.
 
 Each batch has a cutoff, and accepts the input up to some offsets. It hands over the messages due from the previous
-batch's cutoff up to its own, and those that were due before when it accepted them. A message must be in order in two
-cases:
+batch's cutoff up to its own, and those that were due before when it accepted them. Among all messages that batches
+hand over, a message must be in order in two cases:
 
-- It is due at or above the cutoff of the batch before the one that accepted it: nothing that is due later has been
-  handed over before it.
+- It is due at or above the cutoff of the batch before the one that accepted it: no batch has handed over before it a
+  message that is due later.
 - The batch that accepted it was committed a second before it was due: it was handed over before others were released.
 
-The offset log and the commit log of the checkpoint have all these values, even if the job was killed in between.
+Forwarders hand over past the batches, from the near future on. So where they take messages, the first case says nothing
+of these: while the job is down, a forwarder may have handed over what is due later than a message that waits in a
+bucket. Nor does it help then when a batch has accepted the message: it counts when one has handed it over. Among all
+messages, also those that forwarders take, a message must be in order in these cases:
+
+- A batch had handed it over a second before it was due.
+- A forwarder had handed it over 300 ms before it was due.
+
+The offset log and the commit log of the checkpoint, the claims and the near log have all these values, even if the job
+or a forwarder was killed in between.
 """
 
 from __future__ import annotations
@@ -16,12 +25,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
+from streaming.judge.forwarded import Forwarded
 from streaming.judge.record import Published
 
 # How long before it is due a message must be handed over. Up to 100 ms (release.lead) it may be written behind others;
 # the rest is for a machine on which everything runs at once.
 _AHEAD_MS = 1_000
+# The same for a message that a forwarder took: it was seen in the near log, and the lead is a third of this.
+_FORWARDED_AHEAD_MS = 300
 
 # The offset of the next record in each input (topic, partition).
 Offsets = Mapping[tuple[str, int], int]
@@ -81,10 +94,19 @@ class CheckpointLog:
             yield Step(batch.ends, cutoff_ms, in_order_from_ms, batch.committed_ms)
 
 
-class Acceptance:
-    """The input that the job accepted under all its checkpoints, given from the first to the last."""
+class Held(Enum):
+    """To which order a message is held: to none, to that of all that batches took, or to that of all messages."""
 
-    def __init__(self, checkpoints: Iterable[CheckpointLog]) -> None:
+    NOT = auto()
+    AMONG_BATCHES = auto()
+    AMONG_ALL = auto()
+
+
+class Acceptance:
+    """The input that the job accepted under all its checkpoints, given from the first to the last, and forwarders."""
+
+    def __init__(self, checkpoints: Iterable[CheckpointLog], forwarded: Forwarded | None = None) -> None:
+        self._forwarded = forwarded or Forwarded()
         # By input partition: the end offsets of batches, ascending, and the steps that have them.
         self._ends: dict[tuple[str, int], list[int]] = {}
         self._steps: dict[tuple[str, int], list[Step]] = {}
@@ -100,21 +122,45 @@ class Acceptance:
                         ends.append(end)
                         self._steps.setdefault(source, []).append(step)
 
-    def in_order_from_ms(self, message: Published) -> int | None:
-        """Return the due time (epoch ms) from which on the batch that accepted the message keeps order.
+    def is_forwarded(self, message: Published) -> bool:
+        """Return whether a forwarder took the message, and no batch."""
+        return message.source in self._forwarded.sources
 
-        Returns None if no known committed batch accepted it.
+    def held(self, message: Published) -> Held:
+        """Return to which order the message is held."""
+        from_ms = self.in_order_from_ms(message)
+        if from_ms is not None and message.due_ms >= from_ms:
+            return Held.AMONG_ALL
+        step = None if self.is_forwarded(message) else self._step_of(message)
+        return Held.AMONG_BATCHES if step is not None and message.due_ms >= step.in_order_from_ms else Held.NOT
+
+    def must_be_in_order(self, message: Published) -> bool:
+        """Return whether the message was accepted in time, so that it must be in order among all messages."""
+        return self.held(message) is Held.AMONG_ALL
+
+    def in_order_from_ms(self, message: Published) -> int | None:
+        """Return the due time (epoch ms) from which on the message must be in order among all messages.
+
+        Returns None if it is not known who accepted it; where forwarders took messages, if it is not known that it was
+        handed over.
         """
-        step = self._step_of(message)
-        return None if step is None else step.in_order_from_ms
+        if not self._forwarded.sources:
+            step = self._step_of(message)
+            return None if step is None else step.in_order_from_ms
+        handed_over_ms = self.handed_over_ms(message)
+        ahead_ms = _FORWARDED_AHEAD_MS if self.is_forwarded(message) else _AHEAD_MS
+        return None if handed_over_ms is None else handed_over_ms + ahead_ms
 
     def committed_ms(self, message: Published) -> int | None:
-        """Return when the batch that accepted the message was committed (epoch ms); None as above."""
+        """Return when the batch that accepted the message was committed (epoch ms); None if no known one has.
+
+        A batch passes over what a forwarder took, but has read it.
+        """
         step = self._step_of(message)
         return None if step is None else step.committed_ms
 
     def waited_from_ms(self, message: Published) -> int | None:
-        """Return the due time (epoch ms) from which on nothing was handed over before the message was accepted.
+        """Return the due time (epoch ms) from which on no batch handed over anything before the message was accepted.
 
         None as above.
         """
@@ -122,10 +168,13 @@ class Acceptance:
         return None if step is None else step.waited_from_ms
 
     def handed_over_ms(self, message: Published) -> int | None:
-        """Return the time by which the message was handed over (epoch ms); None if no known committed batch has.
+        """Return the time by which the message was handed over (epoch ms); None if that is not known.
 
-        That is the commit of the batch that accepted it, or of a later one, whose cutoff is behind its due time.
+        That is when it was seen in the near log, if a forwarder took it. Otherwise it is the commit of the batch that
+        accepted it, or of a later one, whose cutoff is behind its due time.
         """
+        if self.is_forwarded(message):
+            return self._forwarded.seen_ms.get(message.source)
         accepted_ms = self.committed_ms(message)
         index = bisect_right(self._cutoffs, message.due_ms, key=lambda handed_over: handed_over[0])
         if accepted_ms is None or index == len(self._cutoffs):
@@ -139,10 +188,5 @@ class Acceptance:
         return self._steps[topic, partition][index] if index < len(ends) else None
 
     def is_accepted(self, message: Published) -> bool:
-        """Return whether a known committed batch has accepted the message."""
-        return self.in_order_from_ms(message) is not None
-
-    def must_be_in_order(self, message: Published) -> bool:
-        """Return whether the message was accepted in time, so that it must be delivered in order."""
-        from_ms = self.in_order_from_ms(message)
-        return from_ms is not None and message.due_ms >= from_ms
+        """Return whether a forwarder or a known committed batch has accepted the message."""
+        return self.is_forwarded(message) or self._step_of(message) is not None

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch, Offsets
+from streaming.judge.claims_watch import ClaimsWatch
 
 _POLL_S = 0.05
 _ORIGIN = "delayline-origin.json"
@@ -20,10 +21,13 @@ class CheckpointWatch:
     """Watches the checkpoint under `storage`, a folder on the local disk, in a background thread. A context manager.
 
     `rescale` and `rebuild` may replace the checkpoint; the watch keeps the batches of earlier checkpoints.
+
+    `claims` watches what forwarders take; this watch closes it. Without it, batches take everything.
     """
 
-    def __init__(self, storage: Path) -> None:
+    def __init__(self, storage: Path, claims: ClaimsWatch | None = None) -> None:
         self._storage = storage
+        self._claims = claims
         # By the checkpoint's id, in the order in which they appeared.
         self._logs: dict[str, CheckpointLog] = {}
         self._lock = threading.Lock()
@@ -42,10 +46,17 @@ class CheckpointWatch:
         if self._problem is not None:
             raise self._problem
         self._look()
-        return Acceptance(self._logs.values())
+        return Acceptance(self._logs.values(), None if self._claims is None else self._claims.forwarded())
+
+    def drain(self) -> None:
+        """Wait until all claims that are committed now have been read. Raises TimeoutError."""
+        if self._claims is not None:
+            self._claims.drain()
 
     def close(self) -> None:
         """Stop watching."""
+        if self._claims is not None:
+            self._claims.close()
         self._stop.set()
         self._thread.join()
 

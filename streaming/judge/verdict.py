@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from streaming.judge.acceptance import Acceptance
+from streaming.judge.acceptance import Acceptance, Held
 from streaming.judge.contract import Environment, Fault, Finding, record_faults
 from streaming.judge.order import OrderCheck
 from streaming.judge.record import Published, Received
@@ -23,7 +23,8 @@ class Verdict:
     - `published`: all messages; the sum of `deliverable` and `bad`.
     - `deliverable`: messages that must be delivered; of these, `delivered` were delivered as the contract requires.
     - `bad`: messages that must become dead letters; of these, `dead_lettered` became correct dead letters.
-    - `order_checked`: deliverable messages that had to be in order.
+    - `order_checked`: deliverable messages that had to be in order, among all.
+    - `forwarded`: deliverable messages that forwarders took.
     - `faults`: the count of each kind of fault; `findings` has the first few of each kind.
     """
 
@@ -33,6 +34,7 @@ class Verdict:
     bad: int
     dead_lettered: int
     order_checked: int
+    forwarded: int
     faults: Mapping[Fault, int]
     findings: tuple[Finding, ...]
 
@@ -95,9 +97,9 @@ def judge(
         if seen[identity] > 1:
             add(Finding(Fault.DOUBLED, identity, f"again in {record.topic}/{record.partition} at {record.offset}"))
         elif message.error is None and not any(finding.fault is Fault.MISPLACED for finding in of_record):
-            must_be_in_order = acceptance.must_be_in_order(message)
-            order_checked += must_be_in_order
-            if (order_finding := order.take(record, message, must_be_in_order)) is not None:
+            held, is_forwarded = acceptance.held(message), acceptance.is_forwarded(message)
+            order_checked += held is Held.AMONG_ALL
+            if (order_finding := order.take(record, message, held, is_forwarded)) is not None:
                 add(order_finding)
     if complete:
         for identity in published:
@@ -111,6 +113,7 @@ def judge(
         bad=len(bad),
         dead_lettered=len(correct & bad),
         order_checked=order_checked,
+        forwarded=sum(acceptance.is_forwarded(message) for message in published.values() if message.error is None),
         faults=faults,
         findings=tuple(finding for kind in findings.values() for finding in kind),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
 from streaming.judge.contract import Environment
+from streaming.judge.forwarded import Forwarded
 from streaming.judge.record import Header, Published, Received
 from streaming.judge.verdict import Verdict, judge
 
@@ -23,22 +24,28 @@ _HASHES = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
 
 @dataclass(frozen=True)
 class Run:
-    """The published messages, the received records in order of receipt, and the batches that the job committed."""
+    """The published messages, the received records in order of receipt, the committed batches, and the forwarders."""
 
     published: dict[str, Published]
     received: list[Received]
     log: CheckpointLog
+    forwarded: Forwarded = field(default_factory=Forwarded)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Who accepted the messages."""
+        return Acceptance([self.log], self.forwarded)
 
     def judged(self, received: list[Received] | None = None, complete: bool = True) -> Verdict:
         """Judge this run, or the same run with other received records."""
         environment = Environment({topic: {count} for topic, count in PARTITIONS.items()})
         records = self.received if received is None else received
-        return judge(self.published, records, Acceptance([self.log]), environment, complete)
+        return judge(self.published, records, self.acceptance, environment, complete)
 
     def must_be_in_order(self, record: Received) -> bool:
         """Return whether the record's message must be in order."""
         message = self.published[record.id]
-        return message.error is None and Acceptance([self.log]).must_be_in_order(message)
+        return message.error is None and self.acceptance.must_be_in_order(message)
 
 
 def record_of(message: Published, partition: int, offset: int = 0) -> Received:
@@ -74,9 +81,10 @@ def runs(draw: st.DrawFn) -> Run:
     """Draw batches, some soon after the one before and some long after, with messages of the past and the future.
 
     A batch hands over what is due within the horizon when it begins. A release process has then written all that was
-    handed over before and is nearly due.
+    handed over before and is nearly due. In some runs a forwarder takes some messages that are due within the horizon.
     """
-    log = CheckpointLog()
+    log, forwarded = CheckpointLog(), Forwarded()
+    has_forwarder = draw(st.booleans())
     published: dict[str, Published] = {}
     received: list[Received] = []
     waiting: list[Published] = []
@@ -88,7 +96,13 @@ def runs(draw: st.DrawFn) -> Run:
         for _ in range(draw(st.integers(0, 5))):
             message = _message(draw, ends, now_ms)
             published[message.id] = message
-            waiting.append(message)
+            is_near = message.error is None and message.due_ms < now_ms + _HORIZON_MS
+            if has_forwarder and is_near and draw(st.booleans()):
+                ready.append(message)
+                forwarded.sources.add(message.source)
+                forwarded.seen_ms[message.source] = now_ms
+            else:
+                waiting.append(message)
         until_ms = now_ms + _HORIZON_MS
         now_ms += draw(st.integers(0, _LONG_MS))
         received += _released(ready, now_ms)
@@ -98,7 +112,7 @@ def runs(draw: st.DrawFn) -> Run:
     # Release the rest.
     ready += waiting
     received += _released(ready, 10**9)
-    return Run(published, numbered(received), log)
+    return Run(published, numbered(received), log, forwarded)
 
 
 def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], now_ms: int) -> Published:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
+from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch, Held
+from streaming.judge.forwarded import Forwarded
 from streaming.judge.record import Published
 
 _SOURCE = ("in", 0)
@@ -87,3 +88,37 @@ def test_a_message_is_handed_over_by_a_batch_that_has_accepted_it_with_a_cutoff_
     # No batch has handed it over, or accepted it.
     assert acceptance.handed_over_ms(_message(0, 60_200)) is None
     assert acceptance.handed_over_ms(_message(20, 1_000)) is None
+
+
+def _forwarded(*seen: tuple[int, int]) -> Forwarded:
+    """Return what forwarders took, given by the offset, and when it was seen in the near log."""
+    seen_ms = {(*_SOURCE, offset): at_ms for offset, at_ms in seen}
+    return Forwarded(set(seen_ms), seen_ms)
+
+
+def test_what_a_forwarder_took_is_in_order_300_ms_after_it_was_seen_in_the_near_log() -> None:
+    # No batch has read it yet.
+    acceptance = Acceptance([], _forwarded((5, 1_000)))
+    assert acceptance.held(_message(5, 1_300)) is Held.AMONG_ALL
+    assert acceptance.held(_message(5, 1_299)) is Held.NOT
+    assert acceptance.is_accepted(_message(5, 0))
+    assert not acceptance.is_accepted(_message(6, 0))
+
+
+def test_what_a_forwarder_took_is_not_in_order_because_a_batch_has_read_it() -> None:
+    forwarded = Forwarded({(*_SOURCE, 4)})
+    acceptance = Acceptance([_log((0, 60_000, 100, 5))], forwarded)
+    assert acceptance.held(_message(4, 59_000)) is Held.NOT, "its chunk was not seen"
+    forwarded.seen_ms[*_SOURCE, 4] = 58_000
+    assert acceptance.held(_message(4, 59_000)) is Held.AMONG_ALL
+
+
+def test_beside_forwarders_a_message_is_in_order_a_second_after_a_batch_has_handed_it_over() -> None:
+    acceptance = Acceptance([_log((0, 60_000, 100, 5), (1, 60_100, 90_000, 5))], _forwarded((5, 1_000)))
+    assert acceptance.held(_message(4, 59_999)) is Held.AMONG_ALL
+    assert acceptance.held(_message(4, 1_100)) is Held.AMONG_ALL
+    # It waited for the second batch, which was late.
+    assert acceptance.held(_message(4, 60_000)) is Held.AMONG_BATCHES
+    # No batch has handed it over, and what others hand over meanwhile is of forwarders.
+    assert acceptance.held(_message(4, 60_100)) is Held.AMONG_BATCHES
+    assert Acceptance([_log((0, 60_000, 100, 5))]).held(_message(4, 60_100)) is Held.AMONG_ALL
