@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,8 +29,6 @@ from benchmarks.release_processes import ReleaseCommand, shard_of
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.traffic import DRAIN_S, Traffic, due_between, percentiles
 from benchmarks.waiting import say, wait_until
-from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.storage.paths import storage_path
 
 RATE, SHORTEST_S, LONGEST_S = 1000, 20.0, 50.0
 CALM, DRIVER, TREE, RELEASE = "calm", "driver killed", "all killed", "release process killed"
@@ -249,7 +246,7 @@ class _Traffic:
         out = stand.folder / f"{application.name}.npz"
         limit_s = seconds + LONGEST_S + DRAIN_S
         self._receiver = Receiver(stand.bootstrap, [application.output], PARTITIONS, self.traffic.count, limit_s, out)
-        self._watch = CheckpointWatch(Path(storage_path(application.settings)))
+        self._watch = stand.judge_watch(application)
         self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
 
     def __enter__(self) -> Self:
@@ -280,6 +277,7 @@ class _Traffic:
 
     def faults(self, received: Received) -> dict[str, float]:
         """Count the faults (`benchmarks.held_order`)."""
+        self._watch.drain()
         count = self.traffic.count
         return {"published": count} | faults_of(received, count, 0, self._application.input, self._watch.acceptance())
 

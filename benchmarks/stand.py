@@ -16,7 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from benchmarks.job import PARTITIONS, Application, Job
 from benchmarks.usage import UsageWatch
 from sinks.topics.topics import ensure_topics
+from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.claims_watch import ClaimsWatch
 from streaming.local.broker import EmbeddedBroker
+from streaming.storage.paths import storage_path
 
 
 class Stand:
@@ -93,6 +96,12 @@ class Stand:
     def watch(self) -> UsageWatch:
         """Return a watch for the cost of a reference that runs without a job; a context manager."""
         return UsageWatch(None, self.broker.pid or 0)
+
+    def judge_watch(self, application: Application) -> CheckpointWatch:
+        """Return the judge's watch on what the job and its forwarders accept; a context manager."""
+        settings = application.settings
+        claims = ClaimsWatch(self.bootstrap, settings.claims_topic, settings.near_topic)
+        return CheckpointWatch(Path(storage_path(settings)), claims)
 
     def came_out(self, application: Application) -> dict[str, int]:
         """Return the number of records in the output and in the dead-letter topic."""

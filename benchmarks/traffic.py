@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.receiver import Received, Receiver
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import say
-from streaming.judge.checkpoint_watch import CheckpointWatch
-from streaming.storage.paths import storage_path
 
 DRAIN_S = 90.0
 _PERCENTILES = (50, 90, 99, 99.9)
@@ -97,8 +94,9 @@ def run_through(
     warm-up: a cold job may be late, but must not break the contract. Order counts for what it accepted in time.
     """
     say(f"{application.name}: {traffic}")
-    with CheckpointWatch(Path(storage_path(application.settings))) as watch:
+    with stand.judge_watch(application) as watch:
         received, later, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
+        watch.drain()
         acceptance = watch.acceptance()
     start_s, end_s = (begun_s + at_s for at_s in traffic.counts_s)
     lateness_ms = due_between(received, start_s, end_s).lateness_ms

@@ -101,7 +101,8 @@ def counts_of(judged: JudgedLoad) -> dict[str, int]:
         "messages with names that came out": len(judged.names.received),
         "cancels by name": judged.names.cancels,
     }
-    return {"messages": verdict.published} | cancels | faults | {"held to order": verdict.order_checked}
+    ways = {"held to order": verdict.order_checked, "taken by forwarders": verdict.forwarded}
+    return {"messages": verdict.published} | cancels | faults | ways
 
 
 def contract_aims(judged: JudgedLoad) -> list[Aim]:

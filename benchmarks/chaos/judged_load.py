@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,13 +17,11 @@ from benchmarks.stand import Stand
 from benchmarks.waiting import say
 from streaming.judge.acceptance import Acceptance
 from streaming.judge.cancels import Answers
-from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import Verdict, judge
-from streaming.storage.paths import storage_path
 
 # The newest messages of the names are due no later than all others, and may come out a little later.
 _NAMES_S = 60.0
@@ -73,7 +70,7 @@ class JudgedLoad:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._watch = stack.enter_context(CheckpointWatch(Path(storage_path(self.application.settings))))
+            self._watch = stack.enter_context(self._stand.judge_watch(self.application))
             self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
             stack.callback(self._outputs.close)
             self.names.subscribe()
@@ -111,6 +108,7 @@ class JudgedLoad:
         self._outputs.drain()
         self.names.drain()
         self._results.drain()
+        self._watch.drain()
         records = published_in(self._stand, self.application.input, self.load.topic_of)
         count = len(records.messages) + self.load.cancels
         if count != self.load.published:

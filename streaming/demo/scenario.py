@@ -24,6 +24,7 @@ from streaming.demo.messages import LONGEST_MS, Publication
 from streaming.demo.result import Outage, Result, result_of
 from streaming.demo.view import View, take_snapshot
 from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.claims_watch import ClaimsWatch
 from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
@@ -83,7 +84,8 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         ensure_topics(settings, partitions=_PARTITIONS)
         job = Job(folder, overrides)
         stack.callback(job.kill)
-        watch = stack.enter_context(CheckpointWatch(Path(storage_path(settings))))
+        claims = ClaimsWatch(broker.bootstrap, settings.claims_topic, settings.near_topic)
+        watch = stack.enter_context(CheckpointWatch(Path(storage_path(settings)), claims))
         received: list[Received] = []
         outputs = Outputs(broker.bootstrap, _outputs(settings), received.append)
         stack.callback(outputs.close)
@@ -91,6 +93,7 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         stack.callback(publication.close)
         outage = _Scenario(view, job, settings, publication, outputs, received, watch).run()
         outputs.drain()
+        watch.drain()
         environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
         acceptance = watch.acceptance()
         verdict = judge(publication.sent, received, acceptance, environment)

@@ -45,7 +45,9 @@ class Application:
 
     def ledger(self) -> Ledger:
         """Return a ledger of the input and output, which is a context manager. The topics must exist."""
-        return Ledger(self.bootstrap, [self.output, self.other, self.dead], self.storage, f"{self.id}-results")
+        outputs = [self.output, self.other, self.dead]
+        results, claims, near = (f"{self.id}-{name}" for name in ("results", "claims", "near"))
+        return Ledger(self.bootstrap, outputs, self.storage, results, claims, near)
 
     def overrides(self, *more: str) -> list[str]:
         """Return settings for `--set`, with thresholds so low that every code path runs."""

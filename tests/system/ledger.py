@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 
 from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
+from streaming.judge.claims_watch import ClaimsWatch
 from streaming.judge.contract import Environment
 from streaming.judge.names import Named, name_problems
 from streaming.judge.outputs import Outputs
@@ -36,13 +37,16 @@ class Ledger:
     """Publishes messages, subscribes from the beginning in a thread, and lets the judge compare the two.
 
     `outputs` are the output topics, the dead-letter topic last; `storage` is the folder of the job's storage.
-    `results` is the topic of the answers to cancels, which is read from the first cancel on.
+    `results` is the topic of the answers to cancels, which is read from the first cancel on; `claims` and `near` are
+    the topics of forwarders.
     """
 
     bootstrap: str
     outputs: list[str]
     storage: Path
     results: str = ""
+    claims: str = ""
+    near: str = ""
     # The id that each ask for a cancel asks for, by the id of the ask.
     asks: dict[str, str] = field(default_factory=dict)
     # The other headers of an ask for a cancel.
@@ -72,7 +76,8 @@ class Ledger:
     def __post_init__(self) -> None:
         self.closed = False
         self._open_producer()
-        self._watch = CheckpointWatch(self.storage)
+        claims = ClaimsWatch(self.bootstrap, self.claims, self.near) if self.claims else None
+        self._watch = CheckpointWatch(self.storage, claims)
         self._reader = Outputs(self.bootstrap, self.outputs, self.got.append)
         self._results: Outputs | None = None
         self._partitions = {topic: {count} for topic, count in self._reader.partitions.items()}
@@ -297,6 +302,7 @@ class Ledger:
         for outputs in (self._reader, self._results):
             if outputs is not None:
                 outputs.drain()
+        self._watch.drain()
 
     def _problems(self, complete: bool, least_checked: float) -> list[str]:
         problems = self._judged(complete).problems(least_checked)
