@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks.checkpoint_watch import CheckpointWatch
-from benchmarks.release_processes import kill_all_but_releases, release_children
+from benchmarks.release_processes import is_release, kill_driver, release_children
 from benchmarks.usage import UsageWatch
 from benchmarks.waiting import say, wait_until
 from conf.load import load_settings
@@ -163,14 +163,14 @@ class Job:
         process.wait()
 
     def kill_driver(self) -> None:
-        """Kill the driver, its JVM and their Python processes by SIGKILL, but not the release processes.
+        """Kill the driver, its JVM and their Python processes by SIGKILL, but no release process and no forwarder.
 
         These go on, and a restarted job with them. Raises RuntimeError if the job had ended before.
         """
         self.check()
         process = self._detach()
         assert process is not None
-        self._orphans += kill_all_but_releases(psutil.Process(process.pid))
+        self._orphans += kill_driver(psutil.Process(process.pid))
         process.wait()
 
     def kill_releases(self) -> None:
@@ -178,7 +178,7 @@ class Job:
         self.check()
         assert self._process is not None
         found = release_children(psutil.Process(self._process.pid))
-        found += [orphan for orphan in self._orphans if orphan.is_running()]
+        found += [orphan for orphan in self._orphans if is_release(orphan)]
         if not found:
             raise RuntimeError("the job has no release process")
         for each in found:

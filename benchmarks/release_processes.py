@@ -1,4 +1,4 @@
-"""Finds release processes, kills all of a job but these, and starts `delayline release` beside a job."""
+"""Finds release processes and forwarders, kills all of a job but these, and starts `delayline release` beside a job."""
 
 from __future__ import annotations
 
@@ -18,21 +18,32 @@ from typing import Self
 import psutil
 
 from benchmarks.waiting import wait_until
-from streaming.release.supervised import SPARE
+from streaming.processes.kinds import SPARE, Kind
 
-_SUPERVISED = "streaming.release.supervised"
+_SUPERVISED = "streaming.processes.supervised"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
 _SHARDS = re.compile(r"shards \[([\d, ]*)\] are (given to|taken from) ")
 
 
 def is_release(process: psutil.Process) -> bool:
-    """Return whether this is a release process: one that a job started, or `delayline release`; but no spare one."""
+    """Return whether this is a release process: one that a job started, or `delayline release`."""
+    return _is(process, Kind.RELEASE, Kind.FORWARD, "release")
+
+
+def is_forwarder(process: psutil.Process) -> bool:
+    """Return whether this is a forwarder: one that a job started, or `delayline forward`."""
+    return _is(process, Kind.FORWARD, Kind.RELEASE, "forward")
+
+
+def _is(process: psutil.Process, kind: Kind, other: Kind, command: str) -> bool:
     try:
         line, name = process.cmdline(), process.name()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-    return (_SUPERVISED in line and name != SPARE) or ("streaming.cli", "release") in pairwise(line)
+    # A spare one may become either.
+    is_started = _SUPERVISED in line and kind in line and name not in (SPARE, other.comm)
+    return is_started or ("streaming.cli", command) in pairwise(line)
 
 
 def release_children(root: psutil.Process) -> list[psutil.Process]:
@@ -43,16 +54,23 @@ def release_children(root: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def kill_all_but_releases(root: psutil.Process) -> list[psutil.Process]:
-    """Send SIGKILL to `root` and its descendants, except its release processes. Returns these: they are orphans now."""
+def kill_driver(root: psutil.Process) -> list[psutil.Process]:
+    """Send SIGKILL to `root` and its descendants, except release processes and forwarders: these are orphans now.
+
+    Returns the orphans.
+    """
     killed: set[psutil.Process] = set()
     # A process may start another before it is stopped, so that one look is not enough.
-    while new := {root, *(child for child in root.children(recursive=True) if not is_release(child))} - killed:
+    while new := {root, *(each for each in root.children(recursive=True) if not _is_spared(each))} - killed:
         _signal(new, psutil.Process.suspend)
         killed |= new
-    spared = release_children(root)
+    spared = [each for each in root.children(recursive=True) if _is_spared(each)]
     _signal(killed, psutil.Process.kill)
     return spared
+
+
+def _is_spared(process: psutil.Process) -> bool:
+    return is_release(process) or is_forwarder(process)
 
 
 def _signal(processes: Iterable[psutil.Process], signal: Callable[[psutil.Process], None]) -> None:

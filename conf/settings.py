@@ -166,17 +166,24 @@ class ReleaseSettings(Section):
 
 
 class ForwardSettings(Section):
-    """In how many processes forwarders take what is due soon, past the batches. 0: batches do all of it."""
+    """In how many processes forwarders take what is due soon, past the batches."""
 
     processes: Annotated[int, Bounded(0, 64)] = 0
+    elsewhere: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there may be forwarders. If not, batches do all of their work, and wait for no claims."""
+        return self.processes > 0 or self.elsewhere
 
 
 class MonitorSettings(Section):
-    """Where the job and the release processes answer `/metrics`, `/healthz` and `/readyz`, and how they log."""
+    """Where the job, release processes and forwarders answer `/metrics`, `/healthz` and `/readyz`, and how they log."""
 
     job: ListenAddress = "127.0.0.1:9464"
     release: ListenAddress = ""
-    release_addresses: Annotated[tuple[ServerAddress, ...], BeforeValidator(read_list)] = ()
+    forward: ListenAddress = ""
+    process_addresses: Annotated[tuple[ServerAddress, ...], BeforeValidator(read_list)] = ()
     otlp: WebAddress = ""
     log_format: Annotated[str, one_of("text", "json")] = "text"
 
@@ -350,20 +357,23 @@ _THIS_HOST = frozenset({"0.0.0.0", "127.0.0.1", "localhost", "[::]", "[::1]"})  
 _MOST_PORT = 65_535
 
 
-def _wrong_ports(monitor: MonitorSettings, web: WebSettings, processes: int) -> list[str]:
-    """Return what is wrong with the ports of a host that runs the job, its release processes and the page."""
-    listeners = [("monitor.job", monitor.job, 0), ("web.address", web.address, 0)]
-    # With none, a process of `delayline release` has the address, and may be on another host.
-    listeners += [("monitor.release", monitor.release, number) for number in range(processes)]
+def _wrong_ports(monitor: MonitorSettings, web: WebSettings, releases: int, forwarders: int) -> list[str]:
+    """Return what is wrong with the ports of a host that runs the job, its processes and the page."""
+    listeners = [("monitor.job", monitor.job, "monitor.job", 0), ("web.address", web.address, "web.address", 0)]
+    # With none, a process of a command of its own has the address, and may be on another host.
+    for key, address, user, processes in (
+        ("monitor.release", monitor.release, "release process {} of release.processes", releases),
+        ("monitor.forward", monitor.forward, "forwarder {} of forward.processes", forwarders),
+    ):
+        listeners += [(key, address, user.format(number + 1), number) for number in range(processes)]
     wrong: list[str] = []
     taken: list[tuple[str, int, str]] = []
-    for key, address, number in listeners:
+    for key, address, user, number in listeners:
         host, _, first = address.rpartition(":")
         # "" is nowhere, and port 0 any free one.
         if not address or not int(first):
             continue
         port = int(first) + number
-        user = f"release process {number + 1} of release.processes" if key == "monitor.release" else key
         if port > _MOST_PORT:
             wrong.append(f"{key} = {address!r}: allowed are ports up to {_MOST_PORT}, and {user} takes {port}")
             break
@@ -520,7 +530,7 @@ class Settings(BaseSettings):
                 "release.lead: allowed is a duration that is with release.slice up to half of "
                 "release.transaction_timeout: so long a transaction is open before its messages are due"
             )
-        wrong += _wrong_ports(self.monitor, self.web, release.processes)
+        wrong += _wrong_ports(self.monitor, self.web, release.processes, self.forward.processes)
         # On S3 alone: for a file system that Delayline does not know, a deployment may have a better one than Spark's.
         if self.storage.path.startswith("s3a:") and CHECKPOINT_FILE_MANAGER in self.spark.options:
             wrong.append(

@@ -55,7 +55,7 @@ def test_the_page_asks_the_job_where_it_listens(services: dict[str, Any]) -> Non
     settings = load_settings(None, environ=environment)
     name, _, port = settings.monitor.job.rpartition(":")
     assert services[name]["environment"]["DELAYLINE_MONITOR__JOB"].rpartition(":")[2] == port
-    (release,) = settings.monitor.release_addresses
+    (release,) = settings.monitor.process_addresses
     name, _, port = release.rpartition(":")
     assert services[name]["environment"]["DELAYLINE_MONITOR__RELEASE"].rpartition(":")[2] == port
     assert f"127.0.0.1:9466:{settings.web.address.rpartition(':')[2]}" in services["web"]["ports"]

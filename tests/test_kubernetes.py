@@ -257,7 +257,7 @@ def test_the_page_asks_the_job_and_the_release_processes_through_their_services(
     settings = load_settings(BASE / "delayline.toml", environ=environ)
     name, _, port = settings.monitor.job.rpartition(":")
     assert port in {str(each["port"]) for each in manifest("Service", name)["spec"]["ports"]}
-    (release,) = settings.monitor.release_addresses
+    (release,) = settings.monitor.process_addresses
     name, _, port = release.rpartition(":")
     service = manifest("Service", name)["spec"]
     # Its name stands for the pods themselves.

@@ -22,7 +22,7 @@ from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import input_bounds
 from sources.intake.presets import name_messages
 from streaming.checkpoint.current import current_checkpoint
-from streaming.release.drain import drain
+from streaming.processes.drain import drain
 from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
 

@@ -3,7 +3,7 @@
 It knows Kafka and no Spark, runs in processes of its own (`delayline release`, or started by the job), and goes on
 while the job is down. Shards are divided between the processes by a consumer group.
 
-Read `process` (a member of the group, `sinks.group`), `shard` (the steps for one shard), `log_reader`,
+Read `process` (a member of its group), `shard` (the steps for one shard), `log_reader`,
 `log_end` (what is left), `pending` (the pure core: what is released next), `room` (what fits a transaction), `ring`
 and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`, `record_check` and `reports` (what
 a topic refuses), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing),

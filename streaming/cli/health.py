@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def health(
     of: Annotated[
-        Literal["job", "release"],
-        typer.Argument(help="What is asked: the process at monitor.job, or those at monitor.release."),
+        Literal["job", "release", "forward"],
+        typer.Argument(help="What is asked: the process at monitor.job, or those at monitor.release or .forward."),
     ] = "job",
     live: Annotated[
         bool, typer.Option("--live", help="Ask whether it makes progress, not whether it is on time.")
@@ -23,23 +23,24 @@ def health(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say whether the job, or its release processes, are ready: whether messages leave on time as far as they know.
+    """Say whether the job, its release processes, or its forwarders are ready: whether messages leave on time as far as
+    they know.
 
-    Of release processes, each of `release.processes` is asked, at its own port; with 0, the one at monitor.release.
+    Of release processes, each of `release.processes` is asked, at its own port; with 0, the one at monitor.release. The
+    same holds for forwarders.
     Exit code 0 if all are, 1 if one is not or does not answer, with the reasons. Starts no Spark and asks no broker.
     """
     from conf.errors import UsageError
     from conf.printable import printable
-    from streaming.monitor.client import release_addresses
+    from streaming.monitor.client import started_addresses
 
     settings = settings_of(config, overrides)
-    monitor = settings.monitor
-    address = monitor.job if of == "job" else monitor.release
+    address: str = getattr(settings.monitor, of)
     if address.rpartition(":")[2] in ("", "0"):
         raise UsageError(
             f"monitor.{of} = {address!r}: set it to an address with a port, for this process and for that one"
         )
-    addresses = [address] if of == "job" else release_addresses(settings) or [address]
+    addresses = [address] if of == "job" else started_addresses(settings, of) or [address]
     good = True
     for each in addresses:
         is_good, sentence = _asked(each, live, settings)

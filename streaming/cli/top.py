@@ -33,9 +33,9 @@ def top(
 ) -> None:
     """Show what the page shows, but for messages: what is due when, lateness, rates, merges, shards, problems.
 
-    Asks the running job at monitor.job, the broker, and for problems the release processes at monitor.release and
-    monitor.release_addresses. On a terminal it takes the screen, best of 100 columns and 40 lines; otherwise it prints
-    each time.
+    Asks the running job at monitor.job, the broker, and for problems the processes at monitor.release, monitor.forward
+    and monitor.process_addresses. On a terminal it takes the screen, best of 100 columns and 40 lines; otherwise it
+    prints each time.
     """
     from rich.console import Console
     from rich.live import Live

@@ -55,7 +55,8 @@ from streaming.job.start_wait import StartWait
 from streaming.job.task_progress import TaskProgress
 from streaming.job.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.monitor.job_metrics import JobCounts, monitored_job
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes.kinds import Kind
+from streaming.processes.supervisor import Processes
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import innermost_cause, storage_failure, text_of_query, translate_storage_errors
@@ -110,7 +111,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     """Run the job until SIGTERM or SIGINT, or until the query fails.
 
     If a start of a job with a checkpoint finds no broker, it tries again for `kafka.outage_limit`. Release processes
-    that it has started, or found, go on meanwhile.
+    and forwarders that it has started, or found, go on meanwhile.
 
     `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
     query that Delayline does not know, QueryFailed with Spark's words.
@@ -122,14 +123,16 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
     counts = JobCounts()
-    releases = ReleaseProcesses(settings, settings.release.processes)
+    processes = Processes(
+        settings, {Kind.RELEASE: settings.release.processes, Kind.FORWARD: settings.forward.processes}
+    )
     started = SimpleQueue[bool]()
 
     def note_start() -> None:
         started.put(True)
         on_started()
 
-    with ExitStack() as monitoring, releases:
+    with ExitStack() as monitoring, processes:
 
         @cache
         def monitor() -> None:
@@ -141,7 +144,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                 # A start whose settings are wrong takes no address, and says nothing of one.
                 check_topics(settings)
                 monitor()
-                _run(settings, fresh, note_start, stop, releases, counts)
+                _run(settings, fresh, note_start, stop, processes, counts)
             except (BrokerUnreachable, TopicMissing) as problem:
                 if not started.empty():
                     raise
@@ -155,12 +158,13 @@ def _run(
     fresh: bool,
     on_started: Callable[[], None],
     stop: SimpleQueue[int],
-    releases: ReleaseProcesses,
+    processes: Processes,
     counts: JobCounts,
 ) -> None:
     """Run the job once.
 
-    1. Start the release processes, which go on until the end. If another process seems to hold the lease, wait for 2.
+    1. Start release processes and forwarders, which go on until the end. If another process seems to hold the lease,
+       wait for 2.
     2. Start Spark and claim the lease. After a crash, fence the writers of the process before.
     3. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
        progress topic.
@@ -169,15 +173,16 @@ def _run(
     6. Watch the query until it ends. Then find the cause in the input if Spark names none.
     """
     with ExitStack() as stack:
-        # 1. Start the release processes. They need no Spark: what is handed over leaves on time from here on.
+        # 1. Start release processes and forwarders. They need no Spark: what is handed over, or due soon, leaves on
+        #    time from here on.
         if not _is_held(settings):
-            releases.start()
+            processes.start()
         _give_way()
         # 2. Start Spark and claim the lease.
         spark, lease = stack.enter_context(exclusive_session(settings, "run"))
         tasks = stack.enter_context(closing(TaskProgress(spark)))
         counts.watch_tasks(tasks.done_tasks)
-        releases.start()
+        processes.start()
         if lease.after_a_crash:
             # The holder before may be paused, not dead, and have open transactions.
             fence_writers(settings, settings.bucket.shards)
@@ -206,7 +211,7 @@ def _run(
             outage = OutageWatch(lambda: str(query.status["message"]))
             try:
                 _watch(
-                    spark, query, settings, gate, stop, lease, runner, releases, counts, unchanged,
+                    spark, query, settings, gate, stop, lease, runner, processes, counts, unchanged,
                     lambda: clock.check(runner.planned), lambda: outage.check(runner.planned),
                 )  # fmt: skip
             except QueryFailed:
@@ -219,7 +224,7 @@ def _run(
 
 
 def _is_held(settings: Settings) -> bool:
-    """Return whether another process seems to hold the lease, whose release processes should not be disturbed.
+    """Return whether another process seems to hold the lease, whose processes should not be disturbed.
 
     Whether it does, the claim finds out in seconds. Until then only a crash on this host is certain.
     """
@@ -238,7 +243,7 @@ def _is_held(settings: Settings) -> bool:
 
 
 def _give_way() -> None:
-    """Let what this process starts from here on, Java above all, give way to the release processes.
+    """Let what this process starts from here on, Java above all, give way to its processes without Spark.
 
     They take little time, and need it at once.
     """
@@ -322,7 +327,7 @@ def _watch(
     stop: SimpleQueue[int],
     lease: HeldLease,
     runner: BatchRunner,
-    releases: ReleaseProcesses,
+    processes: Processes,
     counts: JobCounts,
     unchanged: UnchangedBuckets,
     check_clock: Callable[[], None],
@@ -339,7 +344,7 @@ def _watch(
     slow = SlowBatchWatch(lambda: counts.running)
     while not _stop_requested(stop):
         _check_clock_and_lease(spark, query, gate, lease, check_clock)
-        _check_releases(spark, query, gate, runner, releases)
+        _check_processes(spark, query, gate, runner, processes)
         is_outage()
         progress.check()
         slow.check()
@@ -373,12 +378,12 @@ def _stop_requested(stop: SimpleQueue[int]) -> bool:
     return True
 
 
-def _check_releases(
-    spark: SparkSession, query: StreamingQuery, gate: Gate, runner: BatchRunner, releases: ReleaseProcesses
+def _check_processes(
+    spark: SparkSession, query: StreamingQuery, gate: Gate, runner: BatchRunner, processes: Processes
 ) -> None:
     """End the query after the running batch if a release process fails again and again. Raises its error."""
     try:
-        releases.check()
+        processes.check()
     except DelaylineError:
         gate.close()
         runner.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from dataclasses import dataclass
+from typing import Literal
 
 from conf.settings import Settings
 
@@ -29,12 +30,14 @@ class Answer:
     application_id: str | None = None
 
 
-def release_addresses(settings: Settings) -> list[str]:
-    """Return where the release processes that a job starts answer: none without a port in `monitor.release`."""
-    host, _, port = settings.monitor.release.rpartition(":")
+def started_addresses(settings: Settings, role: Literal["release", "forward"]) -> list[str]:
+    """Return where the processes of this role answer that a job starts: none without a port in `[monitor]`."""
+    address: str = getattr(settings.monitor, role)
+    host, _, port = address.rpartition(":")
     if port in ("", "0"):
         return []
-    return [f"{host}:{int(port) + number}" for number in range(settings.release.processes)]
+    processes: int = getattr(settings, role).processes
+    return [f"{host}:{int(port) + number}" for number in range(processes)]
 
 
 def other_application(answer: Answer, settings: Settings) -> str | None:

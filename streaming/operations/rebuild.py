@@ -49,7 +49,7 @@ from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, w
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.operations.rest import Rest
-from streaming.release.drain import drain
+from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors

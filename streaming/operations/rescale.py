@@ -28,7 +28,7 @@ from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
 from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
 from streaming.job.service import finish_planned
-from streaming.release.drain import drain
+from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors

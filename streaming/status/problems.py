@@ -1,4 +1,4 @@
-"""The newest warnings and errors of the job and of all release processes that it is known where to ask."""
+"""The newest warnings and errors of all processes of an application that it is known where to ask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from conf.settings import Settings
-from streaming.monitor.client import NoAnswer, ask, other_application, release_addresses
+from streaming.monitor.client import NoAnswer, ask, other_application, started_addresses
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Known = TypeVar("Known")
 
 
 class ProcessProblems:
-    """Asks the job, the release processes that it starts, and those at `monitor.release_addresses`.
+    """Asks the job, the processes that it starts, and those at `monitor.process_addresses`.
 
     Each is asked in a thread of its own: one that does not answer, or a name that is not resolved, holds up no other,
     and what comes late is there the next time.
@@ -36,10 +36,10 @@ class ProcessProblems:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._local = release_addresses(settings)
+        self._local = [*started_addresses(settings, "release"), *started_addresses(settings, "forward")]
         if settings.monitor.job:
             self._local.append(settings.monitor.job)
-        self._names = [_Asking(partial(_resolved, address)) for address in settings.monitor.release_addresses]
+        self._names = [_Asking(partial(_resolved, address)) for address in settings.monitor.process_addresses]
         self._processes: dict[str, _Asking[dict[str, Any]]] = {}
 
     def newest(self) -> list[dict[str, Any]]:

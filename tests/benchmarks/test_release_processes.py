@@ -9,15 +9,16 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from benchmarks.release_processes import is_release, kill_all_but_releases, release_children, shards_in
+from benchmarks.release_processes import is_forwarder, is_release, kill_driver, release_children, shards_in
 from benchmarks.waiting import wait_until
 from tests.processes import runs
 
 SLEEP = "import time; time.sleep(300)"
-# A driver with a release process and a worker.
+# A driver with a release process, a forwarder and a worker.
 DRIVER = f"""
 import subprocess, sys
-for arguments in (["streaming.release.supervised", "7"], ["worker"]):
+module = "streaming.processes.supervised"
+for arguments in ([module, "7", "release process"], [module, "8", "forwarder"], ["worker"]):
     subprocess.Popen([sys.executable, "-c", "{SLEEP}", *arguments])
 {SLEEP}
 """
@@ -29,7 +30,7 @@ def driver() -> Iterator[psutil.Process]:
         root = psutil.Process(process.pid)
 
         def started() -> bool:
-            return sum(SLEEP in child.cmdline() for child in root.children()) == 2
+            return sum(SLEEP in child.cmdline() for child in root.children()) == 3
 
         wait_until(started, 60, "its children", lambda: None)
         children = root.children()
@@ -39,21 +40,22 @@ def driver() -> Iterator[psutil.Process]:
                 each.kill()
 
 
-def test_a_release_process_is_known_by_its_command_line(driver: psutil.Process) -> None:
-    release, worker = sorted(driver.children(), key=lambda child: "worker" in child.cmdline())
-    assert is_release(release)
-    assert not is_release(worker)
-    assert not is_release(driver)
+def test_processes_are_known_by_their_command_lines(driver: psutil.Process) -> None:
+    forwarder, release, worker = sorted(driver.children(), key=lambda child: child.cmdline()[-1])
+    assert [is_release(each) for each in (release, forwarder, worker, driver)] == [True, False, False, False]
+    assert [is_forwarder(each) for each in (release, forwarder, worker, driver)] == [False, True, False, False]
     assert release_children(driver) == [release]
 
 
-def test_a_release_process_survives_its_driver(driver: psutil.Process) -> None:
+def test_release_processes_and_forwarders_survive_their_driver(driver: psutil.Process) -> None:
     (release,) = release_children(driver)
-    others = [driver, *(child for child in driver.children() if child != release)]
-    assert kill_all_but_releases(driver) == [release]
+    (forwarder,) = filter(is_forwarder, driver.children())
+    others = [driver, *(child for child in driver.children() if child not in (release, forwarder))]
+    assert set(kill_driver(driver)) == {release, forwarder}
     wait_until(lambda: not any(map(runs, others)), 30, "the end of the others", lambda: None)
-    assert runs(release)
-    assert release.status() != psutil.STATUS_STOPPED
+    for spared in (release, forwarder):
+        assert runs(spared)
+        assert spared.status() != psutil.STATUS_STOPPED
 
 
 @pytest.mark.parametrize(

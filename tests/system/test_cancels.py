@@ -16,7 +16,7 @@ import time
 import pytest
 
 from conf.load import load_settings
-from streaming.release.drain import left_to_release
+from streaming.processes.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService

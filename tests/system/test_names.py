@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conf.load import load_settings
-from streaming.release.drain import left_to_release
+from streaming.processes.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.named_load import NamedLoad

@@ -24,7 +24,7 @@ from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
 from sinks.internal_topics.progress import read_progress
 from sinks.topics.topics import ensure_topics
-from streaming.release.drain import left_to_release
+from streaming.processes.drain import left_to_release
 from tests.eventually import assert_eventually
 from tests.processes import runs
 from tests.system.conftest import Application, MakeService

@@ -43,7 +43,7 @@ def test_processes_elsewhere_say_their_problems_once_and_under_their_names() -> 
     with server("job") as job, server("pod-7") as release:
         log.warning("something is wrong")
         port = release.address.rpartition(":")[2]
-        addresses = f"monitor.release_addresses={release.address},localhost:{port}"
+        addresses = f"monitor.process_addresses={release.address},localhost:{port}"
         found = ProcessProblems(settings_of(f"monitor.job={job.address}", addresses)).newest()
     assert sorted(each["process"] for each in found) == ["job", "pod-7"]
     assert {each["message"] for each in found} == {"something is wrong"}
@@ -60,7 +60,7 @@ def test_the_problems_of_another_application_at_the_address_are_not_shown() -> N
 def test_a_process_that_does_not_answer_holds_up_nobody(silent: str) -> None:
     with server("job") as job:
         log.warning("something is wrong")
-        settings = settings_of(f"monitor.job={job.address}", f"monitor.release_addresses={silent}")
+        settings = settings_of(f"monitor.job={job.address}", f"monitor.process_addresses={silent}")
         asked = ProcessProblems(settings)
         times_s = []
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_name_that_is_not_resolved_holds_up_nobody(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     with server("pod-7") as release:
         log.warning("something is wrong")
-        asked = ProcessProblems(settings_of(f"monitor.release_addresses=unknown.example:1,{release.address}"))
+        asked = ProcessProblems(settings_of(f"monitor.process_addresses=unknown.example:1,{release.address}"))
         assert [each["message"] for each in asked.newest()] == ["something is wrong"]
         resolved.set()
 
@@ -100,7 +100,7 @@ def test_a_name_that_is_not_resolved_holds_up_nobody(monkeypatch: pytest.MonkeyP
 def test_what_is_no_list_of_problems_is_none(body: bytes) -> None:
     with server("pod-7") as release, answering(lambda request: say(request, 200, body)) as other:
         log.warning("something is wrong")
-        settings = settings_of(f"monitor.job={other}", f"monitor.release_addresses={release.address}")
+        settings = settings_of(f"monitor.job={other}", f"monitor.process_addresses={release.address}")
         assert [each["message"] for each in ProcessProblems(settings).newest()] == ["something is wrong"]
 
 
@@ -114,4 +114,4 @@ def test_a_text_is_cut_and_has_what_the_page_can_send() -> None:
 @pytest.mark.parametrize("address", ["host", "host:0", "host:70000", "a b:1", "http://host:1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(Exception, match="host:port with a port from 1 to 65535"):
-        settings_of(f"monitor.release_addresses={address}")
+        settings_of(f"monitor.process_addresses={address}")

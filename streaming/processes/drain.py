@@ -14,7 +14,8 @@ from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import read_progress
 from sinks.release.log_end import unreleased
 from sinks.topics.topics import partition_counts
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes.kinds import Kind
+from streaming.processes.supervisor import Processes
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ def drain(settings: Settings) -> None:
         return
     # Its process answers at no address: a `delayline release` on this host may have that of the settings.
     monitor = settings.monitor.model_copy(update={"release": ""})
-    with ReleaseProcesses(settings.model_copy(update={"monitor": monitor}), 1, kind="drain") as processes:
+    own = settings.model_copy(update={"monitor": monitor})
+    with Processes(own, {Kind.RELEASE: 1}, command="drain") as processes:
         processes.start()
         logged_s = 0.0
         while left := unreleased_shards(settings):

@@ -1,4 +1,4 @@
-"""Starts release processes, starts them again when they end, and ends them."""
+"""Starts release processes and forwarders, starts them again when they end, and ends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -22,8 +22,9 @@ from conf.errors import BrokerUnreachable, DelaylineError, NameTaken, ProcessFai
 from conf.failpoints import ROOT_VARIABLE
 from conf.logs import level_now
 from conf.settings import Settings
-from streaming.release.meeting_place import connect, meeting_place
-from streaming.release.orders import Orders, code_now
+from streaming.processes.kinds import Kind
+from streaming.processes.meeting_place import connect, meeting_place
+from streaming.processes.orders import Orders, code_now
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ _POLL_S = 0.05
 _LONGEST_PAUSE_S = 10.0
 # After so many errors in a row an operator is needed.
 _MOST_ERRORS = 4
+# A forwarder is not given up: so long after such errors it is tried again.
+_FORWARD_PAUSE_S = 60.0
 # A process that has run for so long begins to count anew.
 _HEALTHY_S = 60.0
 _END_S = 20.0
@@ -43,7 +46,7 @@ _ADOPT_S = 1.0
 
 
 class _Orphan:
-    """A release process that an earlier command has started, with the methods of `subprocess.Popen` that are needed."""
+    """A process that an earlier command has started, with the methods of `subprocess.Popen` that are needed."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -64,7 +67,7 @@ class _Orphan:
         deadline_s = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired("release process", timeout or 0)
+                raise subprocess.TimeoutExpired("process", timeout or 0)
             time.sleep(_POLL_S)
         return code
 
@@ -77,13 +80,16 @@ class _Orphan:
 
 @dataclass
 class _Process:
-    """One release process: its name, the running one, when it was started, and how often in a row it ended.
+    """One process: its kind and name, its number among those of its kind, the running one, when it was started, and how
+    often in a row it ended.
 
     `ends` counts all ends, for the pause before the next start; `errors` those that need an operator if they go on.
     `away_since_s` is when it first found no broker, if that is how it ends since then. Instants are monotonic.
     """
 
+    kind: Kind
     member: str
+    number: int
     popen: subprocess.Popen[bytes] | _Orphan | None = None
     socket: socket.socket | None = None
     started_s: float = 0.0
@@ -102,26 +108,31 @@ class _Spare:
     code: str
 
 
-class ReleaseProcesses:
-    """The release processes of a command. A context manager, which ends them.
+class Processes:
+    """The release processes and forwarders of a command. A context manager, which ends them.
 
-    A process that is killed is started again at once; one that fails, after a pause that grows. A failure that comes
-    again and again is raised by `check`: it needs an operator. A spare process, which only waits for orders, takes the
-    place of one that has ended: that saves most of the time of a start.
+    A process that is killed is started again at once; one that fails, after a pause that grows. If a release process
+    fails again and again, `check` raises its error: it needs an operator. A spare process, which only waits for orders,
+    takes the place of one that has ended: that saves most of the time of a start.
     """
 
-    def __init__(self, settings: Settings, count: int, kind: str = "job") -> None:
-        """Name `count` processes, by the host and `kind`: those of a command that is restarted have the same names."""
+    def __init__(self, settings: Settings, counts: Mapping[Kind, int], command: str = "job") -> None:
+        """Name so many processes of each kind, by the host and `command`: after a restart they have the same names."""
         self._settings = settings
         self._error: DelaylineError | None = None
         self._stopping = threading.Event()
-        self._processes = [_Process(f"{socket.gethostname()}-{kind}-{number}") for number in range(count)]
+        self._processes = [
+            _Process(kind, _name(kind, command, number), number)
+            for kind, count in counts.items()
+            for number in range(count)
+        ]
+        self._kinds = [kind for kind, count in counts.items() if count]
         self._spare: _Spare | None = None
         # When a spare was started last, by the monotonic clock.
         self._spared_s = -math.inf
         # Failpoints end the whole tree of the command.
         os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
-        self._thread = threading.Thread(target=self._supervise, name="release-processes", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="processes", daemon=True)
 
     def start(self) -> None:
         """Start the processes. A second call does nothing."""
@@ -132,7 +143,7 @@ class ReleaseProcesses:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a process that failed again and again."""
+        """Raise the error of a release process that failed again and again."""
         if self._error is not None:
             raise self._error
 
@@ -140,6 +151,10 @@ class ReleaseProcesses:
     def pids(self) -> list[int]:
         """The process ids of the running processes."""
         return [process.popen.pid for process in self._processes if process.popen is not None]
+
+    def pids_of(self, kind: Kind) -> list[int]:
+        """The process ids of the running processes of one kind."""
+        return [process.popen.pid for process in self._processes if process.popen is not None and process.kind is kind]
 
     def close(self) -> None:
         """End the processes. What they have written and is not due is aborted."""
@@ -152,24 +167,24 @@ class ReleaseProcesses:
                 # SIGTERM is blocked there (`supervised`).
                 with suppress(OSError):
                     process.socket.sendall(_END)
-        running = [process.popen for process in self._processes if process.popen is not None]
+        running = [(process, process.popen) for process in self._processes if process.popen is not None]
         deadline_s = time.monotonic() + _END_S
-        for popen in running:
+        for process, popen in running:
             try:
                 popen.wait(max(0.1, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.warning("release process %d does not end, and is killed", popen.pid)
+                log.warning("%s %d does not end, and is killed", process.kind, popen.pid)
                 popen.kill()
                 popen.wait()
 
-    def __enter__(self) -> ReleaseProcesses:
+    def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, process: _Process) -> None:
-        orders = Orders(self._settings_of(process), process.member, code_now(), level_now(), os.getpid())
+        orders = Orders(process.kind, self._settings_of(process), process.member, code_now(), level_now(), os.getpid())
         process.started_s = time.monotonic()
         if not self._adopt(process, orders):
             self._launch(process, orders)
@@ -177,16 +192,17 @@ class ReleaseProcesses:
     def _settings_of(self, process: _Process) -> Settings:
         """Return the settings with a monitor address of the process's own."""
         monitor = self._settings.monitor
-        host, _, port = monitor.release.rpartition(":")
+        key = "release" if process.kind is Kind.RELEASE else "forward"
+        host, _, port = str(getattr(monitor, key)).rpartition(":")
         if not host or port == "0":
             return self._settings
-        address = f"{host}:{int(port) + self._processes.index(process)}"
-        return self._settings.model_copy(update={"monitor": monitor.model_copy(update={"release": address})})
+        address = f"{host}:{int(port) + process.number}"
+        return self._settings.model_copy(update={"monitor": monitor.model_copy(update={key: address})})
 
     def _adopt(self, process: _Process, orders: Orders) -> bool:
         """Go on with the process of this name that a killed command has left, if it is there and does the same.
 
-        So its shards are not handed over, and no message is late.
+        So its shards or lanes change no hands, and no message is late.
         """
         place = meeting_place(self._settings.application_id, self._settings.kafka.bootstrap_servers, process.member)
         connection = None if place is None else connect(place, _ADOPT_S)
@@ -200,10 +216,10 @@ class ReleaseProcesses:
                 if answer.endswith(b"\n"):
                     connection.settimeout(None)
                     process.popen, process.socket = _Orphan(int(answer), connection), connection
-                    log.info("release process %s is %d, which an earlier command started", process.member, int(answer))
+                    log.info("%s %s is %d, which an earlier command started", process.kind, process.member, int(answer))
                     return True
         except OSError as problem:
-            log.warning("release process %s of an earlier command does not answer: %s", process.member, problem)
+            log.warning("%s %s of an earlier command does not answer: %s", process.kind, process.member, problem)
         connection.close()
         return False
 
@@ -211,11 +227,11 @@ class ReleaseProcesses:
         spare = self._spare
         if spare is None or spare.popen.poll() is not None or spare.code != orders.code:
             self._drop_spare()
-            process.popen, process.socket = _spawned()
+            process.popen, process.socket = _spawned([process.kind])
         else:
             self._spare = None
             process.popen, process.socket = spare.popen, spare.socket
-        log.info("release process %s is %d", process.member, process.popen.pid)
+        log.info("%s %s is %d", process.kind, process.member, process.popen.pid)
         with suppress(BrokenPipeError):
             process.socket.sendall(pickle.dumps(orders))
 
@@ -229,7 +245,7 @@ class ReleaseProcesses:
             self._spared_s = now_s
             # This host may lack processes or memory for a moment.
             with suppress(OSError):
-                self._spare = _Spare(*_spawned(), code_now())
+                self._spare = _Spare(*_spawned(self._kinds), code_now())
 
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -252,7 +268,7 @@ class ReleaseProcesses:
         try:
             self._start(process)
         except Exception as problem:  # noqa: BLE001
-            # This host may lack processes, memory or files for a moment. Without this thread nothing would be released.
+            # This host may lack processes, memory or files for a moment. This thread must go on all the same.
             error = ProcessFailed(f"it cannot be started: {type(problem).__name__}: {problem}")
             error.__cause__ = problem
             self._count(process, error, is_error=True)
@@ -260,13 +276,13 @@ class ReleaseProcesses:
     def _ended(self, process: _Process, code: int) -> None:
         """Note why a process has ended, and when it is started again."""
         assert process.socket is not None
-        error = _error_of(process.socket, code)
+        error = _error_of(process.kind, process.socket, code)
         process.socket.close()
         process.popen = process.socket = None
         if isinstance(error, NameTaken):
-            # Whoever has taken its place releases the shards now. Two commands must not do this to each other in turn.
+            # Whoever has taken its place does its work now. Two commands must not do this to each other in turn.
             process.next_start_s = time.monotonic() + _LONGEST_PAUSE_S
-            log.warning("release process %s ended: %s", process.member, error)
+            log.warning("%s %s ended: %s", process.kind, process.member, error)
             return
         self._count(process, error, is_error=code >= 0)
 
@@ -287,19 +303,28 @@ class ReleaseProcesses:
             process.errors = 0
         elif process.away_since_s is None or now_s - process.away_since_s > self._settings.kafka.outage_limit / 1000:
             process.errors += 1
-        process.next_start_s = now_s + pause_s
-        log.warning("release process %s ended: %s; started again in %.0f s", process.member, error, pause_s)
         if process.errors >= _MOST_ERRORS:
-            self._error = error
+            if process.kind is Kind.RELEASE:
+                self._error = error
+            else:
+                # The batches do its work.
+                pause_s = _FORWARD_PAUSE_S
+        process.next_start_s = now_s + pause_s
+        log.warning("%s %s ended: %s; started again in %.0f s", process.kind, process.member, error, pause_s)
 
 
-def _spawned() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that waits for orders. Raises OSError."""
+def _name(kind: Kind, command: str, number: int) -> str:
+    host = socket.gethostname()
+    return f"{host}-{command}-{number}" if kind is Kind.RELEASE else f"{host}-{command}-forward-{number}"
+
+
+def _spawned(kinds: Iterable[Kind]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that waits for orders, and is ready for each of `kinds`. Raises OSError."""
     ours, theirs = socket.socketpair()
     try:
         with theirs, deferred(), _sigterm_blocked():
             popen = subprocess.Popen(
-                [sys.executable, "-m", "streaming.release.supervised", str(theirs.fileno())],
+                [sys.executable, "-m", "streaming.processes.supervised", str(theirs.fileno()), *kinds],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -319,7 +344,7 @@ def _sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _error_of(supervised: socket.socket, code: int) -> DelaylineError:
+def _error_of(kind: Kind, supervised: socket.socket, code: int) -> DelaylineError:
     """Return the error that an ended process has sent, or one that has its exit code."""
     report = b""
     with suppress(OSError):
@@ -327,11 +352,11 @@ def _error_of(supervised: socket.socket, code: int) -> DelaylineError:
             report += part
     if not report:
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ProcessFailed(f"a release process ended by {what}; its log lines say more")
+        return ProcessFailed(f"a {kind} ended by {what}; its log lines say more")
     try:
         # From a process of ours, which is no stranger.
         name, arguments = pickle.loads(report)  # noqa: S301
     except (EOFError, pickle.UnpicklingError):
-        return ProcessFailed("a release process was killed while it said why it ends; its log lines say more")
-    kind: type[DelaylineError] = getattr(errors, name)
-    return kind(*arguments)
+        return ProcessFailed(f"a {kind} was killed while it said why it ends; its log lines say more")
+    error: type[DelaylineError] = getattr(errors, name)
+    return error(*arguments)

@@ -8,8 +8,9 @@ import pytest
 
 from conf.errors import BrokerUnreachable, DelaylineError, LoginRefused, ProcessFailed, TopicMissing
 from conf.load import load_settings
-from streaming.release import supervisor
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes import supervisor
+from streaming.processes.kinds import Kind
+from streaming.processes.supervisor import Processes
 
 # Of one outage, in which each start takes some seconds to fail.
 _LIMIT_S, _START_S = 100, 10
@@ -33,11 +34,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 @pytest.fixture
-def processes() -> ReleaseProcesses:
-    return ReleaseProcesses(load_settings(None, [f"kafka.outage_limit={_LIMIT_S}s"], environ={}), 1)
+def processes() -> Processes:
+    return Processes(load_settings(None, [f"kafka.outage_limit={_LIMIT_S}s"], environ={}), {Kind.RELEASE: 1})
 
 
-def ends(processes: ReleaseProcesses, clock: _Clock, error: Callable[[], DelaylineError], most_s: float) -> float:
+def ends(processes: Processes, clock: _Clock, error: Callable[[], DelaylineError], most_s: float) -> float:
     """Let each start fail with `error`; return after how many seconds `check` raises it, `most_s` at the most."""
     (process,) = processes._processes
     begun_s = clock.now_s
@@ -50,14 +51,14 @@ def ends(processes: ReleaseProcesses, clock: _Clock, error: Callable[[], Delayli
 
 @pytest.mark.parametrize("error", [TopicMissing, LoginRefused])
 def test_an_error_that_comes_again_and_again_needs_an_operator(
-    processes: ReleaseProcesses, clock: _Clock, error: type[DelaylineError]
+    processes: Processes, clock: _Clock, error: type[DelaylineError]
 ) -> None:
     assert ends(processes, clock, lambda: error("no"), most_s=1_000) < 100
     with pytest.raises(error):
         processes.check()
 
 
-def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: ReleaseProcesses, clock: _Clock) -> None:
+def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: Processes, clock: _Clock) -> None:
     def away() -> DelaylineError:
         return BrokerUnreachable("nobody answers")
 
@@ -73,7 +74,7 @@ def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: R
 
 
 def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
-    processes: ReleaseProcesses, clock: _Clock, monkeypatch: pytest.MonkeyPatch
+    processes: Processes, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -16,9 +16,9 @@ from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_shards
 from streaming.local.broker import EmbeddedBroker
 from streaming.operations.ready_log import repair_ready_log
-from streaming.release.drain import unreleased_shards
+from streaming.processes.drain import unreleased_shards
 from tests.eventually import assert_eventually
-from tests.streaming.release.conftest import HandOver, Released
+from tests.streaming.processes.conftest import HandOver, Released
 
 
 @contextmanager

@@ -1,10 +1,12 @@
-"""What a supervised release process runs: `python -m streaming.release.supervised FD`, with the supervisor's socket.
+"""What a supervised process runs: `python -m streaming.processes.supervised FD KIND...`, with the supervisor's socket.
 
-To import the code takes most of a start. So it is done before the orders come: for a spare process, long before.
+To import the code takes most of a start. So it is done before the orders come, for each kind that may be ordered: for a
+spare process, long before.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
@@ -20,24 +22,30 @@ from typing import BinaryIO
 from conf.errors import DelaylineError
 from conf.failpoints import ROOT_VARIABLE
 from conf.logs import configure_logging
-from streaming.release.meeting_place import listen, meeting_place
-from streaming.release.orders import Orders
+from streaming.processes.kinds import SPARE, Kind
+from streaming.processes.meeting_place import listen, meeting_place
+from streaming.processes.orders import Orders
 
 log = logging.getLogger(__name__)
 
-# The name of a process that has no orders yet, for those who look at the processes of a host.
-SPARE = "delayline-spare"
-_NAME = Path("/proc/self/comm")
-# An orphan goes on at most so long, and ends when nothing has been left for a while.
-_ORPHAN_S = 300.0
+_COMM = Path("/proc/self/comm")
+# An orphan that forwards goes on for so long: a service manager has restarted a job by then.
+_FORWARD_S = 60.0
+# One that releases ends when nothing has been left for a while after that, and goes on at most so long.
 _DRAINED_S = 5.0
+_ORPHAN_S = 300.0
+# What the kinds run, which takes long to import.
+_MODULES = {
+    Kind.RELEASE: ("sinks.release.process", "streaming.monitor.release_metrics"),
+    Kind.FORWARD: (),
+}
 
 
 class _Supervision:
     """The connection to the supervisor, and when the process ends. Instants are monotonic.
 
-    An orphan, whose supervisor is gone, ends when nothing has been left to release for a while. Until then it waits at
-    its meeting place for another supervisor: a job that is restarted goes on with the processes that it finds.
+    An orphan, whose supervisor is gone, ends after a while. Until then it waits at its meeting place for another
+    supervisor: a job that is restarted goes on with the processes that it finds.
 
     SIGTERM is blocked as long as there is a supervisor. A service manager sends it to all processes of a job, which
     finishes its running batch first; until then messages are due. The supervisor says by a byte when it is time to end.
@@ -53,8 +61,8 @@ class _Supervision:
         self._place: Path | None = None
         threading.Thread(target=self._watch, name="supervisor", daemon=True).start()
 
-    def is_over(self, drained: bool) -> bool:
-        """Return whether to end; `drained` says whether nothing is left to release."""
+    def ends_release(self, drained: bool) -> bool:
+        """Return whether a release process is to end; `drained` says whether nothing is left to release."""
         now_s = time.monotonic()
         if not drained:
             self._busy_s = now_s
@@ -63,7 +71,13 @@ class _Supervision:
         orphan_s = self._orphan_s
         if orphan_s is None:
             return False
-        return now_s - max(orphan_s, self._busy_s) > _DRAINED_S or now_s - orphan_s > _ORPHAN_S
+        forwarded_s = orphan_s + (_FORWARD_S if self._orders.settings.forward.is_on else 0)
+        return now_s - max(forwarded_s, self._busy_s) > _DRAINED_S or now_s - orphan_s > _ORPHAN_S
+
+    def ends_forward(self) -> bool:
+        """Return whether a forwarder is to end."""
+        orphan_s = self._orphan_s
+        return self.stop.is_set() or (orphan_s is not None and time.monotonic() - orphan_s > _FORWARD_S)
 
     def close(self) -> None:
         """Leave the meeting place."""
@@ -92,7 +106,7 @@ class _Supervision:
                 return
             self._orphan_s = time.monotonic()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            log.warning("the job has ended without a word; releasing what is handed over")
+            log.warning("the job has ended without a word; this %s goes on for a while", self._orders.kind)
             try:
                 found = self._next_supervisor()
             except OSError as problem:
@@ -129,27 +143,25 @@ class _Supervision:
 
 
 def main() -> int:
-    """Release until the supervisor says so, and return the exit code."""
+    """Do what the supervisor orders until it says that it is enough, and return the exit code."""
     # Ctrl-C goes to the whole group, and the supervisor ends this process in its time. It has blocked SIGTERM here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = socket.socket(fileno=int(sys.argv[1]))
-    name = _renamed(SPARE)
-    from sinks.release.process import ReleaseProcess
-    from streaming.monitor.release_metrics import monitored_release
-
+    _rename(SPARE)
+    for kind in sys.argv[2:]:
+        for module in _MODULES[Kind(kind)]:
+            importlib.import_module(module)
     sent = supervisor.makefile("rb")
     orders = _orders_in(sent)
     if orders is None:
         return 1
-    _renamed(name)
+    _rename(orders.kind.comm)
     supervision = _Supervision(supervisor, sent, orders)
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level, orders.settings.monitor.log_format)
     try:
-        process = ReleaseProcess(orders.settings, orders.member)
-        # An orphan of an earlier command may have the address, until this process takes its place in the group.
-        with monitored_release(process, orders.settings, waits_for_address=True):
-            process.run(lambda process: supervision.is_over(process.drained))
+        assert orders.kind is Kind.RELEASE
+        _release(orders, supervision)
     except DelaylineError as error:
         supervision.report(error)
         return 1
@@ -158,14 +170,20 @@ def main() -> int:
     return 0
 
 
-def _renamed(name: str) -> str:
-    """Rename this process, where the system can, and return the name before."""
-    try:
-        before = _NAME.read_text().strip()
-        _NAME.write_text(name)
-    except OSError:
-        return ""
-    return before
+def _release(orders: Orders, supervision: _Supervision) -> None:
+    from sinks.release.process import ReleaseProcess
+    from streaming.monitor.release_metrics import monitored_release
+
+    process = ReleaseProcess(orders.settings, orders.member)
+    # An orphan of an earlier command may have the address, until this process takes its place in the group.
+    with monitored_release(process, orders.settings, waits_for_address=True):
+        process.run(lambda process: supervision.ends_release(process.drained))
+
+
+def _rename(name: str) -> None:
+    """Rename this process, where the system can."""
+    with suppress(OSError):
+        _COMM.write_text(name)
 
 
 def _orders_in(sent: BinaryIO) -> Orders | None:

@@ -13,16 +13,17 @@ from conf.errors import TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
 from state.cancel import Undecided
-from streaming.release import drain as module
-from streaming.release.drain import drain, left_to_release, unreleased_shards
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes import drain as module
+from streaming.processes.drain import drain, left_to_release, unreleased_shards
+from streaming.processes.kinds import Kind
+from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
-from tests.streaming.release.conftest import HandOver, Released
+from tests.streaming.processes.conftest import HandOver, Released
 
 
 def test_without_messages_no_process_is_started(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ReleaseProcesses", None)
+    monkeypatch.setattr(module, "Processes", None)
     assert left_to_release(prepared) == {}
     drain(prepared)
 
@@ -46,7 +47,7 @@ def test_its_process_takes_no_address_that_a_release_process_of_this_host_may_ha
             pass
 
     left = iter([[0], []])
-    monkeypatch.setattr(module, "ReleaseProcesses", Processes)
+    monkeypatch.setattr(module, "Processes", Processes)
     monkeypatch.setattr(module, "unreleased_shards", lambda _: next(left))
     settings = load_settings(None, ["monitor.release=127.0.0.1:9465", "monitor.job=127.0.0.1:9464"], environ={})
     drain(settings)
@@ -116,7 +117,7 @@ def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is
     writer.begin_transaction()
     writer.produce(prepared.ready_topic, b"cut off", partition=0)
     writer.flush()
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: released() == [1], 60)
         assert unreleased_shards(prepared) == [0]
@@ -130,7 +131,7 @@ def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is
 @pytest.mark.takes(6)
 def test_other_release_processes_may_take_part(prepared: Settings, handed_over: HandOver, released: Released) -> None:
     handed_over(1)
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         handed_over(2, shard=1)
         drain(prepared)
@@ -145,7 +146,7 @@ def test_an_application_without_topics_is_refused_or_has_nothing(make_settings: 
 def test_the_error_of_its_process_is_raised(
     prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streaming.release.supervisor._LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("streaming.processes.supervisor._LONGEST_PAUSE_S", 0.1)
     handed_over(1)
     other = prepared.model_copy(update={"topics": prepared.topics.model_copy(update={"output": "nowhere"})})
     with pytest.raises(TopicMissing, match="nowhere"):

@@ -1,4 +1,4 @@
-"""Where a command finds a release process that an earlier command has left behind: a socket in a folder of the user.
+"""Where a command finds a process that an earlier command has left behind: a socket in a folder of the user.
 
 Nobody but the user can enter the folder, so that each side may trust the other.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def meeting_place(application_id: str, bootstrap_servers: str, member: str) -> Path | None:
-    """Return the path of the socket for the release process `member`; None if the folder is not this user's alone."""
+    """Return the path of the socket for the process `member`; None if the folder is not this user's alone."""
     folder = Path(tempfile.gettempdir(), f"delayline-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

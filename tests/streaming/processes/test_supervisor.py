@@ -23,14 +23,14 @@ from conf.errors import DelaylineError, InjectedFailure, ProcessFailed, TopicMis
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
 from streaming.monitor.client import NoAnswer, ask
-from streaming.release import supervisor
-from streaming.release.meeting_place import meeting_place
-from streaming.release.supervised import SPARE
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes import supervisor
+from streaming.processes.kinds import SPARE, Kind
+from streaming.processes.meeting_place import meeting_place
+from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.processes import runs
-from tests.streaming.release.conftest import HandOver, Released
+from tests.streaming.processes.conftest import HandOver, Released
 from tests.thorough import some_thorough
 
 # A process starts in two seconds; on a busy machine it takes far longer.
@@ -39,9 +39,10 @@ _START_S = 60.0
 # A command that dies: it starts a release process, and says which.
 _COMMAND = """
 import pickle, signal, sys, time
-from streaming.release.supervisor import ReleaseProcesses
+from streaming.processes.kinds import Kind
+from streaming.processes.supervisor import Processes
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-with ReleaseProcesses(pickle.load(sys.stdin.buffer), 1) as processes:
+with Processes(pickle.load(sys.stdin.buffer), {Kind.RELEASE: 1}) as processes:
     processes.start()
     print(*processes.pids, flush=True)
     time.sleep(600)
@@ -89,7 +90,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _has_error(processes: ReleaseProcesses) -> bool:
+def _has_error(processes: Processes) -> bool:
     try:
         processes.check()
     except DelaylineError:
@@ -102,7 +103,7 @@ def test_processes_release_what_is_handed_over_and_end_with_the_command(
     prepared: Settings, handed_over: HandOver, released: Released
 ) -> None:
     handed_over(1, 2)
-    with ReleaseProcesses(prepared, 2) as processes:
+    with Processes(prepared, {Kind.RELEASE: 2}) as processes:
         processes.start()
         started = [psutil.Process(pid) for pid in processes.pids]
         assert len(started) == 2
@@ -120,7 +121,7 @@ def test_a_process_whose_address_another_one_has_releases_all_the_same_and_answe
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         monitor = prepared.monitor.model_copy(update={"release": address})
-        with ReleaseProcesses(prepared.model_copy(update={"monitor": monitor}), 1) as processes:
+        with Processes(prepared.model_copy(update={"monitor": monitor}), {Kind.RELEASE: 1}) as processes:
             processes.start()
             handed_over(1)
             assert_eventually(lambda: released() == [1], _START_S)
@@ -143,7 +144,7 @@ def test_a_killed_process_is_started_again(
     prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     handed_over(1)
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: released() == [1], _START_S)
         (first,) = processes.pids
@@ -160,7 +161,7 @@ def test_processes_that_are_killed_again_and_again_are_no_error(
     prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         for _ in range(supervisor._MOST_ERRORS + 1):
             (pid,) = assert_eventually(lambda: processes.pids, _START_S)
@@ -175,7 +176,7 @@ def test_an_error_that_comes_again_and_again_is_raised_and_ends_the_tries(
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     settings = make_settings()
-    with ReleaseProcesses(settings, 1) as processes:
+    with Processes(settings, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(TopicMissing, match=rf"{settings.ready_topic} \(ready\).*`delayline topics create`"):
@@ -192,7 +193,7 @@ def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setenv(VARIABLE, "shards-assigned=raise")
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), 2 * _START_S)
         with pytest.raises(InjectedFailure, match="shards-assigned"):
@@ -205,14 +206,14 @@ def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
 ) -> None:
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(ProcessFailed, match="ended by exit code 1; its log lines say more"):
             processes.check()
 
 
-def _spare_of(processes: ReleaseProcesses, before: psutil.Process | None = None) -> psutil.Process:
+def _spare_of(processes: Processes, before: psutil.Process | None = None) -> psutil.Process:
     """Wait for a spare process, another one than `before`."""
     old = None if before is None else before.pid
     assert_eventually(lambda: processes._spare is not None and processes._spare.popen.pid != old, _START_S)
@@ -221,15 +222,15 @@ def _spare_of(processes: ReleaseProcesses, before: psutil.Process | None = None)
 
 
 @pytest.fixture
-def one(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReleaseProcesses]:
+def one(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     """One release process that runs, with which a spare one is started soon."""
     monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         yield processes
 
 
-def _killed(processes: ReleaseProcesses) -> int:
+def _killed(processes: Processes) -> int:
     """Kill the only release process, and return its process id."""
     (pid,) = processes.pids
     psutil.Process(pid).kill()
@@ -238,7 +239,7 @@ def _killed(processes: ReleaseProcesses) -> int:
 
 @pytest.mark.takes(15)
 def test_a_spare_process_takes_the_place_of_one_that_is_killed(
-    one: ReleaseProcesses, handed_over: HandOver, released: Released
+    one: Processes, handed_over: HandOver, released: Released
 ) -> None:
     spare = _spare_of(one)
     assert_eventually(lambda: spare.name() == SPARE, _START_S)
@@ -260,7 +261,7 @@ def test_a_spare_process_takes_the_place_of_one_that_is_killed(
 
 @pytest.mark.takes(10)
 def test_a_spare_process_of_other_code_takes_no_ones_place(
-    one: ReleaseProcesses, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+    one: Processes, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare = _spare_of(one)
     monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
@@ -277,10 +278,10 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
     prepared: Settings, handed_over: HandOver, released: Released
 ) -> None:
     handed_over(1)
-    with ReleaseProcesses(prepared, 1) as first:
+    with Processes(prepared, {Kind.RELEASE: 1}) as first:
         first.start()
         assert_eventually(lambda: released() == [1], _START_S)
-        with ReleaseProcesses(prepared, 1) as second:
+        with Processes(prepared, {Kind.RELEASE: 1}) as second:
             second.start()
             assert_eventually(lambda: first.pids == [], _START_S)
             first.check()
@@ -295,7 +296,7 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
 def test_sigterm_does_not_end_a_process_before_its_command_does(
     prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         (pid,) = processes.pids
         # While it starts, and when it releases.
@@ -384,7 +385,7 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
     handed_over(1)
     assert_eventually(lambda: released() == [1], _START_S)
     _leave_orphan(prepared, command)
-    with ReleaseProcesses(prepared, 1) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert processes.pids == [orphan.pid]
         orphan.kill()
@@ -416,7 +417,7 @@ def test_an_orphan_that_does_other_work_or_none_is_replaced(
         monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
     else:
         orphan.suspend()
-    with ReleaseProcesses(settings, 1) as processes:
+    with Processes(settings, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert len(processes.pids) == 1
         assert processes.pids != [orphan.pid]
