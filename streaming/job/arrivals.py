@@ -1,6 +1,7 @@
 """The pace of batches: the next one begins when records have come, and otherwise every few seconds.
 
-An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait.
+An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait. Work for which someone
+waits does not wait for `clock.trigger`: it begins a batch half a second after the last one began.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -17,13 +19,30 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.topics.topics import partition_counts
 from state.checkpoint.origin import Offsets
+from state.checkpoint.progress import BatchSpan
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _IDLE_MS = 5_000
+# From the begin of one batch to that of the next, if something is urgent.
+_URGENT_MS = 500
 # A batch hands over what falls due until the next one, several times over.
 _BATCHES_IN_A_HORIZON = 4
+
+
+# Waits up to so many seconds for urgent work, and returns whether there is any. It may return False sooner, but not
+# again and again at once. What it raises fails the batch.
+LookForUrgent = Callable[[float], bool]
+
+
+def reads_to_limit(span: BatchSpan, most_records: int) -> bool:
+    """Return whether the batch of `span` reads all records that it may, so that more may wait.
+
+    Spark divides `most_records` among the partitions, and rounds each share down.
+    """
+    partitions = sum(map(len, span.ends.values()))
+    return sum(span.read_by_topic.values()) > most_records - max(1, partitions)
 
 
 class ArrivalWatch:
@@ -31,6 +50,7 @@ class ArrivalWatch:
 
     def __init__(self, settings: Settings) -> None:
         self._trigger_s = settings.clock.trigger / 1000
+        self._urgent_s = min(settings.clock.trigger, _URGENT_MS) / 1000
         # How long a batch may be put off, in s.
         self.idle_s = max(self._trigger_s, min(_IDLE_MS, settings.clock.horizon // _BATCHES_IN_A_HORIZON) / 1000)
         self._settings = settings
@@ -54,17 +74,25 @@ class ArrivalWatch:
             }
         )
 
-    def wait(self, begun_s: float, read: Offsets, is_behind: bool = False) -> None:
+    def wait(
+        self, begun_s: float, read: Offsets, is_urgent: bool = False, look_for_urgent: LookForUrgent | None = None
+    ) -> None:
         """Return when the next batch should begin.
 
-        - `clock.trigger` after `begun_s` (monotonic), at the earliest
-        - then at once if the last batch `is_behind`: messages are due that it could not hand over
-        - or as soon as there is a record at or above the offsets `read`
+        - after a short delay, or `clock.trigger` if that is shorter, if the next batch `is_urgent`, or
+          `look_for_urgent` finds that it is
+        - `clock.trigger` after the last one began, or as soon after that as there is a record at or above the offsets
+          `read`
         - after a few seconds in any case, or when `wake` is called
+
+        `begun_s` is when the last batch began (monotonic). `look_for_urgent` is called in this thread, only before
+        `clock.trigger` has passed: after it, any record ends the wait.
         """
-        self._woken.wait(max(0.0, begun_s + self._trigger_s - time.monotonic()))
+        self._wait_until(begun_s + self._urgent_s)
+        if is_urgent or self._is_urgent_before(begun_s + self._trigger_s, look_for_urgent):
+            return
         deadline_s = begun_s + self.idle_s
-        if is_behind or time.monotonic() >= deadline_s or self._woken.is_set():
+        if time.monotonic() >= deadline_s or self._woken.is_set():
             return
         self._consumer.assign(self._positions(read))
         while time.monotonic() < deadline_s and not self._woken.is_set():
@@ -76,6 +104,19 @@ class ArrivalWatch:
             if error is None or error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 break
         self._consumer.unassign()
+
+    def _is_urgent_before(self, end_s: float, look: LookForUrgent | None) -> bool:
+        """Wait until `end_s` (monotonic), or a wake, or until `look` finds something urgent. Return whether it has."""
+        if look is None:
+            self._wait_until(end_s)
+            return False
+        while not self._woken.is_set() and (left_s := end_s - time.monotonic()) > 0:
+            if look(min(_POLL_S, left_s)):
+                return True
+        return False
+
+    def _wait_until(self, at_s: float) -> None:
+        self._woken.wait(max(0.0, at_s - time.monotonic()))
 
     def wake(self) -> None:
         """Let `wait` return at once, now and from now on."""

@@ -37,7 +37,7 @@ from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
-from streaming.job.arrivals import ArrivalWatch
+from streaming.job.arrivals import ArrivalWatch, reads_to_limit
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.clock_watch import check_not_ahead, now_ms
 from streaming.job.input_loss import warn_of_input_loss
@@ -218,9 +218,11 @@ class BatchRunner:
         self._counts.took("whole", took_s)
         self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
         failpoint("batch-done")
-        # 11. Wait. A replayed batch has the cutoff of its first try, and after a time without batches the next ones
-        #     follow in steps.
-        self._arrivals.wait(started_s, planned.offsets, is_behind=planned.cutoff_ms < present_ms)
+        # 11. Wait, but not for long if this batch left due messages or records behind: a replayed batch has the cutoff
+        #     of its first try, and after a time without batches the next ones follow in steps.
+        is_behind = planned.cutoff_ms < present_ms
+        has_more = reads_to_limit(span, self._settings.limits.messages_per_trigger)
+        self._arrivals.wait(started_s, planned.offsets, is_urgent=is_behind or has_more)
 
     def catch_up(self) -> None:
         """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.

@@ -10,17 +10,26 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from hypothesis import given
+from hypothesis import strategies as st
 
+from conf.errors import BrokerUnreachable
 from conf.load import load_settings
 from conf.settings import Settings
-from state.checkpoint.origin import Offsets
-from streaming.job.arrivals import ArrivalWatch
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.progress import BatchSpan
+from streaming.job.arrivals import ArrivalWatch, LookForUrgent, reads_to_limit
 from tests.conftest import MakeSettings, MakeTopic
 
 # A wait that ends before this, ends for another reason than the time.
 _NEVER = ("clock.trigger=0ms", "clock.horizon=1h")
 _IDLE_S = 0.5
 _QUICK = ("clock.trigger=0ms", "clock.horizon=2s")
+_RARELY = ("clock.trigger=1h", "clock.horizon=1h")
+# What a wait may take longer on a busy machine, and less than what else would end it.
+_SOON_S = 10.0
+_READ: Offsets = {"delayline-in": {"0": 0}}
+ORIGIN = CheckpointOrigin("c", 1, 1)
 
 
 @contextmanager
@@ -30,6 +39,10 @@ def _watching(settings: Settings) -> Iterator[ArrivalWatch]:
         yield watch
     finally:
         watch.close()
+
+
+def _without_brokers(*overrides: str) -> Settings:
+    return load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", *overrides], environ={})
 
 
 @pytest.fixture
@@ -45,9 +58,11 @@ def _publish(settings: Settings, topic: str, *values: bytes, partition: int = 0)
     assert producer.flush(30) == 0
 
 
-def _waited_s(watch: ArrivalWatch, read: Offsets) -> float:
+def _waited_s(
+    watch: ArrivalWatch, read: Offsets, is_urgent: bool = False, look_for_urgent: LookForUrgent | None = None
+) -> float:
     begun_s = time.monotonic()
-    watch.wait(begun_s, read)
+    watch.wait(begun_s, read, is_urgent, look_for_urgent)
     return time.monotonic() - begun_s
 
 
@@ -67,11 +82,77 @@ def test_a_record_at_or_above_the_offsets_ends_the_wait_each_time(
 
 
 @pytest.mark.usefixtures("patient")
-def test_nothing_is_waited_for_while_the_batches_are_behind(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
-    topic = make_topic()
-    settings = make_settings(f"topics.input={topic}", *_NEVER)
-    with _watching(settings) as watch:
-        watch.wait(time.monotonic(), {topic: {"0": 0}}, is_behind=True)
+@pytest.mark.parametrize(("trigger", "least_s"), [("0ms", 0.0), ("200ms", 0.2), ("1h", 0.5)])
+def test_an_urgent_batch_begins_after_half_a_second_or_the_trigger_if_that_is_shorter(
+    trigger: str, least_s: float
+) -> None:
+    with _watching(_without_brokers(f"clock.trigger={trigger}", "clock.horizon=1h")) as watch:
+        assert least_s <= _waited_s(watch, _READ, is_urgent=True) < least_s + _SOON_S
+        # A batch that took longer is followed at once.
+        begun_s = time.monotonic()
+        watch.wait(begun_s - 1.0, _READ, is_urgent=True)
+        assert time.monotonic() - begun_s < _SOON_S
+
+
+def test_what_is_found_to_be_urgent_meanwhile_begins_a_batch() -> None:
+    found = threading.Event()
+    timer = threading.Timer(0.8, found.set)
+    with _watching(_without_brokers(*_RARELY)) as watch:
+        timer.start()
+        # The timer has started a moment before.
+        assert 0.7 < _waited_s(watch, _READ, look_for_urgent=found.wait) < 0.8 + _SOON_S
+        # It was found, and nobody has worked on it.
+        assert 0.5 <= _waited_s(watch, _READ, look_for_urgent=found.wait) < 0.5 + _SOON_S
+    timer.join()
+
+
+def test_without_anything_urgent_the_trigger_is_waited_for_and_nothing_is_looked_for_after_it() -> None:
+    asked_s: list[float] = []
+
+    def look(timeout_s: float) -> bool:
+        asked_s.append(timeout_s)
+        time.sleep(timeout_s)
+        return False
+
+    with _watching(_without_brokers("clock.trigger=800ms", "clock.horizon=1s")) as watch:
+        assert 0.8 <= _waited_s(watch, _READ, look_for_urgent=look) < 0.8 + _SOON_S
+        assert sum(asked_s) <= 0.3
+        assert all(0 < timeout_s <= 0.1 for timeout_s in asked_s)
+        asked_s.clear()
+        watch.wait(time.monotonic() - 0.8, _READ, look_for_urgent=look)
+        assert not asked_s
+
+
+def test_a_wake_ends_the_wait_for_something_urgent() -> None:
+    never = threading.Event()
+    with _watching(_without_brokers(*_RARELY)) as watch:
+        timer = threading.Timer(0.7, watch.wake)
+        timer.start()
+        assert 0.6 < _waited_s(watch, _READ, look_for_urgent=never.wait) < 0.7 + _SOON_S
+        timer.join()
+
+
+def test_what_the_look_raises_ends_the_wait() -> None:
+    def fail(_: float) -> bool:
+        raise BrokerUnreachable("no claims")
+
+    with _watching(_without_brokers(*_RARELY)) as watch, pytest.raises(BrokerUnreachable):
+        watch.wait(time.monotonic(), _READ, look_for_urgent=fail)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 10**6), min_size=1), st.integers(1, 10**6))
+def test_a_batch_that_reads_what_spark_lets_it_read_of_more_records_reads_to_its_limit(
+    waiting: dict[str, int], most: int
+) -> None:
+    """Spark takes of each partition the share of its records, rounded down, but at least one."""
+    total = sum(waiting.values())
+    shares = {partition: min(count, most * count // max(1, total)) for partition, count in waiting.items()}
+    ends = shares if total > most else waiting
+    span = BatchSpan(ORIGIN, ends={"in": ends})
+    if total > most:
+        assert reads_to_limit(span, most)
+    if total <= most - len(waiting):
+        assert not reads_to_limit(span, most)
 
 
 @pytest.mark.usefixtures("patient")
@@ -161,7 +242,6 @@ def test_a_wake_ends_the_wait_and_all_later_ones(make_settings: MakeSettings, to
 
 def test_brokers_that_do_not_answer_end_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sinks.topics.admin_client.CONNECT_TIMEOUT_MS", 100)
-    settings = load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", *_QUICK], environ={})
-    with _watching(settings) as watch:
+    with _watching(_without_brokers(*_QUICK)) as watch:
         for read in ({}, {"delayline-in": {"0": 0}}):
             assert _waited_s(watch, read) >= _IDLE_S
