@@ -20,6 +20,7 @@ from benchmarks import (
     cancels,
     commits,
     endurance,
+    forward,
     idle,
     index,
     ingest,
@@ -68,6 +69,7 @@ RESULTS = Path("benchmarks/results")
 BENCHMARKS = {
     "lateness": Benchmark(on_a_stand(lateness.measure), lateness.draw),
     "plain": Benchmark(on_a_stand(plain.measure), plain.draw),
+    "forward": Benchmark(on_a_stand(forward.measure), forward.draw),
     "topics": Benchmark(on_a_stand(topics.measure), topics.draw),
     "outage": Benchmark(on_a_stand(outage.measure), outage.draw),
     "ingest": Benchmark(on_a_stand(ingest.measure), ingest.draw),
@@ -96,6 +98,7 @@ class Which(StrEnum):
 
     lateness = "lateness"
     plain = "plain"
+    forward = "forward"
     topics = "topics"
     outage = "outage"
     ingest = "ingest"

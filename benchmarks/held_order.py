@@ -11,27 +11,24 @@ from streaming.judge.record import Published
 
 
 def faults_of(received: Received, published: int, first: int, topic: str, acceptance: Acceptance) -> dict[str, float]:
-    """Return the faults of records (`Received.faults`), of order only those of the held ones, and the share of these.
+    """Return the faults of records (`Received.faults`), of order only those of the held ones, and two shares.
 
-    `published` messages were numbered from `first`, in the input topic `topic`.
+    `published` messages were numbered from `first`, in the input topic `topic`. `held_to_order` is the share of the
+    records that the judge holds to their order, and `forwarded` of those that forwarders took.
     """
-    held = must_be_in_order(received, topic, acceptance)
-    share = round(float(held.mean()), 3) if len(held) else 0.0
-    return received.faults(published, first) | order_faults(received, held) | {"held_to_order": share}
+    messages = _published(received, topic)
+    held = np.array(list(map(acceptance.must_be_in_order, messages)), np.bool_)
+    shares = {"held_to_order": held, "forwarded": np.array(list(map(acceptance.is_forwarded, messages)), np.bool_)}
+    faults = received.faults(published, first) | order_faults(received, held)
+    return faults | {name: round(float(each.mean()), 3) if len(each) else 0.0 for name, each in shares.items()}
 
 
-def must_be_in_order(received: Received, topic: str, acceptance: Acceptance) -> npt.NDArray[np.bool_]:
-    """Return which records the judge (`streaming.judge`) holds to their order; `topic` is the input topic."""
-    partitions, offsets, dues_us = (received[name].tolist() for name in ("in_partition", "in_offset", "due_us"))
-    held = [
-        acceptance.must_be_in_order(_published(topic, partition, offset, due_us // 1000))
-        for partition, offset, due_us in zip(partitions, offsets, dues_us, strict=True)
+def _published(received: Received, topic: str) -> list[Published]:
+    columns = (received[name].tolist() for name in ("in_partition", "in_offset", "due_us"))
+    return [
+        Published(f"{topic}/{partition}/{offset}", 0, None, None, (), "", deliver_at_ms=due_us // 1000)
+        for partition, offset, due_us in zip(*columns, strict=True)
     ]
-    return np.array(held, np.bool_)
-
-
-def _published(topic: str, partition: int, offset: int, due_ms: int) -> Published:
-    return Published(f"{topic}/{partition}/{offset}", 0, None, None, (), "", deliver_at_ms=due_ms)
 
 
 def order_faults(received: Received, held: npt.NDArray[np.bool_]) -> dict[str, int]:

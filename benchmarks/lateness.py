@@ -1,31 +1,38 @@
-"""Lateness (time received minus due time) at 1,000 messages/s: with nothing or a million waiting, and of a cold job."""
+"""Lateness (time received minus due time) at 1,000 messages/s: of a cold job, its driver killed, a million waiting.
+
+One job goes through a minute that begins when it has just started, another minute, and one in which its driver is
+killed and started again at once. All messages are due within `clock.horizon`, so that forwarders take them.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.aims import LATENESS_MS, Figures, fault_aims, held_aim, lateness_aims
+from benchmarks.aims import LATENESS_MS, Figures, fault_aims, figure, held_aim, lateness_aims
 from benchmarks.kafka_alone import CASE as KAFKA_ALONE
 from benchmarks.kafka_alone import compare, kafka_alone
 from benchmarks.load import Publisher, any_delay, far_loads
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import lateness_figure
 from benchmarks.stand import PARTITIONS, Stand
-from benchmarks.traffic import Traffic, curve, run_through
+from benchmarks.traffic import RunningTraffic, Traffic, curve, due_between, percentiles, run_through
 from benchmarks.waiting import say
 
 RATE = 1000
 LOAD_S, WARM_UP_S = 60.0, 60.0
-SHORTEST_S, LONGEST_S = 3.0, 20.0
-# A job that has just started needs some seconds for its first batch.
-COLD_SHORTEST_S, COLD_P99_MS = 10.0, 100.0
+SHORTEST_S, LONGEST_S = 0.2, 20.0
 WAITING, WAITING_FOR_S, WAITING_SPREAD_S = 1_000_000, 48 * 3600.0, 3600.0
 INGEST_TIMEOUT_S = 900.0
-NONE_WAITING, MANY_WAITING = "nothing else waiting", "1 million waiting"
-COLD = "from the first second of a cold job"
+FIRST, SECOND, KILLED = "first minute of a cold job", "second minute", "minute with the driver killed"
+ALL, MANY_WAITING = "all three minutes", "1 million waiting"
+# While Spark starts, it takes all cores of a small machine.
+STARTING_P99_MS = 100.0
+CORES = 0.9
+SETTINGS = ("forward.processes=1",)
 
 
 def light_traffic(share: float, first: int = 0) -> Traffic:
@@ -33,35 +40,25 @@ def light_traffic(share: float, first: int = 0) -> Traffic:
     return Traffic(RATE, SHORTEST_S, LONGEST_S, max(5.0, WARM_UP_S * share), max(5.0, LOAD_S * share), first)
 
 
-def cold_traffic(share: float) -> Traffic:
-    """Return the load of a cold job, which has no warm-up: every message counts."""
-    return Traffic(RATE, COLD_SHORTEST_S, LONGEST_S, 0.0, max(5.0, LOAD_S * share))
-
-
 def measure(stand: Stand, scale: float) -> Outcome:
     """Measure all cases, then the same load through Kafka alone."""
-    figures, series = {}, {}
-    for number, (case, waiting) in enumerate({NONE_WAITING: 0, MANY_WAITING: int(WAITING * scale)}.items()):
-        lateness_ms, figures[case] = _case(stand, f"lateness-{number}", waiting, scale)
-        series[case] = curve(lateness_ms)
-    lateness_ms, figures[COLD] = _cold(stand, scale)
-    series[COLD] = curve(lateness_ms)
+    figures, series = _three_minutes(stand, scale)
+    lateness_ms, figures[MANY_WAITING] = _many_waiting(stand, scale)
+    series[MANY_WAITING] = curve(lateness_ms)
     bare_ms, figures[KAFKA_ALONE] = kafka_alone(stand, light_traffic(scale))
     series[KAFKA_ALONE] = curve(bare_ms)
-    compare(figures, (NONE_WAITING, MANY_WAITING, COLD))
+    compare(figures, (FIRST, SECOND, KILLED, MANY_WAITING))
     return Outcome("lateness", str(light_traffic(scale)), aims_of(figures), figures, series)
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: percentiles of lateness of a warm job and of a cold one, and no fault."""
-    warm = [aim for case in (NONE_WAITING, MANY_WAITING) for aim in lateness_aims(figures, case, LATENESS_MS)]
-    cold = lateness_aims(figures, COLD, {"p99": COLD_P99_MS})
-    faults = [
-        aim
-        for case in (NONE_WAITING, MANY_WAITING, COLD)
-        for aim in (*fault_aims(figures, case), held_aim(figures, case))
+    """Return the aims: percentiles of lateness, the CPU of the job, and no fault."""
+    return [
+        *(aim for case in (SECOND, MANY_WAITING) for aim in lateness_aims(figures, case, LATENESS_MS)),
+        *(aim for case in (FIRST, KILLED) for aim in lateness_aims(figures, case, {"p99": STARTING_P99_MS})),
+        Aim(f"cores of all processes of the job, {SECOND}", figure(figures, SECOND, "cpu_job"), CORES),
+        *(aim for case in (ALL, MANY_WAITING) for aim in (*fault_aims(figures, case), held_aim(figures, case))),
     ]
-    return [*warm, *cold, *faults]
 
 
 def draw(outcome: Outcome) -> Any:
@@ -69,24 +66,42 @@ def draw(outcome: Outcome) -> Any:
     return lateness_figure(outcome, LATENESS_MS["p99"])
 
 
-def _case(stand: Stand, name: str, waiting: int, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    application = stand.application(name)
-    if waiting:
-        say(f"{name}: publishing {waiting:,} messages due in 48 h")
-        Publisher(stand.bootstrap, application.input, PARTITIONS).preload(
-            far_loads(waiting, WAITING_FOR_S, WAITING_SPREAD_S), any_delay
-        )
+def _three_minutes(stand: Stand, scale: float) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[float]]]]:
+    application = stand.application("lateness", *SETTINGS)
+    job = stand.job(application, start=False)
+    # A driver needs half a minute.
+    minute_s = max(30.0, 60.0 * scale)
+    traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, 0.0, 3 * minute_s)
+    with RunningTraffic(stand, application, traffic, job.start) as running:
+        start_s = job.start_s
+        running.wait_until(2 * minute_s)
+        usage = job.usage.between(running.begun_s + minute_s, time.time())
+        job.kill_driver()
+        killed_s = time.time()
+        job.start()
+        away_s = time.time() - killed_s
+        say(f"the job runs again, {away_s:.1f} s after the kill of its driver")
+        received = running.result()
+        figures: dict[str, dict[str, Any]] = {ALL: running.faults(received)}
+    job.stop()
+    series = {}
+    ends_s = (running.begun_s, running.begun_s + minute_s, killed_s, killed_s + minute_s)
+    more = {FIRST: {"start_s": round(start_s, 1)}, SECOND: usage, KILLED: {"away_s": round(away_s, 1)}}
+    for case, begin_s, end_s in zip(more, ends_s, ends_s[1:], strict=False):
+        lateness_ms = due_between(received, begin_s, end_s).lateness_ms
+        figures[case] = {"messages": len(lateness_ms), **percentiles(lateness_ms), **more[case]}
+        series[case] = curve(lateness_ms)
+    return figures, series
+
+
+def _many_waiting(stand: Stand, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    application, waiting = stand.application("lateness-waiting", *SETTINGS), int(WAITING * scale)
+    say(f"{application.name}: publishing {waiting:,} messages due in 48 h")
+    Publisher(stand.bootstrap, application.input, PARTITIONS).preload(
+        far_loads(waiting, WAITING_FOR_S, WAITING_SPREAD_S), any_delay
+    )
     job = stand.job(application)
-    if waiting:
-        job.wait_for_messages(waiting, INGEST_TIMEOUT_S)
+    job.wait_for_messages(waiting, INGEST_TIMEOUT_S)
     lateness_ms, measured = run_through(stand, application, job, light_traffic(scale))
     job.stop()
     return lateness_ms, {"waiting": waiting} | measured
-
-
-def _cold(stand: Stand, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    application = stand.application("lateness-cold")
-    job = stand.job(application, start=False)
-    lateness_ms, measured = run_through(stand, application, job, cold_traffic(scale), cold=True)
-    job.stop()
-    return lateness_ms, {"start_s": round(job.start_s, 1)} | measured

@@ -7,27 +7,22 @@ handed over before it.
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from benchmarks.aims import LATENESS_MS, Figures, fault_aims, figure, held_aim, ratio
-from benchmarks.held_order import faults_of
 from benchmarks.job import Application, Job
-from benchmarks.load import Publisher
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
-from benchmarks.receiver import Received, Receiver
+from benchmarks.receiver import Received
 from benchmarks.release_processes import ReleaseCommand, shard_of
 from benchmarks.stand import PARTITIONS, Stand
-from benchmarks.traffic import DRAIN_S, Traffic, due_between, percentiles
+from benchmarks.traffic import RunningTraffic, Traffic, due_between, percentiles
 from benchmarks.waiting import say, wait_until
 
 RATE, SHORTEST_S, LONGEST_S = 1000, 20.0, 50.0
@@ -116,7 +111,7 @@ def _one_job(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str, Any]
     driver_at_s = release_at_s + schedule.settle_s
     tree_at_s = driver_at_s + _RESTART_S
     seconds = tree_at_s + schedule.settle_s
-    with _Traffic(stand, application, seconds) as traffic:
+    with RunningTraffic(stand, application, _traffic(seconds)) as traffic:
         traffic.wait_until(release_at_s)
         usage = job.usage.between(traffic.begun_s + schedule.warm_up_s, time.time())
         release = _kill(RELEASE, job.kill_releases)
@@ -158,7 +153,8 @@ def _two_releases(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str,
 
         wait_until(shared, _JOIN_TIMEOUT_S, "half of the shards for each release process", releases[0].check)
         job = stand.job(application)
-        with _Traffic(stand, application, kill_at_s + max(schedule.settle_s, 3 * ONE_OF_TWO_S)) as traffic:
+        seconds = kill_at_s + max(schedule.settle_s, 3 * ONE_OF_TWO_S)
+        with RunningTraffic(stand, application, _traffic(seconds)) as traffic:
             traffic.wait_until(kill_at_s)
             shards = releases[0].shards
             usage = job.usage.between(traffic.begun_s + schedule.warm_up_s, time.time())
@@ -177,6 +173,10 @@ def _two_releases(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str,
         ALL_OF_TWO: traffic.faults(received),
     }
     return figures, {"two release processes": _largest(received, traffic.begun_s)}
+
+
+def _traffic(seconds: float) -> Traffic:
+    return Traffic(RATE, SHORTEST_S, LONGEST_S, 0.0, seconds)
 
 
 def stopped(received: Received, kill: Kill, partitions: Collection[int] = range(PARTITIONS)) -> dict[str, float]:
@@ -234,55 +234,3 @@ def _largest(received: Received, begun_s: float) -> list[list[float]]:
     np.fmax.at(largest_ms, due_s, received.lateness_ms)
     seconds = np.flatnonzero(~np.isnan(largest_ms))
     return [seconds.astype(float).tolist(), largest_ms[seconds].round(1).tolist()]
-
-
-class _Traffic:
-    """Publishes for `seconds` in a thread, while a subscriber reads. A context manager, which ends both."""
-
-    def __init__(self, stand: Stand, application: Application, seconds: float) -> None:
-        self.traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, 0.0, seconds)
-        self._application = application
-        self._publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
-        out = stand.folder / f"{application.name}.npz"
-        limit_s = seconds + LONGEST_S + DRAIN_S
-        self._receiver = Receiver(stand.bootstrap, [application.output], PARTITIONS, self.traffic.count, limit_s, out)
-        self._watch = stand.judge_watch(application)
-        self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
-
-    def __enter__(self) -> Self:
-        self._receiver.__enter__()
-        say(f"{self._application.name}: {self.traffic}")
-        self.begun_s = time.time()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._receiver.__exit__(kind, error, trace)
-        self._watch.close()
-
-    def wait_until(self, at_s: float) -> None:
-        """Wait until `at_s` seconds from the start of publishing. Raises RuntimeError if that is over already."""
-        left_s = self.begun_s + at_s - time.time()
-        if left_s < 0:
-            raise RuntimeError(f"the service was not back {-left_s:.0f} s ago, for the next outage")
-        time.sleep(left_s)
-
-    def result(self) -> Received:
-        """Wait until all is published and received, or until the time for that is over."""
-        self._thread.join()
-        self._publisher.close()
-        return self._receiver.result()
-
-    def faults(self, received: Received) -> dict[str, float]:
-        """Count the faults (`benchmarks.held_order`)."""
-        self._watch.drain()
-        count = self.traffic.count
-        return {"published": count} | faults_of(received, count, 0, self._application.input, self._watch.acceptance())
-
-    def _publish(self) -> None:
-        chance = random.Random(2)
-        self._publisher.pace(
-            RATE, self.traffic.seconds, lambda number, now_s: self.traffic.message(number, now_s, chance)
-        )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +35,7 @@ class Traffic:
     afterwards.
 
     With a longest delay of 0 the messages are plain ones, without a header for a due time. Messages that fall due in
-    the `load_s` after `warm_up_s` count for lateness; without a warm-up, all do.
+    the `load_s` after `warm_up_s` count for lateness.
     """
 
     rate: int
@@ -58,7 +60,7 @@ class Traffic:
     @property
     def counts_s(self) -> tuple[float, float]:
         """The window of due times that count, in seconds from the start of publishing."""
-        return self.warm_up_s, self.seconds + (0.0 if self.warm_up_s else self.longest_s + 1.0)
+        return self.warm_up_s, self.seconds
 
     @property
     def watched_count(self) -> int:
@@ -81,21 +83,21 @@ class Traffic:
     def __str__(self) -> str:
         if not self.longest_s:
             return f"{self.rate:,} plain messages/s for {self.seconds:.0f} s"
-        delays = f"due after {self.shortest_s:.0f}-{self.longest_s:.0f} s"
+        delays = f"due after {self.shortest_s:g}-{self.longest_s:g} s"
         return f"{self.rate:,} messages/s for {self.seconds:.0f} s, {delays}"
 
 
 def run_through(
-    stand: Stand, application: Application, job: Job, traffic: Traffic, cold: bool = False
+    stand: Stand, application: Application, job: Job, traffic: Traffic
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
     """Send `traffic` through the job; return the lateness (ms) of the messages that count, and all figures.
 
-    With `cold`, the job is started first, and the traffic begins as soon as it runs. The faults include those of the
-    warm-up: a cold job may be late, but must not break the contract. Order counts for what it accepted in time.
+    The faults include those of the warm-up: a cold job may be late, but must not break the contract. Order counts for
+    what was accepted in time.
     """
     say(f"{application.name}: {traffic}")
     with stand.judge_watch(application) as watch:
-        received, later, begun_s = _received(stand, application, traffic, job.start if cold else job.check)
+        received, later, begun_s = _received(stand, application, traffic, job.check)
         watch.drain()
         acceptance = watch.acceptance()
     start_s, end_s = (begun_s + at_s for at_s in traffic.counts_s)
@@ -111,6 +113,64 @@ def run_through(
         **job.triggers(start_s, published_until_s),
         **job.usage.between(start_s, published_until_s),
     }
+
+
+class RunningTraffic:
+    """Publishes `traffic` in a thread, while a subscriber reads and the judge watches. A context manager; it ends them.
+
+    `begin` is called when the subscriber is ready, before the first message.
+    """
+
+    def __init__(
+        self, stand: Stand, application: Application, traffic: Traffic, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        self.traffic = traffic
+        self._application, self._begin = application, begin
+        self._publisher = Publisher(stand.bootstrap, application.input, PARTITIONS)
+        out = stand.folder / f"{application.name}.npz"
+        limit_s = traffic.seconds + traffic.longest_s + DRAIN_S
+        self._receiver = Receiver(stand.bootstrap, [application.output], PARTITIONS, traffic.count, limit_s, out)
+        self._watch = stand.judge_watch(application)
+        self._thread = threading.Thread(target=self._publish, daemon=True, name="load")
+
+    def __enter__(self) -> Self:
+        self._receiver.__enter__()
+        say(f"{self._application.name}: {self.traffic}")
+        self._begin()
+        self.begun_s = time.time()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receiver.__exit__(kind, error, trace)
+        self._watch.close()
+
+    def wait_until(self, at_s: float) -> None:
+        """Wait until `at_s` seconds from the start of publishing. Raises RuntimeError if that is over already."""
+        left_s = self.begun_s + at_s - time.time()
+        if left_s < 0:
+            raise RuntimeError(f"the service was not back {-left_s:.0f} s ago, for the next outage")
+        time.sleep(left_s)
+
+    def result(self) -> Received:
+        """Wait until all is published and received, or until the time for that is over."""
+        self._thread.join()
+        self._publisher.close()
+        return self._receiver.result()
+
+    def faults(self, received: Received) -> dict[str, float]:
+        """Count the faults (`benchmarks.held_order`)."""
+        self._watch.drain()
+        count = self.traffic.count
+        return {"published": count} | faults_of(received, count, 0, self._application.input, self._watch.acceptance())
+
+    def _publish(self) -> None:
+        chance = random.Random(2)
+        self._publisher.pace(
+            self.traffic.rate, self.traffic.seconds, lambda number, now_s: self.traffic.message(number, now_s, chance)
+        )
 
 
 def due_between(received: Received, start_s: float, end_s: float) -> Received:

@@ -15,6 +15,7 @@ from benchmarks import (
     cancels,
     commits,
     endurance,
+    forward,
     idle,
     index,
     ingest,
@@ -57,7 +58,7 @@ def ordered_faults(case: str) -> dict[str, Breach]:
     return {f"share held to their order, {case}": (case, "held_to_order", 0.49), **faults(case)}
 
 
-NONE, MANY, COLD = lateness.NONE_WAITING, lateness.MANY_WAITING, lateness.COLD
+FIRST, SECOND, KILLED, MANY = lateness.FIRST, lateness.SECOND, lateness.KILLED, lateness.MANY_WAITING
 ORDERED: dict[str, float] = {"held_to_order": 0.5, **CLEAN}
 PUNCTUAL: dict[str, float] = {"p50_ms": 15.0, "p99_ms": 35.0, "p99_9_ms": 60.0, **ORDERED}
 ANSWERED = {"asked": 1_000, "answered": 1_000, "cancelled": 1_000, "last_answer_s": 10.0}
@@ -82,16 +83,22 @@ WINDOWS = (window.SEALED, window.MERGED)
 CASES = {
     "lateness": Case(
         lateness.aims_of,
-        {NONE: PUNCTUAL, MANY: PUNCTUAL, COLD: {"p99_ms": 100.0, **ORDERED}},
+        {
+            FIRST: {"p99_ms": 100.0},
+            SECOND: {"cpu_job": 0.9, **PUNCTUAL},
+            KILLED: {"p99_ms": 100.0},
+            MANY: PUNCTUAL,
+            lateness.ALL: ORDERED,
+        },
         {
             f"{what}, {case}": (case, name, worst)
-            for case in (NONE, MANY)
+            for case in (SECOND, MANY)
             for what, name, worst in (("p50", "p50_ms", 15.1), ("p99", "p99_ms", 35.1), ("p99.9", "p99_9_ms", 60.1))
         }
-        | {f"p99, {COLD}": (COLD, "p99_ms", 100.1)}
-        | ordered_faults(NONE)
-        | ordered_faults(MANY)
-        | ordered_faults(COLD),
+        | {f"p99, {case}": (case, "p99_ms", 100.1) for case in (FIRST, KILLED)}
+        | {f"cores of all processes of the job, {SECOND}": (SECOND, "cpu_job", 0.91)}
+        | ordered_faults(lateness.ALL)
+        | ordered_faults(MANY),
     ),
     "endurance": Case(
         endurance.aims_of,
@@ -225,8 +232,23 @@ CASES = {
     ),
     "plain": Case(
         plain.aims_of,
-        {plain.CASE: {"p50_ms": 500.0, **dict.fromkeys(plain.FAULTS_OF_PLAIN, 0)}},
-        {"p50, plain": (plain.CASE, "p50_ms", 500.1)} | faults(plain.CASE, plain.FAULTS_OF_PLAIN),
+        {case: {"p50_ms": 60.0, "p99_ms": 150.0, **dict.fromkeys(plain.FAULTS_OF_PLAIN, 0)} for case in plain.RATES},
+        {
+            what: breach
+            for case in plain.RATES
+            for what, breach in (
+                (f"p50, {case}", (case, "p50_ms", 60.1)),
+                (f"p99, {case}", (case, "p99_ms", 150.1)),
+                *faults(case, plain.FAULTS_OF_PLAIN).items(),
+            )
+        },
+    ),
+    "forward": Case(
+        forward.aims_of,
+        {forward.SUSTAINED: {"messages_per_s": 10_000}, **dict.fromkeys(forward.RATES, ORDERED)},
+        {"messages/s that one forwarder takes": (forward.SUSTAINED, "messages_per_s", 9_999)}
+        | {"share held to their order, 1,000 messages/s": ("1,000 messages/s", "held_to_order", 0.49)}
+        | {what: breach for case in forward.RATES for what, breach in faults(case).items()},
     ),
     "outage": Case(
         outage.aims_of,
@@ -403,3 +425,13 @@ def test_the_writers_that_hand_overs_opened_count_in_the_second_half_of_the_batc
     """
     assert shards.opened_share(log, 4) == 1 / 8
     assert shards.opened_share("", 4) is None
+
+
+def test_the_sustained_rate_is_the_last_one_below_the_first_that_is_not_kept_up_with() -> None:
+    good = {"forwarded": 0.99, "p99_ms": 100.0}
+    cases = list(forward.RATES)
+    figures = dict.fromkeys(cases, good)
+    assert forward.sustained(figures) == 20_000
+    assert forward.sustained(figures | {cases[2]: good | {"p99_ms": 100.1}}) == 5_000
+    assert forward.sustained(figures | {cases[1]: good | {"forwarded": 0.98}}) == 1_000
+    assert forward.sustained({}) == 0

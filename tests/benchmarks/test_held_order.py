@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.held_order import faults_of, must_be_in_order, order_faults
+from benchmarks.held_order import faults_of, order_faults
 from benchmarks.receiver import COLUMNS, Received
 from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
+from streaming.judge.forwarded import Forwarded
 
 TOPIC = "in"
 
@@ -41,25 +42,18 @@ def test_a_late_record_may_come_behind_others_but_others_not_behind_it() -> None
     assert faults(received((0, 9, 0), (0, 5, 1)), False, True) == (1, 1)
 
 
-def test_a_message_is_held_if_its_batch_was_committed_a_second_before_it_was_due() -> None:
-    batches = {
-        0: CommittedBatch(cutoff_ms=60_000, committed_ms=1_000, ends={(TOPIC, 0): 1}),
-        1: CommittedBatch(cutoff_ms=65_000, committed_ms=10_000, ends={(TOPIC, 0): 3}),
-    }
-    records = received((0, 20_000, 1), (0, 10_500, 2), (0, 90_000, 3))
-    acceptance = Acceptance([CheckpointLog(batches=batches)])
-    # No batch is known that accepted the last one.
-    assert must_be_in_order(records, TOPIC, acceptance).tolist() == [True, False, False]
-
-
-def test_the_faults_of_a_load_have_the_order_of_the_held_ones_and_their_share() -> None:
+def test_the_faults_of_a_load_have_the_order_of_the_held_ones_and_two_shares() -> None:
     batches = {
         0: CommittedBatch(cutoff_ms=60_000, committed_ms=1_000, ends={(TOPIC, 0): 1}),
         1: CommittedBatch(cutoff_ms=65_000, committed_ms=10_000, ends={(TOPIC, 0): 4}),
     }
     records = received((0, 20_000, 1), (0, 10_500, 2), (0, 30_000, 3))
-    acceptance = Acceptance([CheckpointLog(batches=batches)])
-    found = faults_of(records, 3, 0, TOPIC, acceptance)
-    assert found["held_to_order"] == 0.667
+    found = faults_of(records, 3, 0, TOPIC, Acceptance([CheckpointLog(batches=batches)]))
+    assert (found["held_to_order"], found["forwarded"]) == (0.667, 0.0)
     assert found["inversions"] == 0
     assert records.faults(3)["inversions"] == 1
+    # Seen in the near log a second before it was due.
+    forwarded = Forwarded({(TOPIC, 0, 2)}, {(TOPIC, 0, 2): 9_500})
+    found = faults_of(records, 3, 0, TOPIC, Acceptance([CheckpointLog(batches=batches)], forwarded))
+    assert (found["held_to_order"], found["forwarded"]) == (1.0, 0.333)
+    assert found["inversions"] == 1

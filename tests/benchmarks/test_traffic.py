@@ -27,13 +27,6 @@ def test_a_load_publishes_in_its_warm_up_too() -> None:
     assert traffic.counts_s == (20, 80)
 
 
-def test_without_a_warm_up_every_message_counts() -> None:
-    traffic = Traffic(rate=100, shortest_s=10, longest_s=20, warm_up_s=0, load_s=60)
-    start_s, end_s = traffic.counts_s
-    assert start_s == 0
-    assert end_s > 80
-
-
 def test_a_message_is_due_within_the_delays() -> None:
     traffic, chance = Traffic(rate=100, shortest_s=1, longest_s=2, warm_up_s=20, load_s=60), random.Random(1)
     delays_s = [traffic.message(number, 100.0, chance)[0] / 1e6 - 100 for number in range(100)]
