@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.release_processes import is_release
+from benchmarks.release_processes import is_forwarder, is_release
 from benchmarks.watch import Watch
 
 _SAMPLE_S = 0.5
@@ -20,6 +20,7 @@ BROKER = "broker"
 # The benchmark itself: its publishers, subscribers and reference producers.
 LOAD = "load"
 _RELEASE = "release"
+_FORWARD = "forward"
 # All other processes of the machine, which disturb a measurement.
 _ELSE = "elsewhere"
 NOT_THE_JOB = (BROKER, LOAD)
@@ -44,19 +45,19 @@ class Sample:
 
 
 class UsageWatch(Watch):
-    """Samples the processes of the job by role: `driver` (Python), `jvm`, `workers` (Python), `release`.
+    """Samples the job's processes by role: `driver` (Python), `jvm`, `workers` (Python), `release`, `forward`.
 
     `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`. This process's
-    own tree is the role `load`, but for release processes that it has started. A thread, and a context manager that
-    starts and stops it.
+    own tree is the role `load`, but for release processes and forwarders that it has started. A thread, and a context
+    manager that starts and stops it.
     """
 
-    def __init__(self, pid: int | None, broker_pid: int, releases: Iterable[psutil.Process] = ()) -> None:
-        """`releases` are release processes of the job that an earlier driver has started."""
+    def __init__(self, pid: int | None, broker_pid: int, orphans: Iterable[psutil.Process] = ()) -> None:
+        """`orphans` are release processes and forwarders of the job that an earlier driver has started."""
         super().__init__("usage-watch")
         self._own, self._broker = psutil.Process(), psutil.Process(broker_pid)
         self._root = None if pid is None else psutil.Process(pid)
-        self._releases = releases
+        self._orphans = orphans
         # Role and CPU seconds of each process when last seen. Ended processes stay, so that their usage counts.
         self._cpu_s: dict[psutil.Process, tuple[str, float]] = {}
         self._samples: list[Sample] = []
@@ -126,13 +127,13 @@ class UsageWatch(Watch):
         # List the job's processes last: one that it starts between the two lists must not count as the load.
         everything = [self._own, *self._own.children(recursive=True)]
         job = [] if self._root is None else job_processes(self._root)
-        job += [(_RELEASE, process) for process in self._releases]
+        job += [(_role_of(process), process) for process in self._orphans]
         known = {process for _, process in job} | {self._broker}
         rest = [process for process in everything if process not in known]
         return [
             *job,
             (BROKER, self._broker),
-            *((_RELEASE if is_release(process) else LOAD, process) for process in rest),
+            *((_own_role_of(process) or LOAD, process) for process in rest),
         ]
 
 
@@ -177,7 +178,14 @@ def job_processes(root: psutil.Process) -> list[tuple[str, psutil.Process]]:
     return [("driver", root), *children]
 
 
-def _role_of(child: psutil.Process) -> str:
-    if child.name() == "java":
-        return "jvm"
-    return _RELEASE if is_release(child) else "workers"
+def _role_of(process: psutil.Process) -> str:
+    try:
+        is_java = process.name() == "java"
+    except psutil.NoSuchProcess:
+        is_java = False
+    return "jvm" if is_java else _own_role_of(process) or "workers"
+
+
+def _own_role_of(process: psutil.Process) -> str | None:
+    """Return the role of a release process, or of a forwarder; None for any other process."""
+    return _RELEASE if is_release(process) else _FORWARD if is_forwarder(process) else None

@@ -1,9 +1,10 @@
-"""The campaign on a cluster: random faults of driver, workers, broker and release process.
+"""The campaign on a cluster: random faults of driver, workers, broker, release process and forwarder.
 
 `python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
-a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, while driver, workers and broker
-are killed and paused, and the release process is killed, at random moments. The exit code is 0 only if no message is
-lost, doubled, early, altered, misplaced or out of order, and at least half of the messages could be checked for order.
+a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, while driver, workers, broker
+and forwarder are killed and paused, and the release process is killed, at random moments. The exit code is 0 only if no
+message is lost, doubled, early, altered, misplaced or out of order, and at least half of the messages could be checked
+for order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NAME = "chaos"
 _IN_FLIGHT_S = 1.0
 # Seconds from a fault that no other fault struck into to the next delivery. What was handed over needs no driver and no
 # worker, but processes of all of them share the machine.
-_LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "worker-kill": 5.0}
+_LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "forward-kill": 5.0, "worker-kill": 5.0}
 # Low limits, so that the job seals, loads, merges and deletes.
 LOW_LIMITS = (
     "bucket.max_messages=3000",
@@ -42,6 +43,7 @@ LOW_LIMITS = (
 )
 _SETTINGS = (
     *LOW_LIMITS,
+    "forward.processes=1",
     "spark.spark.driver.host=127.0.0.1",
     "spark.spark.executor.cores=1",
     "spark.spark.cores.max=2",

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.cluster import Cluster
-from benchmarks.release_processes import release_children
+from benchmarks.release_processes import is_forwarder, is_release
 from streaming.local.broker import EmbeddedBroker
 
 # Seconds without a fault after each fault. A killed driver gets time to restart; otherwise it would hardly ever run.
 _QUIET_S = (8.0, 22.0)
 _QUIET_AFTER_DRIVER_S = (45.0, 60.0)
-_NO_RELEASE_S = 30.0
+_NO_CHILD_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Fault:
 
 # The kinds of faults on a cluster, each with its longest duration in seconds.
 ON_A_CLUSTER = {
-    "driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "broker-kill": 6.0, "broker-pause": 15.0,
-    "worker-kill": 5.0, "worker-pause": 15.0,
+    "driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "forward-kill": 0.0, "forward-pause": 15.0,
+    "broker-kill": 6.0, "broker-pause": 15.0, "worker-kill": 5.0, "worker-pause": 15.0,
 }  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def plan_faults(
 class FaultInjector:
     """Kills and pauses a broker, the workers of a cluster, and a driver that a supervisor restarts.
 
-    It also kills the release process that the driver has started, which the driver starts again.
+    It also kills the release process and the forwarder that the driver has started, which the driver starts again, and
+    pauses the forwarder.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class FaultInjector:
         if target == "driver":
             process = self._driver()
         elif target == "release":
-            process = self._release()
+            process = self._child(is_release)
+        elif target == "forward":
+            process = self._child(is_forwarder)
         else:
             process = psutil.Process(self._broker.pid) if target == "broker" else self._cluster.process(worker)
         begun_s = time.time()
@@ -89,7 +92,7 @@ class FaultInjector:
             pause(process)
             time.sleep(fault.lasts_s)
             resume(process)
-        elif target in ("driver", "release"):
+        elif target in ("driver", "release", "forward"):
             kill(process)
         elif target == "broker":
             self._broker.kill()
@@ -101,15 +104,21 @@ class FaultInjector:
             self._cluster.start_worker(worker)
         return begun_s
 
-    def _release(self) -> psutil.Process | None:
-        """Return a release process. A driver that has just been started may have none yet."""
-        deadline_s = time.monotonic() + _NO_RELEASE_S
+    def _child(self, is_wanted: Callable[[psutil.Process], bool]) -> psutil.Process | None:
+        """Return a process that the driver has started. A driver that has just been started may have none yet."""
+        deadline_s = time.monotonic() + _NO_CHILD_S
         while time.monotonic() < deadline_s:
-            driver = self._driver()
-            if driver is not None and (found := release_children(driver)):
+            if (driver := self._driver()) is not None and (found := _children(driver, is_wanted)):
                 return self._chance.choice(found)
             time.sleep(0.1)
         return None
+
+
+def _children(driver: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    try:
+        return [child for child in driver.children(recursive=True) if is_wanted(child)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def kill(process: psutil.Process) -> None:

@@ -13,10 +13,11 @@ from benchmarks.stand import Stand
 from tests.quick_java import QUICK_JAVA
 
 _KINDS = {
-    "broker-kill", "broker-pause", "driver-kill", "driver-pause", "release-kill", "worker-kill", "worker-pause",
+    "broker-kill", "broker-pause", "driver-kill", "driver-pause", "forward-kill", "forward-pause", "release-kill",
+    "worker-kill", "worker-pause",
 }  # fmt: skip
 # Of the first 20,000 seeds, the one that strikes each kind of fault soonest, and the seconds until it has.
-_SEED, _SECONDS = 18228, 92
+_SEED, _SECONDS = 5697, 141
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def stand(java: str) -> Iterator[Stand]:
 
 
 @pytest.mark.thorough
-@pytest.mark.takes(150)
+@pytest.mark.takes(200)
 def test_no_kind_of_fault_breaks_the_contract(stand: Stand) -> None:
     assert _faults_in_a_campaign(stand, _SEED, _SECONDS / 60) == _KINDS
 
@@ -52,9 +53,7 @@ def test_half_an_hour_of_drivers_and_release_processes_that_contend_does_not_bre
 def _faults_in_a_campaign(stand: Stand, seed: int, minutes: float) -> set[str]:
     """Run a campaign, assert the contract, and return the kinds of fault that struck."""
     quick = [f"spark.spark.{role}.extraJavaOptions={QUICK_JAVA}" for role in ("driver", "executor")]
-    # Batches take long beside other tests. With a short horizon, most messages are due behind the cutoff of the batch
-    # before, so that the judge holds them to their order.
-    problems, outcome = campaign(stand, seed, minutes, (*quick, "clock.horizon=3s"))
+    problems, outcome = campaign(stand, seed, minutes, tuple(quick))
     assert not problems, "\n".join(
         [*problems, f"again: python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"]
     )
