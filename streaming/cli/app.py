@@ -15,6 +15,7 @@ from streaming.cli.broker import broker, jars
 from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale
 from streaming.cli.demo import demo
+from streaming.cli.forward import forward
 from streaming.cli.health import health
 from streaming.cli.peek import peek
 from streaming.cli.plan import plan
@@ -72,6 +73,7 @@ app.command()(top)
 app.command()(web)
 app.command()(peek)
 app.command()(release)
+app.command()(forward)
 app.command()(rescale)
 app.command()(rebuild)
 app.command()(plan)

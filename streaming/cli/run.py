@@ -24,7 +24,8 @@ def run(
 ) -> None:
     """Run the job until SIGTERM or Ctrl-C. The job then finishes the running batch and ends.
 
-    Starts release.processes release processes, and ends them with the job. Prints `running` when the query has started.
+    Starts release.processes release processes and forward.processes forwarders, and ends them with the job. Prints
+    `running` when the query has started.
     To resume from the checkpoint, after a stop or a crash, use the same command.
     """
     from conf.logs import configure_logging

@@ -33,6 +33,7 @@ from state.claims import Terms
 from state.message import empty_messages
 from state.order import in_order
 from state.shards import by_shard
+from streaming.forward.counts import ForwardCounts
 from streaming.forward.inputs import Inputs, InputWatch
 from streaming.forward.lane import Lane, Place
 
@@ -63,13 +64,14 @@ class ForwardContext:
     member: str
     options: Mapping[str, str]
     watch: InputWatch
+    counts: ForwardCounts
 
 
 class LaneForwarder:
     """Forwards one lane, until it is stopped or another owner takes the lane.
 
     `ended` is set when it has stopped; `error` is then its error, or None. `is_reading` says whether it owns the lane
-    and reads it.
+    and reads it, `behind` how many records it has not read, about, and `stepped_s` when it last went on (monotonic).
     """
 
     def __init__(self, context: ForwardContext, lane: int) -> None:
@@ -77,6 +79,8 @@ class LaneForwarder:
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_reading = False
+        self.behind = 0
+        self.stepped_s = time.monotonic()
         self._context = context
         self._settings = context.settings
         self._stopping = threading.Event()
@@ -84,6 +88,12 @@ class LaneForwarder:
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
         # When a transaction ended last, by the monotonic clock.
         self._written_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the terms give the lane nothing to read: it has no input partition, or the lanes are closed."""
+        inputs = self._context.watch.inputs
+        return inputs.terms is not None and not inputs.of_lane(self.lane)
 
     def start(self) -> None:
         """Start the thread."""
@@ -100,6 +110,7 @@ class LaneForwarder:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
+                self.stepped_s = time.monotonic()
                 try:
                     self._forward()
                 except (KafkaException, BrokerUnreachable) as problem:
@@ -156,7 +167,8 @@ class LaneForwarder:
     def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> None:
         """Take what has come, and write it with a claim once that is due."""
         due_s = lane.claim_due_s()
-        begun_s = time.monotonic()
+        self.stepped_s = begun_s = time.monotonic()
+        self.behind = lane.lag
         pause_s = self._written_s + _PACE_S - begun_s
         if pause_s > 0:
             time.sleep(pause_s)
@@ -212,6 +224,7 @@ class LaneForwarder:
         writer.write(claim, chunks)
         failpoint("near-claimed")
         lane.claimed(claim)
+        self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
         self._written_s = time.monotonic()
 
     def _consumer(self) -> Consumer:

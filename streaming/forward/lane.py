@@ -79,8 +79,7 @@ class Lane:
 
     def behind(self, now_s: float) -> dict[Place, int]:
         """Return the partitions whose backlog is the batches' work, and where they end; none if the lane keeps up."""
-        lags = {place: end - self.positions[place] for place, end in self._ends.items()}
-        lag = sum(each for each in lags.values() if each > 0)
+        lags, lag = self._lags(), self.lag
         if lag <= _LITTLE_BEHIND:
             self._behind_s = None
             return {}
@@ -91,6 +90,14 @@ class Lane:
         # Some may be read to their ends.
         least = _LITTLE_BEHIND / len(lags)
         return {place: self._ends[place] for place, each in lags.items() if each > least}
+
+    @property
+    def lag(self) -> int:
+        """How many records are not read, as far as is known."""
+        return sum(each for each in self._lags().values() if each > 0)
+
+    def _lags(self) -> dict[Place, int]:
+        return {place: end - self.positions[place] for place, end in self._ends.items()}
 
     def skip(self, ends: Mapping[Place, int], now_s: float) -> None:
         """Leave all below `ends` to the batches, unread. Nothing is known of it, so it is urgent."""

@@ -17,6 +17,7 @@ from sinks.group.groups import forward_group
 from sinks.group.member import GroupMember
 from sinks.group.refusals import REFUSED_LIMIT_S
 from sinks.topics.topics import check_topics
+from streaming.forward.counts import ForwardCounts
 from streaming.forward.engine import ForwardContext, LaneForwarder
 from streaming.forward.inputs import InputWatch
 
@@ -31,7 +32,7 @@ _SWITCH_S = 0.0005
 class ForwardProcess:
     """Forwards the lanes that the group gives to this process.
 
-    `lanes` are those that are open, `group` is its place in the group.
+    `lanes` are those that are open, `counts` what was forwarded, `group` is its place in the group.
     """
 
     def __init__(self, settings: Settings, member: str, refused_limit_s: float = REFUSED_LIMIT_S) -> None:
@@ -43,8 +44,9 @@ class ForwardProcess:
         """
         check_topics(settings)
         options = librdkafka_options(settings.kafka)
+        self.counts = ForwardCounts()
         self._watch = InputWatch(settings, options)
-        self._context = ForwardContext(settings, member, options, self._watch)
+        self._context = ForwardContext(settings, member, options, self._watch, self.counts)
         self.lanes: dict[int, LaneForwarder] = {}
         # When a lane that another owner took may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}

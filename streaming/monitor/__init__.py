@@ -1,9 +1,9 @@
 """What an operator's tools ask a running process: `/metrics` for Prometheus, `/healthz` and `/readyz` for probes.
 
-The job and each release process have a server of their own, at the address in the settings. It answers from what the
-process knows anyway: a scrape waits for neither Kafka nor storage, and costs no lock that a batch or a release waits
-for.
+The job, each release process and each forwarder have a server of their own, at the address in the settings. It answers
+from what the process knows anyway: a scrape waits for neither Kafka nor storage, and costs no lock that a batch or a
+release waits for.
 
-Read `monitored`, `server`, `job_metrics`, `held_input`, `release_metrics`, `recent_problems`, `otlp`; `estimate` and
-`job_status` for what `delayline status` asks the job; `client` for the side that asks.
+Read `monitored`, `server`, `job_metrics`, `held_input`, `release_metrics`, `forward_metrics`, `recent_problems`,
+`otlp`; `estimate` and `job_status` for what `delayline status` asks the job; `client` for the side that asks.
 """

@@ -19,7 +19,7 @@ from streaming.monitor.server import Health, MonitorServer, PatientServer, regis
 
 @contextmanager
 def monitored(
-    role: Literal["job", "release"],
+    role: Literal["job", "release", "forward"],
     settings: Settings,
     collector: Collector,
     health: Callable[[], Health],

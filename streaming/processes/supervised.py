@@ -37,7 +37,7 @@ _ORPHAN_S = 300.0
 # What the kinds run, which takes long to import.
 _MODULES = {
     Kind.RELEASE: ("sinks.release.process", "streaming.monitor.release_metrics"),
-    Kind.FORWARD: (),
+    Kind.FORWARD: ("streaming.forward.process", "streaming.monitor.forward_metrics"),
 }
 
 
@@ -160,8 +160,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level, orders.settings.monitor.log_format)
     try:
-        assert orders.kind is Kind.RELEASE
-        _release(orders, supervision)
+        (_release if orders.kind is Kind.RELEASE else _forward)(orders, supervision)
     except DelaylineError as error:
         supervision.report(error)
         return 1
@@ -178,6 +177,15 @@ def _release(orders: Orders, supervision: _Supervision) -> None:
     # An orphan of an earlier command may have the address, until this process takes its place in the group.
     with monitored_release(process, orders.settings, waits_for_address=True):
         process.run(lambda process: supervision.ends_release(process.drained))
+
+
+def _forward(orders: Orders, supervision: _Supervision) -> None:
+    from streaming.forward.process import ForwardProcess
+    from streaming.monitor.forward_metrics import monitored_forward
+
+    process = ForwardProcess(orders.settings, orders.member)
+    with monitored_forward(process, orders.settings, waits_for_address=True):
+        process.run(lambda _: supervision.ends_forward())
 
 
 def _rename(name: str) -> None:

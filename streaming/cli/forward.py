@@ -1,0 +1,24 @@
+"""`delayline forward`: forward what is due soon, in a process of its own."""
+
+from __future__ import annotations
+
+from streaming.cli.members import LogLevel, Name, run_until_signal
+from streaming.cli.options import ConfigFile, Overrides, settings_of
+
+
+def forward(
+    name: Name = "",
+    log_level: LogLevel = "info",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """Forward messages that are due soon until SIGTERM or Ctrl-C, beside the job or on another host.
+
+    The job starts forward.processes of these itself; if it starts none, set forward.elsewhere for it. All forwarders of
+    an application share its input partitions. Prints `running` when it has joined them.
+    """
+    from streaming.forward.process import ForwardProcess
+    from streaming.monitor.forward_metrics import monitored_forward
+
+    settings = settings_of(config, overrides)
+    run_until_signal(ForwardProcess, monitored_forward, settings, name, log_level)

@@ -1,0 +1,65 @@
+"""What `delayline release` and `delayline forward` share: each runs one member of a consumer group until a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from streaming.cli.options import utf8
+
+if TYPE_CHECKING:
+    from conf.settings import Settings
+
+Name = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        help="Name of this process among all of the application. Keep it from start to start: a process that is "
+        "restarted has its part of the work back at once. Default: the host's name.",
+        show_default=False,
+    ),
+]
+LogLevel = Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")]
+
+
+class Member(Protocol):
+    """A `ReleaseProcess` or a `ForwardProcess`."""
+
+    def run(self, should_end: Callable[[Any], bool], on_joined: Callable[[], None] = ...) -> None:
+        """Work until `should_end`."""
+
+
+def run_until_signal(
+    make: Callable[[Settings, str], Member],
+    monitored: Callable[[Any, Settings], AbstractContextManager[object]],
+    settings: Settings,
+    name: str,
+    log_level: str,
+) -> None:
+    """Run the member that `make` returns until SIGTERM or SIGINT. Print `running` when its group has taken it."""
+    from conf.kafka.clients import check_clients
+    from conf.logs import configure_logging
+
+    configure_logging(log_level, settings.monitor.log_format)
+    check_clients(settings)
+    # Not a threading.Event: a signal may interrupt the thread that holds the event's lock.
+    stop: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: stop.put(number))
+
+    def is_stopped(_: Any) -> bool:
+        try:
+            stop.get_nowait()
+        except Empty:
+            return False
+        return True
+
+    process = make(settings, utf8("--name", name) or socket.gethostname())
+    with monitored(process, settings):
+        process.run(is_stopped, on_joined=lambda: typer.echo("running"))
