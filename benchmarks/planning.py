@@ -17,7 +17,7 @@ from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.waiting import say
 from conf.load import load_settings
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
 from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.pending import Pending
@@ -72,12 +72,12 @@ def _case(case: str, total_s: float) -> dict[str, Any]:
     say(f"{case}: {total_s:.0f} s of {RATE} messages/s")
     release = load_settings(None, [], environ={}).release
     limits = Limits(release.transaction_messages, _TRANSACTION_BYTES, release.slice)
-    pending, chunks = Pending(Position("planning")), list(_chunks(_LONGEST_S[case], total_s))
+    pending, chunks = Pending(Position()), list(_chunks(_LONGEST_S[case], total_s))
     cpu_s = longest_s = 0.0
     planned = steps = offset = most_open = 0
     for now_ms in range(0, int(total_s * 1000), release.slice):
         while offset < len(chunks) and chunks[offset].at_s * 1000 <= now_ms:
-            pending.add(offset, chunks[offset].summary, chunks[offset].payload)
+            pending.add(Place(Log.READY, offset), chunks[offset].summary, chunks[offset].payload)
             offset += 1
         begun_s, count = time.process_time(), 0
         while (transaction := pending.plan(now_ms, now_ms + release.lead, limits)) is not None:
@@ -85,7 +85,7 @@ def _case(case: str, total_s: float) -> dict[str, Any]:
         took_s = time.process_time() - begun_s
         if now_ms >= total_s * _FROM * 1000:
             cpu_s, longest_s, planned, steps = cpu_s + took_s, max(longest_s, took_s), planned + count, steps + 1
-            most_open = max(most_open, offset - pending.position.lowest)
+            most_open = max(most_open, offset - pending.position.ready.lowest)
     return {
         "messages": planned,
         "cpu": round(cpu_s / (steps * release.slice / 1000), 4),

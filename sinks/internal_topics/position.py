@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import CheckpointMismatch
+from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey, count_before
@@ -33,72 +36,138 @@ class Lateness:
     max_ms: int = 0
 
 
+class Log(StrEnum):
+    """The two logs of a shard: batches hand over to the ready log, forwarders to the near log."""
+
+    READY = "ready"
+    NEAR = "near"
+
+
+class Place(NamedTuple):
+    """Where a chunk of a shard is."""
+
+    log: Log
+    offset: int
+
+
+def topics_of(settings: Settings) -> dict[Log, str]:
+    """Return the topic of each log."""
+    return {Log.READY: settings.ready_topic, Log.NEAR: settings.near_topic}
+
+
+@dataclass(frozen=True, config=STORED)
+class LogPosition:
+    """How far one of the logs is taken in.
+
+    - `topic_id`: Kafka's id of its topic, since a topic of the same name may be another one
+    - `taken_in`: the offset after the last record whose messages were considered
+    - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
+    """
+
+    topic_id: str = ""
+    taken_in: int = 0
+    lowest: int = 0
+
+
 @dataclass(frozen=True, config=STORED)
 class Ahead:
-    """What a clock that was ahead has released: what lies below offset `taken_in`, and comes before `below`."""
+    """What a clock that was ahead has released: what comes before `below`, and lies in a log below its offset."""
 
-    taken_in: int
+    ready: int
+    near: int
     below: OrderKey
+
+    def taken_in(self, log: Log) -> int:
+        """Return the offset of `log`."""
+        return self.ready if log is Log.READY else self.near
 
 
 @dataclass(frozen=True, config=STORED)
 class Position:
-    """How far a shard is released. Both bounds only grow, but that `below` goes back with the clock (`set_back`).
+    """How far a shard is released. Its bounds only grow, but that `below` goes back with the clock (`set_back`).
 
-    Released is exactly what lies in the ready log below offset `taken_in` and comes before `below` in delivery order,
-    and what is so by one of `ahead`.
+    Released is exactly what lies in a log below the offset `taken_in` of that log and comes before `below` in delivery
+    order, and what is so by one of `ahead`.
 
-    - `topic_id`: Kafka's id of the ready topic, since a topic of the same name may be another one
-    - `taken_in`: the offset after the last record whose messages were considered
+    - `ready`, `near`: how far each log is taken in
     - `below`: the first order key that is not released; None if nothing is
     - `ahead`: what was released before the clock was set back, as long as it is more than by `below`
-    - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
     - `released`: how many messages were released, or taken out since they were cancelled, in all
+    - `forwarded`: how many messages were taken in from the near log: nobody else counts what is handed over there
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
     """
 
-    topic_id: str
-    taken_in: int = 0
+    ready: LogPosition = field(default_factory=LogPosition)
+    near: LogPosition = field(default_factory=LogPosition)
     below: OrderKey | None = None
-    lowest: int = 0
     released: int = 0
+    forwarded: int = 0
     member: str = ""
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
     ahead: tuple[Ahead, ...] = ()
 
-    def below_at(self, offset: int) -> OrderKey | None:
-        """Return before which order key the messages at `offset` of the ready log are released; None if none are."""
-        if offset >= self.taken_in:
+    def of(self, log: Log) -> LogPosition:
+        """Return how far `log` is taken in."""
+        return self.ready if log is Log.READY else self.near
+
+    def with_log(self, log: Log, own: LogPosition) -> Position:
+        """Return the position with another one of `log`."""
+        return replace(self, ready=own) if log is Log.READY else replace(self, near=own)
+
+    def taken_in_to(self, log: Log, offset: int) -> Position:
+        """Return the position after all of `log` below `offset` was considered."""
+        return self.with_log(log, replace(self.of(log), taken_in=offset))
+
+    def below_at(self, place: Place) -> OrderKey | None:
+        """Return before which order key the messages at `place` are released; None if none are."""
+        if place.offset >= self.of(place.log).taken_in:
             return None
-        passed = [each.below for each in self.ahead if offset < each.taken_in]
+        passed = [each.below for each in self.ahead if place.offset < each.taken_in(place.log)]
         return max(passed if self.below is None else [*passed, self.below], default=None)
 
-    def left_of(self, offset: int, messages: pa.Table) -> pa.Table:
-        """Return what is not released of `messages`, in delivery order, which are at `offset` of the ready log."""
-        below = self.below_at(offset)
+    def left_of(self, place: Place, messages: pa.Table) -> pa.Table:
+        """Return what is not released of `messages`, in delivery order, which are at `place`."""
+        below = self.below_at(place)
         return messages if below is None else messages.slice(count_before(messages, below))
 
     def set_back(self) -> Position:
         """Return the position after the clock was set back: what comes from now on may be due before `below`."""
         if self.below is None:
             return self
-        return replace(self, below=None, ahead=(*self.ahead, Ahead(self.taken_in, self.below)))
+        passed = Ahead(self.ready.taken_in, self.near.taken_in, self.below)
+        return replace(self, below=None, ahead=(*self.ahead, passed))
 
-    def ending_at(self, taken_in: int, lowest: int) -> Position:
-        """Return the position in a log that ends at offset `taken_in`, whose offsets from there on are used again."""
-        ahead = tuple(replace(each, taken_in=min(each.taken_in, taken_in)) for each in self.ahead)
-        return replace(self, taken_in=taken_in, lowest=lowest, ahead=ahead)
+    def ending_at(self, log: Log, own: LogPosition) -> Position:
+        """Return the position if `log` is only taken in up to `own`: its offsets from there on are used again."""
+        offset = own.taken_in
+        ahead = (
+            replace(each, ready=min(each.ready, offset))
+            if log is Log.READY
+            else replace(each, near=min(each.near, offset))
+            for each in self.ahead
+        )
+        return replace(self.with_log(log, own), ahead=tuple(ahead))
 
-    def moved(self, below: OrderKey | None, released: int, lowest: int) -> Position:
+    def moved(self, below: OrderKey | None, released: int, lowest: Mapping[Log, int]) -> Position:
         """Return the position with these values, without what was released ahead and says nothing more."""
-        ahead = (each for each in self.ahead if lowest < each.taken_in and (below is None or below < each.below))
-        return replace(self, below=below, released=released, lowest=lowest, ahead=tuple(ahead))
+        ahead = (
+            each
+            for each in self.ahead
+            if any(lowest[log] < each.taken_in(log) for log in Log) and (below is None or below < each.below)
+        )
+        ready, near = (replace(self.of(log), lowest=lowest[log]) for log in (Log.READY, Log.NEAR))
+        return replace(self, ready=ready, near=near, below=below, released=released, ahead=tuple(ahead))
 
     @property
-    def place(self) -> tuple[int, int, OrderKey | None]:
-        """What differs from each position of the shard to the next: `released`, `taken_in` and `below`."""
-        return self.released, self.taken_in, self.below
+    def counts(self) -> tuple[int, int, int]:
+        """What a position counts: it never goes back."""
+        return self.released, self.ready.taken_in, self.near.taken_in
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """What differs from each position of the shard to the next: what it counts, and `below`."""
+        return *self.counts, self.below
 
     def to_bytes(self) -> bytes:
         """Return the value of a position record."""

@@ -3,17 +3,20 @@
 It knows Kafka and no Spark, runs in processes of its own (`delayline release`, or started by the job), and goes on
 while the job is down. Shards are divided between the processes by a consumer group.
 
-Read `process` (a member of its group), `shard` (the steps for one shard), `log_reader`,
-`log_end` (what is left), `pending` (the pure core: what is released next), `room` (what fits a transaction), `ring`
-and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`, `record_check` and `reports` (what
-a topic refuses), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing),
-`expiry` (what comes too late to be of use), `recall`,
-`waiting_ids` and `recently_released` (asks for a cancel), `stubs` (what takes the place of a refused dead letter),
-`rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
+Read `process` (a member of its group), `shard` (the steps for one shard), `log_reader`, `log_end` (what is left),
+`near_end` (for which asks wait), `pending` (the pure core: what is released next), `room` (what fits a transaction),
+`ring` and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`, `record_check` and `reports`
+(what a topic refuses), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing),
+`expiry` (what comes too late to be of use), `recall`, `waiting_ids` and `recently_released` (asks for a cancel),
+`stubs` (what takes the place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released),
+`wall_clock`.
 
-**Position.** A transaction has messages and the position after them, two bounds that grow: the offset up to which
-records of the ready log are taken in, and the order key below which messages are released. Released is exactly what
-lies below both. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
+**Two logs.** Batches hand over to the ready log, forwarders to the near log. Each shard merges its partitions of both.
+They are apart since an open transaction hides what follows it: that of a killed hand-over, for up to a minute.
+
+**Position.** A transaction has messages and the position after them, bounds that grow: the offset up to which records
+of each log are taken in, and the order key below which messages are released. Released is exactly what lies below both
+bounds of its log. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
 If its clock was ahead and is set back, the position begins anew with the second bound, and keeps the one before for
 what was taken in by then.
 

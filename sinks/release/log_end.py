@@ -1,4 +1,4 @@
-"""Where the ready log ends, and which shards have released all below that.
+"""Where the logs of shards end, and which shards have released all below that.
 
 What is left is known by offsets. Counts of messages do not say it: a cancel of an id that two messages have, as after
 an input topic was created again, counts once.
@@ -16,7 +16,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from conf.kafka.clients import admin_client
 from conf.settings import Settings
-from sinks.internal_topics.position import Position, read_position
+from sinks.internal_topics.position import Log, LogPosition, read_position, topics_of
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import partition_counts
 
@@ -27,23 +27,43 @@ _SHARDS_AT_ONCE = 8
 
 
 def unreleased(settings: Settings, options: Mapping[str, str], shards: Collection[int]) -> list[int]:
-    """Return which of `shards` have records in the ready log that are not known to be released.
+    """Return which of `shards` have records in one of their logs that are not known to be released.
 
     If none of the shards of an application has any, and nobody hands over, nothing is left. No process can release a
-    shard without a partition of the position topic: it is left out. `options` are librdkafka's. Raises KafkaException,
-    BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    shard without a partition of the position topic and of each log: it is left out. `options` are librdkafka's. Raises
+    KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
-    positioned = partition_counts(settings, [settings.position_topic]).get(settings.position_topic, 0)
-    shards = [shard for shard in shards if shard < positioned]
+    needed = [settings.position_topic, *topics_of(settings).values()]
+    counts = partition_counts(settings, needed)
+    shards = [shard for shard in shards if all(shard < counts.get(topic, 0) for topic in needed)]
     if not shards:
         return []
     read = partial(read_position, options, settings.position_topic)
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         positions = dict(zip(shards, threads.map(read, shards), strict=True))
     # After the positions: a request that a shard has passed on before is in the log of the next shard by now.
-    found = topic_id(options, settings.ready_topic)
-    ends = log_ends(options, settings.ready_topic, shards)
-    return [shard for shard, position in positions.items() if not _is_released(position, found, ends[shard])]
+    left: set[int] = set()
+    for name, topic in topics_of(settings).items():
+        found, ends = topic_id(options, topic), log_ends(options, topic, shards)
+        for shard, position in positions.items():
+            if not _is_released(None if position is None else position.of(name), found, ends[shard]):
+                left.add(shard)
+    return sorted(left)
+
+
+def all_ends(settings: Settings, options: Mapping[str, str], shards: Collection[int]) -> dict[int, dict[Log, int]]:
+    """Return the offset after the last record of each log of `shards`, committed or not; none where a partition lacks.
+
+    Raises KafkaException, BrokerUnreachable.
+    """
+    topics = topics_of(settings)
+    counts = partition_counts(settings, topics.values())
+    found: dict[int, dict[Log, int]] = {shard: {} for shard in shards}
+    for name, topic in topics.items():
+        own = [shard for shard in shards if shard < counts.get(topic, 0)]
+        for shard, end in (log_ends(options, topic, own) if own else {}).items():
+            found[shard][name] = end
+    return found
 
 
 def log_ends(options: Mapping[str, str], topic: str, shards: Collection[int]) -> dict[int, int]:
@@ -54,7 +74,7 @@ def log_ends(options: Mapping[str, str], topic: str, shards: Collection[int]) ->
         return {partition.partition: answer.result().offset for partition, answer in found.items()}
 
 
-def _is_released(position: Position | None, found: str, end: int) -> bool:
+def _is_released(position: LogPosition | None, found: str, end: int) -> bool:
     """Return whether all below offset `end` of the log with the topic id `found` is released.
 
     The position of another log says nothing of this one.

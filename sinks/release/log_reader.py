@@ -1,24 +1,26 @@
-"""Reads a shard's partition of the ready log: first up to its end, then what comes.
+"""Reads the two logs of a shard: first up to their ends, then what comes.
 
-Two consumers: one waits at the broker for what comes; the other reads what is there and does not wait for more, so that
-it finds the end of the log at once.
+Two consumers, each for both logs: one waits at the broker for what comes; the other reads what is there and does not
+wait for more, so that it finds the ends of the logs at once.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
 from conf.kafka.client_log import client_log
 from conf.kafka.headers import read_headers
+from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
 from sinks.ready_log.chunk import ChunkSummary, summary_of
 from sinks.topics.topic_ids import topic_id
 
@@ -39,20 +41,23 @@ _REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` is set once everything that was there has been read. `end` is where
-    the log ended when the reader came to its end last: all below it is read.
+    `position` is the one to go on from. `at_end` is set once everything that was there has been read. `ends` are the
+    offsets below which all of each log is read, records without messages included.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:
         """Open a consumer. Raises ReadyLogLost, TopicMissing, KafkaException, BrokerUnreachable."""
-        self._topic, self._shard = settings.ready_topic, shard
-        found = topic_id(options, self._topic)
-        self.position = position or Position(found)
+        self._topics, self._shard = topics_of(settings), shard
+        self._logs = {topic: log for log, topic in self._topics.items()}
+        found = {log: self._id_of(options, log) for log in Log}
+        self.position = position or Position(LogPosition(found[Log.READY]), LogPosition(found[Log.NEAR]))
         self.at_end = False
-        self.end = 0
+        self.ends = {log: self.position.of(log).lowest for log in Log}
+        # The logs whose end is not found yet.
+        self._beginning = set(Log)
         self._options = {
             **options,
-            "group.id": f"{self._topic}-reader",
+            "group.id": f"{settings.ready_topic}-reader",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
@@ -71,15 +76,15 @@ class LogReader:
         self._there = Consumer(self._options | {"fetch.wait.max.ms": 10}, logger=client_log(log))
         try:
             self._check(found)
-            self._there.assign([TopicPartition(self._topic, shard, self.position.lowest)])
+            self._there.assign([self._partition(log, self.ends[log]) for log in Log])
         except BaseException:
             self.close()
             raise
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, ChunkSummary, bytes]]:
-        """Yield offset, summary and payload of the chunks that have come; wait for the first one up to `timeout_s`.
+    def read(self, timeout_s: float) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
+        """Yield place, summary and payload of the chunks that have come; wait for the first one up to `timeout_s`.
 
-        Raises ReadyLogLost; KafkaException after all that has come, so that the caller may go on later.
+        Raises ReadyLogLost, RightMissing; KafkaException after all that has come, so that the caller may go on later.
         """
         consumer = self._coming if self.at_end else self._there
         first = consumer.poll(timeout_s)
@@ -88,8 +93,10 @@ class LogReader:
         failure: KafkaException | None = None
         for message in (first, *consumer.consume(_MOST_AT_ONCE, 0)):
             if _is_eof(message):
-                self.end = message.offset() or 0
-                if not self.at_end:
+                log = self._log_of(message)
+                self.ends[log] = message.offset() or 0
+                self._beginning.discard(log)
+                if not (self.at_end or self._beginning):
                     self._follow()
                     # What may follow here is read by the other consumer.
                     break
@@ -100,34 +107,38 @@ class LogReader:
             except KafkaException as problem:
                 failure = failure or problem
                 continue
-            offset = message.offset()
-            assert offset is not None
-            yield offset, summary_of(read_headers(message), self._place(offset)), message.value() or b""
+            place = self._place_of(message)
+            summary = summary_of(read_headers(message), self._name(place))
+            self.ends[place.log] = place.offset + 1
+            yield place, summary, message.value() or b""
         if failure is not None:
             raise failure
 
-    def read_again(self, offsets: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield the payloads of the chunks at `offsets`, ascending. Raises ReadyLogLost, KafkaException."""
+    def read_again(self, places: Sequence[Place]) -> Iterator[tuple[Place, bytes]]:
+        """Yield the payloads of the chunks at `places`, ascending.
+
+        Raises ReadyLogLost, RightMissing, BrokerUnreachable, KafkaException.
+        """
         deadline_s = time.monotonic() + _TIMEOUT_S
-        wanted = list(offsets)
-        at: int | None = None
-        while wanted:
-            if at is None or wanted[0] - at > _GAP:
-                self._there.assign([TopicPartition(self._topic, self._shard, wanted[0])])
-            message = self._there.poll(1.0)
-            if message is None and time.monotonic() < deadline_s:
-                continue
-            if message is None or _is_eof(message):
-                raise BrokerUnreachable(f"{self._place(wanted[0])} cannot be read again")
-            if not self._is_record(message):
-                continue
-            at = message.offset()
-            assert at is not None
-            if at > wanted[0]:
-                raise ReadyLogLost(f"{self._place(wanted[0])} is gone. {_REMEDY}")
-            if at == wanted[0]:
-                wanted.pop(0)
-                yield at, message.value() or b""
+        for _, own in groupby(places, key=lambda place: place.log):
+            wanted = list(own)
+            at: Place | None = None
+            while wanted:
+                if at is None or wanted[0].offset - at.offset > _GAP:
+                    self._there.assign([self._partition(*wanted[0])])
+                message = self._there.poll(1.0)
+                if message is None and time.monotonic() < deadline_s:
+                    continue
+                if message is None or _is_eof(message):
+                    raise BrokerUnreachable(f"{self._name(wanted[0])} cannot be read again")
+                if not self._is_record(message):
+                    continue
+                at = self._place_of(message)
+                if at > wanted[0]:
+                    raise ReadyLogLost(f"{self._name(wanted[0])} is gone. {_REMEDY}")
+                if at == wanted[0]:
+                    wanted.pop(0)
+                    yield at, message.value() or b""
         self._there.unassign()
 
     def close(self) -> None:
@@ -141,39 +152,62 @@ class LogReader:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def _id_of(self, options: Mapping[str, str], log: Log) -> str:
+        with right_named("Read", f"topic {self._topics[log]}"):
+            return topic_id(options, self._topics[log])
+
     def _follow(self) -> None:
-        """Go on at the end of the log with what comes."""
+        """Go on at the ends of the logs with what comes."""
         self._there.unassign()
-        self._coming.assign([TopicPartition(self._topic, self._shard, self.end)])
+        self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
         self.at_end = True
 
     def _is_record(self, message: Message) -> bool:
-        """Return False for an error that passes. Raises ReadyLogLost, KafkaException for any other error."""
+        """Return False for an error that passes. Raises ReadyLogLost, RightMissing, KafkaException for others."""
         error = message.error()
         if error is None:
             return True
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise ReadyLogLost(f"{self._topic}/{self._shard}: {error.str()}. {_REMEDY}")
+            raise ReadyLogLost(f"{message.topic()}/{self._shard}: {error.str()}. {_REMEDY}")
         # The login needs no right to the group, which is neither joined nor written to.
-        if not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise KafkaException(error)
-        return False
+        if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return False
+        if is_refusal(error):
+            raise right_missing("Read", f"topic {message.topic()}")
+        raise KafkaException(error)
 
-    def _check(self, found: str) -> None:
-        """Raise ReadyLogLost if the log is another one than that of the position, or lacks records."""
-        position = self.position
-        place = f"{self._topic}/{self._shard}"
+    def _check(self, found: Mapping[Log, str]) -> None:
+        """Raise ReadyLogLost if a log is another one than that of the position, or lacks records."""
+        wrong = [problem for log in Log if (problem := self._problem_of(log, found[log]))]
+        if wrong:
+            raise ReadyLogLost(f"{'; '.join(wrong)}. {_REMEDY}")
+
+    def _problem_of(self, log: Log, found: str) -> str:
+        """Return what is wrong with `log`, whose topic has the id `found`; "" if nothing is."""
+        own, place = self.position.of(log), f"{self._topics[log]}/{self._shard}"
         # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
-        if position.topic_id != found:
-            raise ReadyLogLost(f"{place} is another topic ({found}) than the one that was released. {_REMEDY}")
-        low, high = bounds(self._there, TopicPartition(self._topic, self._shard), time.monotonic() + _TIMEOUT_S)
-        if low > position.lowest:
-            raise ReadyLogLost(f"{place} begins at offset {low}, and is released up to {position.lowest}. {_REMEDY}")
-        if high < position.taken_in:
-            raise ReadyLogLost(f"{place} ends at offset {high}, and was read up to {position.taken_in}. {_REMEDY}")
+        if own.topic_id != found:
+            return f"{place} is another topic ({found}) than the one that was released"
+        low, high = bounds(self._there, self._partition(log), time.monotonic() + _TIMEOUT_S)
+        if low > own.lowest:
+            return f"{place} begins at offset {low}, and is released up to {own.lowest}"
+        if high < own.taken_in:
+            return f"{place} ends at offset {high}, and was read up to {own.taken_in}"
+        return ""
 
-    def _place(self, offset: int) -> str:
-        return f"{self._topic}/{self._shard} at offset {offset}"
+    def _partition(self, log: Log, offset: int = OFFSET_INVALID) -> TopicPartition:
+        return TopicPartition(self._topics[log], self._shard, offset)
+
+    def _log_of(self, message: Message) -> Log:
+        return self._logs[message.topic() or ""]
+
+    def _place_of(self, message: Message) -> Place:
+        offset = message.offset()
+        assert offset is not None
+        return Place(self._log_of(message), offset)
+
+    def _name(self, place: Place) -> str:
+        return f"{self._topics[place.log]}/{self._shard} at offset {place.offset}"
 
 
 def _is_eof(message: Message) -> bool:

@@ -1,12 +1,13 @@
 """What is handed over and not released: the pure core of the release stage, without Kafka and without a clock.
 
-It takes in chunks in the order of the ready log, and plans transactions in delivery order. Each plan has the position
-that is written with it (`Position`: offset `taken_in`, order key `below`). After a crash, a new `Pending` that begins
-at the last committed position, and reads the log again from its offset `lowest`, plans exactly the rest.
+It takes in the chunks of each of the two logs in their order, and plans transactions in delivery order. Each plan has
+the position that is written with it (`Position`: an offset `taken_in` of each log, and an order key `below`). After a
+crash, a new `Pending` that begins at the last committed position, and reads each log again from its offset `lowest`,
+plans exactly the rest.
 
 Where a message is:
 
-1. *Incoming*: in a chunk at or above `taken_in`.
+1. *Incoming*: in a chunk at or above `taken_in` of its log.
 2. *Waiting*: in a chunk below it that begins at or above the bound. A chunk stays encoded; without room for it in
    memory, only its summary stays, and it is read again when it is needed.
 3. *Open*: in what is decoded of a chunk, at or above the bound. Without room, only the first part of a chunk is open:
@@ -18,7 +19,8 @@ messages go out at once, by themselves, and the chunks that have them are taken 
 limits allow, but one at least.
 
 Asks for a cancel of what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out
-with the late messages.
+with the late messages. They come by the ready log, and a message that they ask for may lie in the near log, which it
+was written to before. So their chunk is taken in only after all that the near log had when it was read.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -36,7 +39,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sortedcontainers import SortedKeyList, SortedList
 
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.recall import Removal, WentTo, decide, left_of, may_be_recalled, removed_before, removed_ids
@@ -63,6 +66,8 @@ _MOST_RELOADED_BYTES = 4 * 1024 * 1024
 _INDEXED_AT_A_TIME = 16
 # How often other messages go first, if chunks must be read again to know their ids.
 _MOST_DEFERRALS = 20
+# No place comes before it.
+_FIRST = Place(Log.NEAR, 0)
 
 
 def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
@@ -70,11 +75,11 @@ def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
 
 
 class PayloadMissing(Exception):
-    """The chunks at `offsets` of the ready log, ascending, must be read again and given to `Pending.restore`."""
+    """The chunks at `places`, ascending, must be read again and given to `Pending.restore`."""
 
-    def __init__(self, offsets: list[int]) -> None:
-        super().__init__(f"{len(offsets)} chunks must be read again")
-        self.offsets = offsets
+    def __init__(self, places: list[Place]) -> None:
+        super().__init__(f"{len(places)} chunks must be read again")
+        self.places = places
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Planned:
 class _Chunk:
     """What is not decoded of a chunk: its messages from `first` on, at the most `count`."""
 
-    offset: int
+    place: Place
     first: OrderKey
     count: int
     summary: ChunkSummary
@@ -130,8 +135,8 @@ class _Open:
     first_ms: int
 
     @property
-    def offset(self) -> int:
-        return self.chunk.offset
+    def place(self) -> Place:
+        return self.chunk.place
 
 
 class Pending:
@@ -157,24 +162,27 @@ class Pending:
         self._released_beside = 0
         # How often the next chunk of asks had to wait, since ids are not known and other messages are due.
         self._deferrals = 0
-        self._next_offset = 0
+        # The offset below which all of each log is added.
+        self._ends = dict.fromkeys(Log, 0)
+        # Where the near log ended when all asks below an offset of the ready log were read, and that offset.
+        self._near_end = self._asked_below = 0
         self._bound: OrderKey | None = position.below
-        self._incoming: deque[_Chunk] = deque()
-        self._waiting: SortedKeyList[_Chunk, tuple[OrderKey, int]] = SortedKeyList(key=_need)
-        # By offset.
-        self._open: dict[int, _Open] = {}
+        self._incoming: dict[Log, deque[_Chunk]] = {log: deque() for log in Log}
+        self._waiting: SortedKeyList[_Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
+        self._open: dict[Place, _Open] = {}
         self._current = empty_messages()
         # Of each of these, `bytes_at_most`: it costs as much for a slice as for all of them.
         self._current_sizes = _sizes(self._current)
-        # The lowest offset of a chunk with messages in `_current`.
-        self._current_from: int | None = None
+        # The lowest offset in each log of a chunk with messages in `_current`.
+        self._current_from: dict[Log, int] = {}
         self._waiting_ids = WaitingIds()
-        # The offsets of waiting and of open chunks; those of chunks that are both, twice.
-        self._live: SortedList[int] = SortedList()
+        # The offsets of waiting and of open chunks of each log; those of chunks that are both, twice.
+        self._live: dict[Log, SortedList[int]] = {log: SortedList() for log in Log}
         # Those of the waiting chunks whose payload is in memory.
-        self._loaded: SortedKeyList[_Chunk, tuple[OrderKey, int]] = SortedKeyList(key=_need)
+        self._loaded: SortedKeyList[_Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
         self._encoded_bytes = self._open_bytes = 0
-        self._by_offset: dict[int, _Chunk] = {}
+        # The incoming and the waiting chunks.
+        self._by_place: dict[Place, _Chunk] = {}
 
     @property
     def nbytes(self) -> int:
@@ -184,14 +192,41 @@ class Pending:
     @property
     def messages(self) -> int:
         """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
-        encoded = sum(chunk.count for chunks in (self._incoming, self._waiting) for chunk in chunks)
+        encoded = sum(chunk.count for chunk in self._by_place.values())
         count: int = encoded + sum(each.messages.num_rows for each in self._open.values()) + self._current.num_rows
         return count
 
     @property
     def next_due_ms(self) -> int | None:
-        """When there is something to plan, epoch ms: 0 for "now", None for "nothing is pending"."""
-        return 0 if self._incoming else self._next_ms()
+        """When there is something to plan, epoch ms: 0 for "now", None if that takes what is not added yet."""
+        return self._next_ms() if self._next_incoming() is None else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is pending."""
+        return not (self._by_place or self._open or self._current.num_rows)
+
+    @property
+    def needs_near_end(self) -> bool:
+        """Whether asks wait for `learn_near_end`."""
+        incoming = self._incoming[Log.READY]
+        return bool(incoming) and incoming[0].summary.asks and incoming[0].place.offset >= self._asked_below
+
+    def learn_near_end(self, end: int, asked_below: int) -> None:
+        """Take note that no record at or above offset `end` was in the near log, committed or not, at a certain time.
+
+        All records of the ready log below offset `asked_below` were read before.
+        """
+        self._near_end, self._asked_below = end, asked_below
+
+    def end(self, log: Log) -> int:
+        """Return the offset below which all of `log` is added."""
+        return self._ends[log]
+
+    def reach(self, ends: Mapping[Log, int]) -> None:
+        """Take note that all chunks are added that lie below the offset `ends` of each log."""
+        for log, end in ends.items():
+            self._ends[log] = max(self._ends[log], end)
 
     def _next_ms(self) -> int | None:
         """Return when the next message that is taken in is due, epoch ms, or None."""
@@ -206,40 +241,44 @@ class Pending:
 
         It decodes all that is waiting: a tenth of a second for 20 MB.
         """
-        chunks = (chunk for chunks in (self._incoming, self._waiting) for chunk in chunks if chunk.payload is not None)
+        chunks = (chunk for chunk in self._by_place.values() if chunk.payload is not None)
         opened = (each.messages for each in self._open.values())
         return united_needs(needs_of(each) for each in chain([self._current], opened, map(_Chunk.decoded, chunks)))
 
-    def add(self, offset: int, summary: ChunkSummary, payload: bytes) -> None:
-        """Add the chunk at `offset`. Offsets ascend, from `position.lowest` on; what comes again is ignored."""
-        if offset < self._next_offset:
+    def add(self, place: Place, summary: ChunkSummary, payload: bytes) -> None:
+        """Add the chunk at `place`; what comes again is ignored.
+
+        The offsets of a log ascend, from `lowest` of its position on.
+        """
+        log, offset = place
+        if offset < self._ends[log]:
             return
-        self._next_offset = offset + 1
-        below = self.position.below_at(offset)
-        if summary.asks and offset < self.position.taken_in:
+        self._ends[log] = offset + 1
+        below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
+        if summary.asks and is_taken_in:
             asks = _asks(decode_chunk(payload), self._results)
             # None under another name of the results topic.
             if asks.num_rows:
-                self._remember(removed_before(offset, asks))
-        if offset >= self.position.taken_in:
-            chunk = _Chunk(offset, summary.first, summary.count, summary, payload)
-            self._incoming.append(chunk)
+                self._remember(removed_before(place, asks))
+        if not is_taken_in:
+            chunk = _Chunk(place, summary.first, summary.count, summary, payload)
+            self._incoming[log].append(chunk)
         elif below is None or summary.last >= below:
             first = summary.first if below is None else max(summary.first, below)
-            chunk = _Chunk(offset, first, summary.count, summary, payload)
+            chunk = _Chunk(place, first, summary.count, summary, payload)
             self._wait(chunk)
         else:
             return
-        self._by_offset[offset] = chunk
+        self._by_place[place] = chunk
         self._encoded_bytes += len(payload)
 
-    def restore(self, offset: int, payload: bytes) -> None:
+    def restore(self, place: Place, payload: bytes) -> None:
         """Give the payload of a chunk that was dropped."""
-        chunk = self._by_offset.get(offset)
+        chunk = self._by_place.get(place)
         if chunk is not None and chunk.payload is None:
             chunk.payload = payload
             self._encoded_bytes += len(payload)
-            if offset < self.position.taken_in:
+            if place.offset < self.position.of(place.log).taken_in:
                 self._loaded.add(chunk)
 
     def shrink(self) -> None:
@@ -251,7 +290,7 @@ class Pending:
         most_encoded = self.max_bytes - self._open_bytes - self._current.nbytes
         while self._loaded and self._encoded_bytes > most_encoded:
             self._drop(self._loaded.pop())
-        for chunk in reversed(self._incoming):
+        for chunk in chain(*(reversed(self._incoming[log]) for log in (Log.READY, Log.NEAR))):
             if self._encoded_bytes <= most_encoded:
                 break
             if chunk.payload is not None:
@@ -287,19 +326,22 @@ class Pending:
         self._current, self._current_sizes = self._current.slice(count), self._current_sizes[count:]
         if not self._current.num_rows:
             # Not the slice, which would keep all of the memory.
-            self._current, self._current_from = empty_messages(), None
+            self._current, self._current_from = empty_messages(), {}
         return self._planned(messages, sizes, just_after(key_of(messages, -1)))
 
-    def past(self, end: int) -> Planned | None:
-        """Return a transaction that only moves the position to offset `end`, below which all is added and released.
+    def past(self) -> Planned | None:
+        """Return a transaction that only moves the position to the ends of what is added, all of which is released.
 
         Records without messages lie there: markers of transactions, and what was aborted. None if something is pending,
         or the position is there.
         """
-        is_pending = self._incoming or self._waiting or self._open or self._current.num_rows
-        if is_pending or self.position.taken_in >= end:
+        position = self.position
+        for log, end in self._ends.items():
+            if end > position.of(log).taken_in:
+                position = position.taken_in_to(log, end)
+        if not self.is_empty or position is self.position:
             return None
-        self.position = replace(self.position, taken_in=end)
+        self.position = position
         return self._planned(empty_messages(), _sizes(empty_messages()), below=None)
 
     def _whole_keys(self, count: int) -> int:
@@ -340,13 +382,31 @@ class Pending:
         self._bound = highest if self._bound is None else max(self._bound, highest)
         return self._planned(empty_messages(), _sizes(empty_messages()), highest)
 
-    def _lowest(self, below: OrderKey | None) -> int:
-        """Return the lowest offset that is needed after a crash, if what comes before `below` is released."""
-        lowest = [self.position.taken_in]
-        lowest += [] if self._current_from is None else [self._current_from]
-        lowest += [self._live[0]] if self._live else []
-        lowest += [each.offset for each in self._removals if below is None or below < each.until]
-        return min(lowest)
+    def _lowest(self, below: OrderKey | None) -> dict[Log, int]:
+        """Return the lowest offset of each log that a crash makes needed, if what comes before `below` is released."""
+        lowest = {log: self.position.of(log).taken_in for log in Log} | self._current_from
+        places = [Place(log, offsets[0]) for log, offsets in self._live.items() if offsets]
+        places += [each.place for each in self._removals if below is None or below < each.until]
+        for log, offset in places:
+            lowest[log] = min(lowest[log], offset)
+        return lowest
+
+    def _next_incoming(self, asks_wait: bool = False) -> _Chunk | None:
+        """Return the chunk to take in next: of the first ones of the logs, the one that is due first.
+
+        None if there is none, or it has asks that must wait for the near log, or for something else (`asks_wait`).
+        """
+        firsts = (chunks[0] for chunks in self._incoming.values() if chunks)
+        may_come = (
+            chunk for chunk in firsts if not chunk.summary.asks or not (asks_wait or self._waits_for_near(chunk))
+        )
+        return min(may_come, key=_need, default=None)
+
+    def _waits_for_near(self, asks: _Chunk) -> bool:
+        """Return whether the near log is not taken in up to where it ended when the chunk `asks` was read."""
+        near = self._incoming[Log.NEAR]
+        taken_in = near[0].place.offset if near else self._ends[Log.NEAR]
+        return asks.place.offset >= self._asked_below or taken_in < self._near_end
 
     def _take_in(self, limits: Limits, now_ms: int, until_ms: int) -> list[pa.Table]:
         """Take in chunks until their late messages fill a transaction, and return these, with the answers to asks.
@@ -357,22 +417,24 @@ class Pending:
         room = Room(limits)
         arrived: list[_Open] = []
         below, bound = self.position.below, self._bound
-        while self._incoming and room.is_left:
-            chunk = self._incoming[0]
+        asks_wait = False
+        while room.is_left and (chunk := self._next_incoming(asks_wait)) is not None:
+            log, offset = chunk.place
             if not chunk.summary.asks and (bound is None or chunk.first >= bound):
                 self._wait(chunk)
             elif chunk.payload is None and late:
                 break
             elif chunk.payload is None:
                 self._settle(arrived)
-                raise PayloadMissing(self._missing(list(self._incoming)))
+                raise PayloadMissing(self._missing(list(self._incoming[log])))
             else:
                 if chunk.summary.asks:
                     # Also what has arrived with it may be asked for.
                     self._settle(arrived)
                     arrived = []
                     if not self._may_decide(has_late=bool(late), until_ms=until_ms):
-                        break
+                        asks_wait = True
+                        continue
                 asks = _asks(chunk.decoded(), self._results) if chunk.summary.asks else empty_messages()
                 messages = self._messages(chunk)
                 is_late = 0 if below is None else count_before(messages, below)
@@ -381,14 +443,16 @@ class Pending:
                 if not room.takes(added, _sizes(added)):
                     break
                 if asks.num_rows:
-                    late += self._decide(chunk.offset, asks, now_ms)
+                    late += self._decide(chunk.place, asks, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
                 self._forget(chunk)
                 if is_late < messages.num_rows:
                     arrived.append(_Open(chunk, messages.slice(is_late), chunk.summary.nbytes, 0))
-            self._incoming.popleft()
-            self.position = replace(self.position, taken_in=chunk.offset + 1)
+            self._incoming[log].popleft()
+            self.position = self.position.taken_in_to(log, offset + 1)
+            if log is Log.NEAR:
+                self.position = replace(self.position, forwarded=self.position.forwarded + chunk.summary.count)
         self._settle(arrived)
         return late
 
@@ -411,7 +475,8 @@ class Pending:
             count = 0 if self._bound is None else count_before(each.messages, self._bound)
             if count:
                 parts.append(each.messages.slice(0, count))
-                self._current_from = min(each.offset, each.offset if self._current_from is None else self._current_from)
+                log, offset = each.place
+                self._current_from[log] = min(offset, self._current_from.get(log, offset))
             if count < each.messages.num_rows:
                 self._keep_open(each.chunk, each.messages.slice(count), each.nbytes)
         if parts:
@@ -420,15 +485,15 @@ class Pending:
 
     def _keep_open(self, chunk: _Chunk, messages: pa.Table, nbytes: int) -> None:
         """Keep `messages` of `chunk` open, which take `nbytes`, and make room if it is too much."""
-        self._open[chunk.offset] = _Open(chunk, messages, nbytes, _first_ms(messages))
+        self._open[chunk.place] = _Open(chunk, messages, nbytes, _first_ms(messages))
         self._open_bytes += nbytes
-        self._live.add(chunk.offset)
+        self._live[chunk.place.log].add(chunk.place.offset)
         self._bound_open()
 
     def _close(self, each: _Open) -> None:
-        del self._open[each.offset]
+        del self._open[each.place]
         self._open_bytes -= each.nbytes
-        self._live.remove(each.offset)
+        self._live[each.place.log].remove(each.place.offset)
 
     def _bound_open(self) -> None:
         """If open messages take more than their share of the memory, let them wait again until they take half of it.
@@ -438,7 +503,7 @@ class Pending:
         most_bytes = self.max_bytes // _SHARE_OF_OPEN
         if self._open_bytes <= most_bytes:
             return
-        largest = [(-each.nbytes, each.offset) for each in self._open.values()]
+        largest = [(-each.nbytes, each.place) for each in self._open.values()]
         heapq.heapify(largest)
         while self._open_bytes > most_bytes // 2 and largest:
             each = self._open[heapq.heappop(largest)[1]]
@@ -453,11 +518,11 @@ class Pending:
             kept = each.messages.take(np.arange(count))
             self._open_bytes += kept.nbytes - each.nbytes
             each.messages, each.nbytes = kept, kept.nbytes
-            heapq.heappush(largest, (-each.nbytes, each.offset))
+            heapq.heappush(largest, (-each.nbytes, each.place))
 
     def _wait_for_rest(self, chunk: _Chunk, messages: pa.Table) -> None:
         """Let `chunk` wait for its `messages`, which were open, and for what waits of it already."""
-        waits = chunk.offset in self._by_offset
+        waits = chunk.place in self._by_place
         # They are at hand now, and later the chunk would be read again for the next ask.
         known = (chunk.ids if waits else ()) if self._waiting_ids.is_used else None
         chunk.ids = None if known is None else (*known, self._ids_of(messages))
@@ -465,10 +530,10 @@ class Pending:
             self._waiting.remove(chunk)
             if chunk.payload is not None:
                 self._loaded.remove(chunk)
-            self._live.remove(chunk.offset)
+            self._live[chunk.place.log].remove(chunk.place.offset)
         chunk.first = key_of(messages)
         chunk.count = messages.num_rows + (chunk.count if waits else 0)
-        self._by_offset[chunk.offset] = chunk
+        self._by_place[chunk.place] = chunk
         self._wait(chunk)
 
     def _order(self, until_ms: int) -> None:
@@ -480,18 +545,18 @@ class Pending:
         while self._waiting and (first := self._waiting[0].first) < target:
             chunk = self._waiting[0]
             # What is open of it comes before.
-            is_rest = chunk.offset in self._open
+            is_rest = chunk.place in self._open
             # The bound must rise, so that all chunks that begin at the lowest key are needed at once.
             if is_rest or (first > lowest and (nbytes >= most_bytes or (nbytes and chunk.payload is None))):
                 target = first
                 break
             if chunk.payload is None:
-                needed = self._waiting.irange_key(max_key=(target, 0))
-                raise PayloadMissing(self._missing([each for each in needed if each.offset not in self._open]))
+                needed = self._waiting.irange_key(max_key=(target, _FIRST))
+                raise PayloadMissing(self._missing([each for each in needed if each.place not in self._open]))
             messages = self._messages(chunk)
             self._waiting.pop(0)
             self._loaded.remove(chunk)
-            self._live.remove(chunk.offset)
+            self._live[chunk.place.log].remove(chunk.place.offset)
             self._forget(chunk)
             nbytes += chunk.summary.nbytes
             # None if all of it is removed.
@@ -510,12 +575,12 @@ class Pending:
             messages = messages.filter(pc.invert(is_undecided(messages, self._results)))
         return left_of(messages, self._removed, self._results)
 
-    def _decide(self, offset: int, asks: pa.Table, now_ms: int) -> list[pa.Table]:
-        """Decide the asks of the chunk at `offset`, and return those that are answered."""
+    def _decide(self, place: Place, asks: pa.Table, now_ms: int) -> list[pa.Table]:
+        """Decide the asks of the chunk at `place`, and return those that are answered."""
         asked = asked_by(asks)
         certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
         found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
-        decided = decide(offset, asks, found, certain, doubtful, self._went_to, self._results, now_ms, self._started_ms)
+        decided = decide(place, asks, found, certain, doubtful, self._went_to, self._results, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
@@ -531,7 +596,7 @@ class Pending:
         self._current = left_of(self._current, wanted, self._results)
         self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
-            self._current_from = None
+            self._current_from = {}
         for each in list(self._open.values()):
             each.messages = left_of(each.messages, wanted, self._results)
             if each.messages.num_rows:
@@ -572,7 +637,7 @@ class Pending:
 
     def _wait(self, chunk: _Chunk) -> None:
         self._waiting.add(chunk)
-        self._live.add(chunk.offset)
+        self._live[chunk.place.log].add(chunk.place.offset)
         if chunk.payload is not None:
             self._loaded.add(chunk)
 
@@ -583,18 +648,18 @@ class Pending:
 
     def _forget(self, chunk: _Chunk) -> None:
         self._drop(chunk)
-        del self._by_offset[chunk.offset]
+        del self._by_place[chunk.place]
 
     @staticmethod
-    def _missing(chunks: list[_Chunk]) -> list[int]:
-        """Return the offsets of the first chunks without payload, up to a few megabytes."""
-        offsets: list[int] = []
+    def _missing(chunks: list[_Chunk]) -> list[Place]:
+        """Return the places of the first chunks without payload, up to a few megabytes."""
+        places: list[Place] = []
         nbytes = 0
         for chunk in chunks:
-            if chunk.payload is None and (not offsets or nbytes < _MOST_RELOADED_BYTES):
-                offsets.append(chunk.offset)
+            if chunk.payload is None and (not places or nbytes < _MOST_RELOADED_BYTES):
+                places.append(chunk.place)
                 nbytes += chunk.summary.nbytes
-        return sorted(offsets)
+        return sorted(places)
 
 
 def _asks(messages: pa.Table, results: str) -> pa.Table:
@@ -606,9 +671,9 @@ def _recalled(messages: pa.Table, wanted: Ids, results: str) -> pa.Table:
     return messages.filter(pa.array(named & may_be_recalled(messages, results) if named.any() else named))
 
 
-def _need(chunk: _Chunk) -> tuple[OrderKey, int]:
-    """Return the order in which waiting chunks are needed."""
-    return chunk.first, chunk.offset
+def _need(chunk: _Chunk) -> tuple[OrderKey, Place]:
+    """Return the order in which chunks are needed."""
+    return chunk.first, chunk.place
 
 
 def _first_ms(messages: pa.Table) -> int:

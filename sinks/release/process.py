@@ -1,6 +1,6 @@
 """A release process: a member of the consumer group between whose members Kafka divides the shards (`sinks.group`).
 
-Each shard reads the ready log by itself (`sinks.release.shard`). The group decides who should release a shard; fencing
+Each shard reads its logs by itself (`sinks.release.shard`). The group decides who should release a shard; fencing
 decides who can.
 """
 
@@ -23,8 +23,9 @@ from conf.settings import Settings
 from sinks.group.groups import release_group
 from sinks.group.member import GroupMember
 from sinks.group.refusals import REFUSED_LIMIT_S
+from sinks.internal_topics.position import Log, topics_of
 from sinks.release.counts import ReleaseCounts
-from sinks.release.log_end import log_ends, unreleased
+from sinks.release.log_end import all_ends, unreleased
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.topics.topics import check_topics
 
@@ -56,7 +57,7 @@ class ReleaseProcess:
         """
         check_topics(settings)
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
-        self._ready_topic = settings.ready_topic
+        self._topics = topics_of(settings)
         self.counts = ReleaseCounts(settings.results_topic)
         self._settings = settings
         self._context = ReleaseContext(settings, member, self.counts)
@@ -64,10 +65,11 @@ class ReleaseProcess:
         # When a shard that was taken by another process may be opened again, by the monotonic clock.
         self._retake_s: dict[int, float] = {}
         self.assigned: set[int] = set()
-        # Partitions beyond `bucket.shards`, each with the offset below which nothing is left, and when that was read.
-        self._surplus: dict[int, int] = {}
+        # Partitions beyond `bucket.shards`, each with the offsets of its logs below which nothing is left, and when
+        # that was read.
+        self._surplus: dict[int, dict[Log, int]] = {}
         self._surplus_s = -math.inf
-        self._deleted: dict[int, int] = {}
+        self._deleted: dict[tuple[Log, int], int] = {}
         self._deleted_s = time.monotonic()
         self.group = GroupMember(
             release_group(settings), self._options, member, self._on_assign, self._on_revoke, refused_limit_s
@@ -102,7 +104,7 @@ class ReleaseProcess:
     def _on_assign(self, numbers: set[int]) -> None:
         own = {number for number in numbers if number < self._settings.bucket.shards}
         self.assigned |= own
-        self._surplus |= dict.fromkeys(numbers - own, 0)
+        self._surplus |= {number: {} for number in numbers - own}
         failpoint("shards-assigned")
 
     def _on_revoke(self, gone: set[int]) -> None:
@@ -118,19 +120,19 @@ class ReleaseProcess:
             return
         self._surplus_s = time.monotonic()
         try:
-            ends = log_ends(self._options, self._ready_topic, self._surplus)
+            ends = all_ends(self._settings, self._options, self._surplus)
             changed = [number for number, end in ends.items() if end != self._surplus[number]]
             found = set(unreleased(self._settings, self._options, changed))
         except (KafkaException, BrokerUnreachable) as problem:
             # An outage, which the shards log.
-            log.debug("the end of %s cannot be read: %s", self._ready_topic, problem)
+            log.debug("the ends of the logs of shards %s cannot be read: %s", sorted(self._surplus), problem)
             return
         self._surplus = {number: end for number, end in ends.items() if number not in found}
         if found:
             log.warning(
-                "%s has records in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
+                "there are records in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
                 "shards than that, start this process again with its settings",
-                self._ready_topic, sorted(found), self._settings.bucket.shards,
+                sorted(found), self._settings.bucket.shards,
             )  # fmt: skip
             self.assigned |= found
 
@@ -164,13 +166,18 @@ class ReleaseProcess:
             self.shards.pop(number).join()
 
     def _delete_released(self) -> None:
-        """Delete what is released from the ready log, now and then."""
+        """Delete what is released from the logs, now and then."""
         if time.monotonic() - self._deleted_s < _DELETE_EVERY_S:
             return
         self._deleted_s = time.monotonic()
-        ends = {number: shard.position.lowest for number, shard in self.shards.items() if shard.position is not None}
-        ends = {number: end for number, end in ends.items() if end > self._deleted.get(number, 0)}
-        partitions = [TopicPartition(self._ready_topic, number, end) for number, end in ends.items()]
+        ends = {
+            (name, number): shard.position.of(name).lowest
+            for number, shard in self.shards.items()
+            if shard.position is not None
+            for name in Log
+        }
+        ends = {each: end for each, end in ends.items() if end > self._deleted.get(each, 0)}
+        partitions = [TopicPartition(self._topics[name], number, end) for (name, number), end in ends.items()]
         if not partitions:
             return
         try:
@@ -181,4 +188,5 @@ class ReleaseProcess:
         except KafkaException as problem:
             # It is tried again, and costs space until then.
             lacking = ", for which the login needs the right Delete there" if is_refusal(problem.args[0]) else ""
-            log.warning("released records of %s could not be deleted%s: %s", self._ready_topic, lacking, problem)
+            topics = " and ".join(sorted({partition.topic for partition in partitions}))
+            log.warning("released records of %s could not be deleted%s: %s", topics, lacking, problem)

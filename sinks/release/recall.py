@@ -6,8 +6,8 @@ released it a short time ago answers `too-late`, and so does the last one. Each 
 shard that takes it.
 
 What is taken out is in the ready log still. It is left out when its chunk is decoded, and after a crash by the ask,
-which is read again: until everything is released that was due before what it may have taken out, `Position.lowest` is
-not above it.
+which is read again: until everything is released that was due before what it may have taken out, `LogPosition.lowest`
+is not above it.
 
 The same message may be asked for twice. So a shard remembers for `REMEMBERED_MS` what it took out, and longer than that
 the job knows it from the answer. A shard that may have forgotten answers `unknown`, never a wrong `too-late`.
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.internal_topics.position import Place
 from state.cancel import (
     OLD_MS,
     Output,
@@ -52,13 +53,13 @@ WentTo = Callable[[pa.Table, int], Sequence[Output | None]]
 class Removal:
     """The messages that the asks of a chunk have taken out, or may have.
 
-    - `offset`: of the chunk
+    - `place`: of the chunk
     - `until`: all these messages come before this in the delivery order
     - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
     - `forget_ms`: until when it is remembered, epoch ms
     """
 
-    offset: int
+    place: Place
     until: OrderKey
     ids: Ids
     certain: bool
@@ -91,9 +92,9 @@ def left_of(messages: pa.Table, removed: Ids, results: str) -> pa.Table:
     return messages.filter(pa.array(~(named & may_be_recalled(messages, results))))
 
 
-def removed_before(offset: int, asks: pa.Table) -> Removal:
-    """Return what `asks`, of the chunk at `offset`, may have taken out before a crash."""
-    return Removal(offset, _until(_terms(asks)), ids_in(asked_by(asks)), certain=False, forget_ms=0)
+def removed_before(place: Place, asks: pa.Table) -> Removal:
+    """Return what `asks`, of the chunk at `place`, may have taken out before a crash."""
+    return Removal(place, _until(_terms(asks)), ids_in(asked_by(asks)), certain=False, forget_ms=0)
 
 
 def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
@@ -102,7 +103,7 @@ def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
 
 
 def decide(
-    offset: int,
+    place: Place,
     asks: pa.Table,
     found: Ids,
     certain: Ids,
@@ -112,7 +113,7 @@ def decide(
     now_ms: int,
     started_ms: int,
 ) -> Decided:
-    """Decide the asks of the chunk at `offset`.
+    """Decide the asks of the chunk at `place`.
 
     `found` are the messages that the shard has taken out for them, `certain` those that it has before, and `doubtful`
     those that it may have; `went_to` knows those that it has released. It has been released by this process since
@@ -162,7 +163,7 @@ def decide(
     passed_on = asks.filter(pa.array(goes_on))
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
-    removal = Removal(offset, _until(terms), found, True, now_ms + REMEMBERED_MS) if found else None
+    removal = Removal(place, _until(terms), found, True, now_ms + REMEMBERED_MS) if found else None
     # An ask counts where it was handed over: in the first shard that it comes to.
     is_first = np.array([each.left == each.shards - 1 for each in terms])
     beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())

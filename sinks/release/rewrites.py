@@ -34,8 +34,8 @@ class Rewrites:
 
         Logs it, once a minute for each topic, and pauses if there were many.
         """
-        if position.place != self._of:
-            self._of, self._counts = position.place, {}
+        if position.mark != self._of:
+            self._of, self._counts = position.mark, {}
         count = self._counts[topic] = self._counts.get(topic, 0) + 1
         now_s = time.monotonic()
         if now_s - self._logged_s.get(topic, -_LOG_EVERY_S) >= _LOG_EVERY_S:

@@ -1,4 +1,4 @@
-"""The release of one shard: read the ready log, plan, and write each transaction ahead of its time.
+"""The release of one shard: read its two logs, plan, and write each transaction ahead of its time.
 
 `ShardRelease._release` tells the steps. They run in a thread; the ring has another one, which ends transactions.
 """
@@ -21,7 +21,6 @@ from confluent_kafka import KafkaError, KafkaException
 from conf.errors import BrokerUnreachable, DeliveryFailed, MessageTooLarge, RecordRefused
 from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
@@ -30,6 +29,7 @@ from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
+from sinks.release.near_end import NearEnd
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.recently_released import RecentlyReleased
@@ -44,8 +44,10 @@ from sinks.topics.topics import partition_counts
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-# How long to wait for records of the ready log at most, before the thread looks whether it must stop.
+# How long to wait for records of the logs at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
+# The same while the broker is asked where the near log ends.
+_ANSWER_S = 0.005
 _COUNT_EVERY_S = 1.0
 _WARN_EVERY_S = 60.0
 # How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
@@ -96,7 +98,7 @@ class ShardRelease:
 
     `ended` is set when it has stopped; `error` is then its error, or None. `position` is the newest that is known to be
     committed. `drained` says whether nothing is pending of what was read, `backlog` how much there was a second ago.
-    `releasing` says whether messages go out: the log was read to its end, and the shard waits for no broker.
+    `releasing` says whether messages go out: the logs were read to their ends, and the shard waits for no broker.
     """
 
     def __init__(self, context: ReleaseContext, shard: int) -> None:
@@ -120,6 +122,7 @@ class ShardRelease:
         # How many closed topics had been found to take records again when the rates were read.
         self._reopened = 0
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
+        self._near_end = NearEnd(self._settings, self._options, shard)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
         # How many partitions the topics had, whose rates are limited, when these were read.
@@ -136,7 +139,7 @@ class ShardRelease:
         self._reading: BrokerRetry | None = None
         self._read_failed_s = 0.0
         # What the position counts after the transaction that was refused last.
-        self._refused_until = (0, 0)
+        self._refused_until = (0, 0, 0)
         self._rewrites = Rewrites(shard, self._stopping)
         # The retries of writing since the last transaction that is known to be committed.
         self._writing = self._retry()
@@ -236,12 +239,12 @@ class ShardRelease:
         """Release until stopped, or until the clock is set back.
 
         1. Open the ring, which fences all others, and read the position.
-        2. Read the ready log from there to its end: what is due first may be in its last record.
+        2. Read both logs from there to their ends: what is due first may be in the last record.
         3. Again and again: take in what has come, plan what is due within the lead, and write it.
 
         After the clock was set back all begins at 1: what comes in meanwhile may be due before what was written ahead.
 
-        Raises ShardTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the ready log and of topics that
+        Raises ShardTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the logs and of topics that
         need an operator.
         """
         self._in_flight.clear()
@@ -254,7 +257,7 @@ class ShardRelease:
             self.position = self._ring.position
             # From now on no other process takes messages out for asks.
             started_ms = now_ms()
-            # 2. Read up to the end.
+            # 2. Read up to the ends.
             with self._open_reader() as reader:
                 position = reader.position
                 if position.below is not None and position.below.deliver_at_ms > started_ms:
@@ -278,11 +281,12 @@ class ShardRelease:
                         # It may have been created again, with another number of partitions.
                         self._read_rates()
                     next_ms = pending.next_due_ms
-                    self.drained = next_ms is None and not self._in_flight
+                    self.drained = pending.is_empty and not self._in_flight
                     self._count(pending)
-                    early_ms = _POLL_S * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
-                    self._take(reader, pending, min(max(early_ms, 0) / 1000, _POLL_S))
-                    planned = self._plan(topics, reader, pending) or self._past_end(reader, pending)
+                    most_s = _ANSWER_S if pending.needs_near_end else _POLL_S
+                    early_ms = most_s * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
+                    self._take(reader, pending, min(max(early_ms, 0) / 1000, most_s))
+                    planned = self._plan(topics, reader, pending) or self._past_end(pending)
                     self._write(topics, planned)
         except ClockSetBack:
             log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
@@ -297,7 +301,7 @@ class ShardRelease:
             self._step()
             try:
                 ring = Ring(self._settings, self._options, self.shard, topics, self._released)
-                if self.position is None or (ring.position and _counts(ring.position) >= _counts(self.position)):
+                if self.position is None or (ring.position and ring.position.counts >= self.position.counts):
                     self._newest_ring = ring
                     return ring
                 ring.close()
@@ -324,11 +328,12 @@ class ShardRelease:
     def _take(self, reader: LogReader, pending: Pending, timeout_s: float) -> None:
         """Add what has come to `pending`; wait for it up to `timeout_s`."""
         try:
-            with right_named("Read", f"topic {self._settings.ready_topic}"):
-                for offset, summary, payload in reader.read(timeout_s):
-                    pending.add(offset, summary, payload)
-                    self._limit(pending)
-                    self._reading = None
+            for place, summary, payload in reader.read(timeout_s):
+                pending.add(place, summary, payload)
+                self._limit(pending)
+                self._reading = None
+            pending.reach(reader.ends)
+            self._near_end.look(pending)
         except KafkaException as problem:
             if self._reading is None or time.monotonic() > self._read_failed_s + _QUIET_S:
                 self._reading = self._retry()
@@ -359,32 +364,32 @@ class ShardRelease:
                 # What is read again for asks is needed once, and may be more than there is room for.
                 self._limit(pending)
                 try:
-                    for offset, payload in reader.read_again(missing.offsets):
-                        pending.restore(offset, payload)
+                    for place, payload in reader.read_again(missing.places):
+                        pending.restore(place, payload)
                 except (KafkaException, BrokerUnreachable) as problem:
                     retry.wait(problem)
 
-    def _past_end(self, reader: LogReader, pending: Pending) -> Planned | None:
-        """Return a transaction that says that the log is released to its end, some time after the last one."""
+    def _past_end(self, pending: Pending) -> Planned | None:
+        """Return a transaction that says that the logs are released to their ends, some time after the last one."""
         now_s = time.monotonic()
         if not self.drained:
             self._busy_s = now_s
-        return pending.past(reader.end) if now_s > self._busy_s + _IDLE_S else None
+        return pending.past() if now_s > self._busy_s + _IDLE_S else None
 
     def _settle(self, topics: Topics) -> None:
         """Forget the transactions that are committed, and what was refused of them."""
         committed = self._ring.committed
         if committed is not None and committed is not self.position:
             self._forget_up_to(committed)
-        if topics.refused and self.position is not None and _counts(self.position) >= self._refused_until:
+        if topics.refused and self.position is not None and self.position.counts >= self._refused_until:
             topics.refused.clear()
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position
-        places = [planned.position.place for planned in self._in_flight]
-        if position is not None and position.place in places:
+        marks = [planned.position.mark for planned in self._in_flight]
+        if position is not None and position.mark in marks:
             self._writing.end()
-            for _ in range(places.index(position.place) + 1):
+            for _ in range(marks.index(position.mark) + 1):
                 self._in_flight.popleft()
 
     def _write(self, topics: Topics, planned: Planned | None) -> None:
@@ -432,7 +437,7 @@ class ShardRelease:
                 self._settle(topics)
                 refused = self._in_flight[0].position
                 # Also what the refusal has named already is kept until then.
-                self._refused_until = _counts(refused)
+                self._refused_until = refused.counts
                 tries = self._rewrites.count(refused, refusal.topic, refusal.error)
                 before = topics.limits[refusal.topic]
                 self._ask(retry, partial(topics.learn, [refusal.topic]))
@@ -518,11 +523,11 @@ class ShardRelease:
         Raises ShardTaken if another process has released messages meanwhile.
         """
         self._close_ring(topics)
-        known = [None if self.position is None else self.position.place]
-        known += [planned.position.place for planned in self._in_flight]
+        known = [None if self.position is None else self.position.mark]
+        known += [planned.position.mark for planned in self._in_flight]
         self._ring = self._open_ring(topics, retry)
         position = self._ring.position
-        if (None if position is None else position.place) not in known:
+        if (None if position is None else position.mark) not in known:
             raise ShardTaken(f"another release process has released up to {position} meanwhile")
         self._forget_up_to(position)
 
@@ -597,8 +602,3 @@ class ShardRelease:
     def _waits(self) -> None:
         self._step()
         self.releasing = False
-
-
-def _counts(position: Position) -> tuple[int, int]:
-    """Return what a position counts: it never goes back."""
-    return position.released, position.taken_in

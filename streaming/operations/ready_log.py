@@ -1,4 +1,7 @@
-"""`delayline repair --ready-log`: let the release go on behind a ready log that lost records, and count the loss."""
+"""`delayline repair --ready-log`: let the release go on behind a log that lost records, and count the loss.
+
+That is the ready log, or the near log.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
@@ -36,10 +39,11 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True)
 class RepairedShard:
-    """A shard whose part of the ready log had lost records.
+    """A shard of which a log had lost records.
 
     - `reason`: what was wrong
-    - `lost`: how many messages were handed over, are not released, and are not in the log any more
+    - `lost`: how many messages were handed over, are not released, and are in no log any more. What no release process
+      had read of the near log is not known
     - `left`: how many of them are still there, and will be released
     """
 
@@ -50,7 +54,7 @@ class RepairedShard:
 
 
 def repair_ready_log(settings: Settings) -> list[RepairedShard]:
-    """Set the position of each shard whose ready log lost records to what is there. Return these shards.
+    """Set the position of each shard of which a log lost records to what is there. Return these shards.
 
     Raises ApplicationHeld while the job runs, TopicMissing, TopicMismatch, BrokerUnreachable, DeliveryFailed.
     """
@@ -67,12 +71,12 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
     """Repair one shard after the other.
 
     1. Fence the release processes of the shard, and read its position.
-    2. If the log can be read from there, leave it as it is.
-    3. Count what is left in the log, and write a position for it.
+    2. If its logs can be read from there, leave it as it is.
+    3. Count what is left in the logs, and write a position for it.
     """
     topics = Topics(settings, options)
     # Also of shards that a rescale has left, in which something may lie.
-    counts = partition_counts(settings, [settings.ready_topic, settings.position_topic])
+    counts = partition_counts(settings, [*topics_of(settings).values(), settings.position_topic])
     for shard in range(min(counts.values())):
         # 1. Fence.
         with Ring(settings, options, shard, topics) as ring:
@@ -84,53 +88,60 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             except ReadyLogLost as problem:
                 reason = str(problem).partition(". ")[0]
             # 3. Count and write.
-            there = _there(settings, options, shard, position)
-            left = _left(settings, options, shard, there)
+            there = _there(settings, options, shard, position or Position())
+            left, counted = _left(settings, options, shard, there)
             marker = read_progress(options, settings.progress_topic, shard)
-            handed_over = left if marker is None else marker.handed_over
-            lost = handed_over - there.released - left
-            there = replace(there, released=handed_over - left, member="repair")
+            # Without a marker, all that was ever counted is released, or there.
+            released = there.released if marker is None else marker.handed_over + there.forwarded - counted
+            lost = released - there.released
+            there = replace(there, released=released, member="repair")
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
             yield RepairedShard(shard, reason, lost, left)
 
 
-def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> Position:
-    """Return the position in the log as it is: nothing that it has is skipped, unless it is known to be released."""
-    found = topic_id(options, settings.ready_topic)
+def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> Position:
+    """Return the position in the logs as they are: nothing that they have is skipped unless it is released."""
     consumer = Consumer({**options, "group.id": f"{settings.ready_topic}-reader"}, logger=client_log(log))
     try:
-        low, high = consumer.get_watermark_offsets(TopicPartition(settings.ready_topic, shard), timeout=_TIMEOUT_S)
+        for name, topic in topics_of(settings).items():
+            own, found = position.of(name), topic_id(options, topic)
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=_TIMEOUT_S)
+            taken_in = min(max(own.taken_in, low), high) if own.topic_id == found else low
+            lowest = min(max(own.lowest, low), taken_in)
+            position = position.ending_at(name, LogPosition(found, taken_in, lowest))
     finally:
         consumer.close()
-    if position is None or position.topic_id != found:
-        return Position(found, taken_in=low, lowest=low, released=0 if position is None else position.released)
-    taken_in = min(max(position.taken_in, low), high)
-    return position.ending_at(taken_in, lowest=min(max(position.lowest, low), taken_in))
+    return position
 
 
-def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> int:
-    """Count the messages of the log that are not released at `position`, and were handed over in this shard."""
+def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> tuple[int, int]:
+    """Count the messages of the logs that are not released at `position`, and were handed over in this shard.
+
+    Returns how many there are, and how many of them are counted as handed over: those of the near log are once they are
+    taken in.
+    """
     removed = NO_IDS
-    for offset, summary, payload in _chunks(settings, options, shard, position):
-        if summary.asks and offset < position.taken_in:
+    for place, summary, payload in _chunks(settings, options, shard, position):
+        if summary.asks and place.offset < position.of(place.log).taken_in:
             asks = decode_chunk(payload)
             asks = asks.filter(is_undecided(asks, settings.results_topic))
-            removed = united([removed, removed_before(offset, asks).ids] if asks.num_rows else [removed])
-    count = 0
-    for offset, summary, payload in _chunks(settings, options, shard, position):
-        is_taken_in = offset < position.taken_in
-        if not (removed or summary.asks or is_taken_in):
-            count += summary.count
-            continue
-        messages = left_of(position.left_of(offset, decode_chunk(payload)), removed, settings.results_topic)
-        count += messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
-    return count
+            removed = united([removed, removed_before(place, asks).ids] if asks.num_rows else [removed])
+    count = counted = 0
+    for place, summary, payload in _chunks(settings, options, shard, position):
+        is_taken_in = place.offset < position.of(place.log).taken_in
+        own = summary.count
+        if removed or summary.asks or is_taken_in:
+            messages = left_of(position.left_of(place, decode_chunk(payload)), removed, settings.results_topic)
+            own = messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
+        count += own
+        counted += own if is_taken_in or place.log is Log.READY else 0
+    return count, counted
 
 
 def _chunks(
     settings: Settings, options: Mapping[str, str], shard: int, position: Position
-) -> Iterator[tuple[int, ChunkSummary, bytes]]:
+) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
     with LogReader(settings, options, shard, position) as reader:
         while not reader.at_end:
             yield from reader.read(_POLL_S)

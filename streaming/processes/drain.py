@@ -24,7 +24,7 @@ _LOG_EVERY_S = 10.0
 
 
 def unreleased_shards(settings: Settings) -> list[int]:
-    """Return the shards whose part of the ready log is not released to its end.
+    """Return the shards of which a log is not released to its end.
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
@@ -32,11 +32,15 @@ def unreleased_shards(settings: Settings) -> list[int]:
     try:
         return unreleased(settings, librdkafka_options(settings.kafka), range(shards))
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the end of {settings.ready_topic} cannot be read: {problem}") from problem
+        raise BrokerUnreachable(
+            f"the ends of {settings.ready_topic} and {settings.near_topic} cannot be read: {problem}"
+        ) from problem
 
 
 def left_to_release(settings: Settings) -> dict[int, int]:
-    """Return, for each shard that ever handed over messages, about how many of them are not released.
+    """Return, for each shard that ever had messages, about how many of them are not released.
+
+    What forwarders have handed over counts once a release process has read it.
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
@@ -45,11 +49,13 @@ def left_to_release(settings: Settings) -> dict[int, int]:
     ready = {}
     for shard in range(counts.get(settings.progress_topic, 0)):
         marker = read_progress(options, settings.progress_topic, shard)
-        if marker is not None:
-            has_position = shard < counts.get(settings.position_topic, 0)
-            position = read_position(options, settings.position_topic, shard) if has_position else None
+        has_position = shard < counts.get(settings.position_topic, 0)
+        position = read_position(options, settings.position_topic, shard) if has_position else None
+        if marker is not None or position is not None:
+            handed_over = 0 if marker is None else marker.handed_over
+            left = handed_over if position is None else handed_over + position.forwarded - position.released
             # A progress topic that was lost counts anew.
-            ready[shard] = max(0, marker.handed_over - (0 if position is None else position.released))
+            ready[shard] = max(0, left)
     return ready
 
 

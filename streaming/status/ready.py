@@ -1,4 +1,4 @@
-"""What is handed over and not released, from the ready log; and the release processes, from their group."""
+"""What is handed over and not released, from the logs of shards; and the release processes, from their group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.group.groups import release_group
 from sinks.group.members import members
-from sinks.internal_topics.position import Lateness, Position, read_position
+from sinks.internal_topics.position import Lateness, Log, Position, read_position
 from sinks.release.log_reader import LogReader
 from sinks.topics.topics import partition_counts
 from state.message import decode_chunk
@@ -53,7 +53,7 @@ class ReleaseMember:
 
 
 def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
-    """Return what batches up to `last_batch` have handed over and is not released, by shard.
+    """Return what batches up to `last_batch`, and forwarders, have handed over and is not released, by shard.
 
     What later batches have handed over counts where these took it from. Raises BrokerUnreachable, TopicMissing,
     ReadyLogLost, CheckpointMismatch.
@@ -62,13 +62,12 @@ def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
     count = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
     try:
         # Each shard asks the broker several times, one after the other.
-        with (
-            right_named("Read", f"topic {settings.ready_topic}"),
-            ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads,
-        ):
+        with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
             return list(threads.map(lambda shard: _ready_shard(settings, options, shard, last_batch), range(count)))
     except KafkaException as problem:
-        raise BrokerUnreachable(f"{settings.ready_topic} cannot be read: {problem}") from problem
+        raise BrokerUnreachable(
+            f"{settings.ready_topic} or {settings.near_topic} cannot be read: {problem}"
+        ) from problem
 
 
 def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, last_batch: int) -> ReadyShard:
@@ -85,15 +84,17 @@ def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, las
 def ready_messages(
     settings: Settings, options: Mapping[str, str], shard: int, position: Position | None, last_batch: int
 ) -> Iterator[pa.Table]:
-    """Yield what batches up to `last_batch` have handed over in a shard, and is not released at `position`.
+    """Yield what batches up to `last_batch`, and forwarders, have handed over in a shard, and is not released.
+
+    `position` is that of the shard. A forwarder has taken its messages before any batch could, whichever that is.
 
     Raises ReadyLogLost, TopicMissing, BrokerUnreachable, KafkaException.
     """
     with LogReader(settings, options, shard, position) as reader:
         while not reader.at_end:
-            for offset, summary, payload in reader.read(_POLL_S):
-                if summary.batch <= last_batch:
-                    yield reader.position.left_of(offset, decode_chunk(payload))
+            for place, summary, payload in reader.read(_POLL_S):
+                if place.log is Log.NEAR or summary.batch <= last_batch:
+                    yield reader.position.left_of(place, decode_chunk(payload))
 
 
 def release_members(settings: Settings) -> list[ReleaseMember]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,16 @@ from hypothesis import strategies as st
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch, TopicMissing
 from sinks.internal_topics import newest_record
-from sinks.internal_topics.position import Ahead, Lateness, Position, position_key, read_position
+from sinks.internal_topics.position import (
+    Ahead,
+    Lateness,
+    Log,
+    LogPosition,
+    Place,
+    Position,
+    position_key,
+    read_position,
+)
 from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
@@ -23,12 +31,16 @@ _NUMBER = st.integers(0, 2**62)
 _TEXT = st.text(max_size=20)
 _KEY = st.builds(OrderKey, _NUMBER, _TEXT, st.integers(0, 99), _NUMBER)
 _KEYS = st.none() | _KEY
+_LOGS = st.builds(LogPosition, _TEXT, _NUMBER, _NUMBER)
 _POSITIONS = st.builds(
-    Position, _TEXT, _NUMBER, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
+    Position, _LOGS, _LOGS, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
     st.builds(Lateness, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
-    st.lists(st.builds(Ahead, _NUMBER, _KEY), max_size=2).map(tuple),
+    st.lists(st.builds(Ahead, _NUMBER, _NUMBER, _KEY), max_size=2).map(tuple),
 )  # fmt: skip
-_POSITION = Position("id", 12, OrderKey(7, "in", 0, 3), 10, 90, "host-1", 1_000, Lateness(5, 1, 2, 3))
+_POSITION = Position(
+    LogPosition("id", 12, 10), LogPosition("other", 112, 110), OrderKey(7, "in", 0, 3),
+    90, 40, "host-1", 1_000, Lateness(5, 1, 2, 3),
+)  # fmt: skip
 
 
 @given(_POSITIONS)
@@ -37,27 +49,48 @@ def test_a_position_is_read_as_it_was_written(position: Position) -> None:
     assert Position.from_bytes(position.to_bytes()) == position
 
 
+def _below(position: Position, *offsets: int) -> list[OrderKey | None]:
+    """Return what is released at these offsets of the ready log, which is the same at 100 more of the near log."""
+    below = [position.below_at(Place(Log.READY, offset)) for offset in offsets]
+    assert below == [position.below_at(Place(Log.NEAR, offset + 100)) for offset in offsets]
+    return below
+
+
+def _taken_in(position: Position, offset: int) -> Position:
+    return position.taken_in_to(Log.READY, offset).taken_in_to(Log.NEAR, offset + 100)
+
+
+def _lowest(offset: int) -> dict[Log, int]:
+    return {Log.READY: offset, Log.NEAR: offset + 100}
+
+
 def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_released() -> None:
     back = _POSITION.set_back()
     later = OrderKey(9, "in", 0, 0)
-    assert [back.below_at(11), back.below_at(12), back.below] == [_POSITION.below, None, None]
-    moved = replace(back, taken_in=20).moved(OrderKey(5, "in", 0, 0), 91, 10)
-    assert [moved.below_at(offset) for offset in (11, 12, 20)] == [_POSITION.below, OrderKey(5, "in", 0, 0), None]
+    assert [*_below(back, 11, 12), back.below] == [_POSITION.below, None, None]
+    moved = _taken_in(back, 20).moved(OrderKey(5, "in", 0, 0), 91, _lowest(10))
+    assert _below(moved, 11, 12, 20) == [_POSITION.below, OrderKey(5, "in", 0, 0), None]
     # Set back once more, by less.
-    again = replace(moved.set_back(), taken_in=30).moved(OrderKey(4, "in", 0, 0), 92, 10)
-    assert [again.below_at(offset).deliver_at_ms for offset in (11, 12, 20)] == [7, 5, 4]  # type: ignore[union-attr]
-    # It is forgotten when it says nothing more.
-    assert again.moved(OrderKey(6, "in", 0, 0), 93, 10).ahead == back.ahead
-    assert again.moved(later, 93, 10).ahead == ()
-    assert again.moved(OrderKey(6, "in", 0, 0), 93, 12).ahead == ()
-    assert Position("id").set_back() == Position("id")
+    again = _taken_in(moved.set_back(), 30).moved(OrderKey(4, "in", 0, 0), 92, _lowest(10))
+    assert [below.deliver_at_ms for below in _below(again, 11, 12, 20) if below] == [7, 5, 4]
+    # It is forgotten when it says nothing more, of either log.
+    assert again.moved(OrderKey(6, "in", 0, 0), 93, _lowest(10)).ahead == back.ahead
+    assert again.moved(later, 93, _lowest(10)).ahead == ()
+    assert again.moved(OrderKey(6, "in", 0, 0), 93, _lowest(12)).ahead == ()
+    assert again.moved(OrderKey(6, "in", 0, 0), 93, {Log.READY: 12, Log.NEAR: 111}).ahead == back.ahead
+    assert Position().set_back() == Position()
 
 
-def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_released() -> None:
-    ended = replace(_POSITION, taken_in=100).set_back().ending_at(90, lowest=80)
-    assert (ended.taken_in, ended.lowest) == (90, 80)
-    taken_in = replace(ended, taken_in=95)
-    assert [taken_in.below_at(offset) for offset in (89, 90)] == [_POSITION.below, None]
+@pytest.mark.parametrize("log", Log)
+def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_released(log: Log) -> None:
+    (other,) = set(Log) - {log}
+    before = _POSITION.taken_in_to(log, 100).taken_in_to(other, 100).set_back()
+    own = LogPosition("new", taken_in=90, lowest=80)
+    ended = before.ending_at(log, own)
+    assert (ended.of(log), ended.of(other)) == (own, before.of(other))
+    taken_in = ended.taken_in_to(log, 95)
+    assert [taken_in.below_at(Place(log, offset)) for offset in (89, 90)] == [_POSITION.below, None]
+    assert [taken_in.below_at(Place(other, offset)) for offset in (99, 100)] == [_POSITION.below, None]
 
 
 def _changed(name: str, value: Any) -> bytes:
@@ -73,7 +106,7 @@ def test_a_position_of_another_format_names_both() -> None:
     "value",
     [
         b"", b"x", b"\xff", b"7", b"[]", b"null", b"{}", b'{"batch": 1, "messages": 2}',
-        _changed("more", 1), _changed("topic_id", 7), _changed("taken_in", None), _changed("taken_in", "12"),
+        _changed("more", 1), _changed("ready", 7), _changed("near", None), _changed("near", {"taken_in": "12"}),
         _changed("ahead", [1]),
         _changed("below", 5), _changed("below", [7, "in", 0]), _changed("lateness", None), _changed("released", 1.5),
     ],
@@ -92,12 +125,12 @@ def test_the_last_committed_position_of_a_shard_is_read(broker: EmbeddedBroker, 
     for released, commits in ((1, True), (2, True), (3, False)):
         producer.begin_transaction()
         for shard in (0, 1):
-            position = Position("id", released=100 * shard + released)
+            position = Position(released=100 * shard + released)
             producer.produce(topic, position.to_bytes(), position_key(shard), shard)
         producer.flush(30)
         (producer.commit_transaction if commits else producer.abort_transaction)(30)
     for shard, released in ((0, 2), (1, 102)):
-        last = Position("id", released=released)
+        last = Position(released=released)
         # A commit is done before it is seen in all partitions.
         assert_eventually(lambda: read_position(options, topic, shard) == last, 60)  # noqa: B023
 
@@ -112,7 +145,7 @@ def test_after_fencing_no_open_transaction_hides_a_newer_position(
         producer = Producer({**options, "transactional.id": f"{topic}-{name}"})
         producer.init_transactions(30)
         producer.begin_transaction()
-        producer.produce(topic, Position("id", released=released).to_bytes(), position_key(0), 0)
+        producer.produce(topic, Position(released=released).to_bytes(), position_key(0), 0)
         assert producer.flush(30) == 0
         return producer
 
@@ -124,7 +157,7 @@ def test_after_fencing_no_open_transaction_hides_a_newer_position(
         with pytest.raises(BrokerUnreachable, match=f"{topic}/0 .* an open transaction hides the rest"):
             read_position(options, topic, 0, after_fencing=True)
     hanging.abort_transaction(30)
-    assert read_position(options, topic, 0, after_fencing=True) == Position("id", released=2)
+    assert read_position(options, topic, 0, after_fencing=True) == Position(released=2)
 
 
 def test_a_foreign_record_and_a_missing_topic_are_errors(broker: EmbeddedBroker, make_topic: MakeTopic) -> None:

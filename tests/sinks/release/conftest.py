@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the release stage: a ready log that a test writes, and the committed records of a topic."""
+"""Fixtures for the tests of the release stage: logs that a test writes, and the committed records of a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from conf.load import load_settings
 from conf.settings import Settings
-from sinks.internal_topics.position import Position, read_position
+from sinks.internal_topics.position import Log, Position, read_position, topics_of
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import record_check, records, ring, shard, waiting_ids, wall_clock
 from sinks.release.ring import Ring
@@ -35,12 +35,12 @@ MakeBench = Callable[..., "ReleaseBench"]
 _TIMEOUT_S = 60.0
 _COMPACTED = {"cleanup.policy": "compact"}
 # A chunk is as large as a broker takes a request.
-_READY = {"retention.ms": "-1", "max.message.bytes": "100000000"}
+_LOG = {"retention.ms": "-1", "max.message.bytes": "100000000"}
 
 
 @dataclass
 class ReleaseBench:
-    """An application with one shard, whose ready log the test writes.
+    """An application with one shard, whose logs the test writes.
 
     `settings` are those of the next release process. `broker` is where the topics are read and written.
     """
@@ -48,8 +48,8 @@ class ReleaseBench:
     broker: EmbeddedBroker
     settings: Settings
     prepared: list[ShardRelease] = field(default_factory=list)
-    # The offset after the last chunk that was handed over.
-    end: int = 0
+    # The offset after the last chunk that was handed over, by log.
+    ends: dict[Log, int] = field(default_factory=lambda: dict.fromkeys(Log, 0))
 
     @property
     def options(self) -> dict[str, str]:
@@ -65,8 +65,8 @@ class ReleaseBench:
         """Give the next release process other settings."""
         self.settings = _settings(self.settings.kafka.bootstrap_servers, self.settings.application_id, *overrides)
 
-    def hand_over(self, *chunks: pa.Table) -> None:
-        """Write each of `chunks`, which are in delivery order, as a record of the ready log."""
+    def hand_over(self, *chunks: pa.Table, log: Log = Log.READY) -> None:
+        """Write each of `chunks`, which are in delivery order, as a record of `log`."""
         offsets: list[int] = []
 
         def written(error: KafkaError | None, message: Message) -> None:
@@ -78,9 +78,9 @@ class ReleaseBench:
         producer = Producer({**self.options, "message.max.bytes": "100000000", "on_delivery": written})
         for chunk in chunks:
             value, headers = chunk_record(chunk, results=self.settings.results_topic)
-            producer.produce(self.settings.ready_topic, value, None, 0, headers=headers)
+            producer.produce(topics_of(self.settings)[log], value, None, 0, headers=headers)
         assert producer.flush(_TIMEOUT_S) == 0
-        self.end = max([self.end, *(offset + 1 for offset in offsets)])
+        self.ends[log] = max([self.ends[log], *(offset + 1 for offset in offsets)])
 
     def prepare(self) -> ShardRelease:
         """Make a release that is not started."""
@@ -103,7 +103,9 @@ class ReleaseBench:
     def is_done(self, release: ShardRelease) -> bool:
         """Return whether `release` has released all that was handed over."""
         position = release.position
-        return release.drained and position is not None and position.lowest >= self.end
+        if position is None or not release.drained:
+            return False
+        return all(position.of(log).lowest >= end for log, end in self.ends.items())
 
     def release(self, *chunks: pa.Table) -> int:
         """Hand over `chunks`, release all that is handed over, and return how many messages this released.
@@ -163,7 +165,7 @@ def make_bench() -> Iterator[MakeBench]:
         settings = _settings(broker.bootstrap, f"app-{uuid.uuid4().hex[:8]}", *overrides)
         create_topics(
             broker,
-            NewTopic(settings.ready_topic, 1, 1, config=_READY),
+            *(NewTopic(topic, 1, 1, config=_LOG) for topic in topics_of(settings).values()),
             NewTopic(settings.position_topic, 1, 1, config=_COMPACTED),
             NewTopic(settings.topics.output, 1, 1),
             NewTopic(settings.topics.dead_letter, 2, 1),

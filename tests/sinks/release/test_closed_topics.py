@@ -184,7 +184,7 @@ def test_only_messages_for_partitions_that_the_topic_lacks_are_refused_and_cost_
     refused = [False, False, True, False] * 2
     assert refused_by(rows, closed.now).tolist() == refused
     assert [topic == "delayline-dead-letter" for topic in topics.goes_to(rows, 0).to_pylist()] == refused
-    planned = Planned(rows, Position("id"), 100)
+    planned = Planned(rows, Position(), 100)
     assert "side" in topics.of(planned)
     broker_says.topics["side"] = _GONE
     closed.confirm({"side": 3}, broker_says)
@@ -255,7 +255,7 @@ def test_a_release_goes_on_without_a_topic_that_a_publisher_has_named_and_not_wi
     broker_says.topics["side"] = _GONE
     release, topics = _release(monkeypatch, [Unwritable(topic, error)])
     release._stopping = broker_says
-    planned = Planned(messages([{"output_topic": "side"}, {"offset": 1}]), Position("id"), 100)
+    planned = Planned(messages([{"output_topic": "side"}, {"offset": 1}]), Position(), 100)
     if raised is None:
         release._write(topics, planned)
         assert list(release._closed.now) == ["side"]
@@ -280,7 +280,7 @@ def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_
     release, topics = _release(monkeypatch, [Unwritable("side", TopicMissing("gone")) for _ in range(9)])
     release._stopping = broker_says
     with pytest.raises(BrokerUnreachable):
-        release._write(topics, Planned(messages([{"output_topic": "side"}]), Position("id"), 100))
+        release._write(topics, Planned(messages([{"output_topic": "side"}]), Position(), 100))
     assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
 
 

@@ -1,8 +1,9 @@
-"""The core of the release stage against a sorted list: random logs, arrivals, crashes and memory."""
+"""The core of the release stage against a sorted list: random chunks in two logs, arrivals, crashes and memory."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.rate_limiter import Rated
@@ -21,10 +22,11 @@ from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
 
-# The due times and output topics of a chunk's messages, and how many offsets of the log are between it and the one
-# before.
+# The due times and output topics of a chunk's messages, its log, and how many offsets are between it and the one before
+# there.
 _PLACES = st.tuples(st.integers(0, 2_000), st.sampled_from(["a", "b", "c"]))
-_CHUNKS = st.lists(st.tuples(st.lists(_PLACES, min_size=1, max_size=12), st.integers(1, 3)), min_size=1, max_size=12)
+_CHUNK = st.tuples(st.lists(_PLACES, min_size=1, max_size=12), st.sampled_from(Log), st.integers(1, 3))
+_CHUNKS = st.lists(_CHUNK, min_size=1, max_size=12)
 _STEPS = st.lists(
     st.tuples(
         st.sampled_from(["arrive", "plan", "plan", "plan", "end", "commit", "crash", "shrink", "set back"]),
@@ -43,23 +45,37 @@ _LIMITS = st.builds(
 
 
 @dataclass
-class _Log:
-    """The ready log of one shard, as far as it is written at a time."""
+class _Logs:
+    """The logs of one shard, as far as they are written at a time: their chunks in the order in which they come."""
 
-    chunks: list[tuple[int, pa.Table]]
+    chunks: list[tuple[Place, pa.Table]]
     visible: int = 0
 
-    def record(self, offset: int) -> tuple[bytes, RecordHeaders]:
-        return chunk_record(dict(self.chunks)[offset])
+    @classmethod
+    def of(cls, tables: Iterable[tuple[int, pa.Table]]) -> _Logs:
+        """Return chunks of the ready log at these offsets."""
+        return cls([(Place(Log.READY, offset), table) for offset, table in tables])
+
+    def record(self, place: Place) -> tuple[bytes, RecordHeaders]:
+        return chunk_record(dict(self.chunks)[place])
+
+    def ends(self, after: int = 1) -> dict[Log, int]:
+        """Return where each log ends as far as it is visible: up to the next chunk, or `after` its last one."""
+        ends = {}
+        for log in Log:
+            seen = [place.offset for place, _ in self.chunks[: self.visible] if place.log is log]
+            coming = [place.offset for place, _ in self.chunks[self.visible :] if place.log is log]
+            ends[log] = coming[0] if coming else seen[-1] + after if seen else 0
+        return ends
 
 
 @dataclass
 class _Release:
     """A release process that may die, and what a subscriber sees."""
 
-    log: _Log
+    logs: _Logs
     limits: Limits
-    committed: Position = field(default_factory=lambda: Position("id"))
+    committed: Position = field(default_factory=Position)
     seen: list[OrderKey] = field(default_factory=list)
     # How much was planned when a message arrived: if it comes before that, it is late.
     planned_below: dict[OrderKey, OrderKey] = field(default_factory=dict)
@@ -72,8 +88,8 @@ class _Release:
     def __post_init__(self) -> None:
         self.open()
 
-    def open(self, set_back: bool = False) -> None:
-        """Begin from the committed position, as after a crash, or since the clock was set back.
+    def open(self, set_back: bool = False, first: Log = Log.READY) -> None:
+        """Begin from the committed position, as after a crash, or since the clock was set back; read one log `first`.
 
         It is set back still as long as nothing is committed since.
         """
@@ -85,21 +101,20 @@ class _Release:
         self.pending = Pending(self.floor)
         self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
-        self.read = 0
-        for offset, _ in self.log.chunks[: self.log.visible]:
-            self.read += 1
-            if offset >= self.committed.lowest:
-                self._add(offset)
+        there = [place for place, _ in self.logs.chunks[: self.logs.visible]]
+        for place in sorted(there, key=lambda each: each.log is not first):
+            if place.offset >= self.committed.of(place.log).lowest:
+                self._add(place)
 
-    def _add(self, offset: int) -> None:
-        value, headers = self.log.record(offset)
-        self.pending.add(offset, summary_of(headers, "log"), value)
+    def _add(self, place: Place) -> None:
+        value, headers = self.logs.record(place)
+        self.pending.add(place, summary_of(headers, "log"), value)
 
     def arrive(self, count: int) -> None:
         below = self.pending.position.below
-        for offset, table in self.log.chunks[self.log.visible : self.log.visible + count]:
-            self.log.visible += 1
-            self._add(offset)
+        for place, table in self.logs.chunks[self.logs.visible : self.logs.visible + count]:
+            self.logs.visible += 1
+            self._add(place)
             if below is not None:
                 for batch in table.to_batches():
                     self.planned_below |= dict.fromkeys(keys_of(batch), below)
@@ -111,25 +126,25 @@ class _Release:
                 planned = self.pending.plan(now_ms, now_ms + lead_ms, self.limits)
                 break
             except PayloadMissing as missing:
-                offsets = missing.offsets
-            assert offsets == sorted(set(offsets))
-            self.restored += len(offsets)
-            for offset in offsets:
-                self.pending.restore(offset, self.log.record(offset)[0])
+                places = missing.places
+            assert places == sorted(set(places))
+            self.restored += len(places)
+            for place in places:
+                self.pending.restore(place, self.logs.record(place)[0])
         if planned is not None:
             self.planned.append(planned)
             self._check_limits(planned.messages, is_late=planned.position.below == below)
         return planned is not None
 
-    def come_to_end(self) -> int:
-        """Pass the end of the log, if nothing is pending: where the next chunk will be, which others may be before."""
-        chunks, visible = self.log.chunks, self.log.visible
-        end = chunks[visible][0] if visible < len(chunks) else chunks[-1][0] + 3
-        planned = self.pending.past(end)
+    def come_to_end(self) -> dict[Log, int]:
+        """Pass the ends of the logs, if nothing is pending: where the next chunks will be, after other records."""
+        ends = self.logs.ends(after=3)
+        self.pending.reach(ends)
+        planned = self.pending.past()
         if planned is not None:
             assert planned.messages.num_rows == 0
             self.planned.append(planned)
-        return end
+        return ends
 
     def _check_limits(self, planned: pa.Table, is_late: bool) -> None:
         """Only late messages of a single chunk, and those with one key, may be more than a limit allows."""
@@ -141,20 +156,22 @@ class _Release:
             if own.num_rows > most and len({key for part in own.to_batches() for key in keys_of(part)}) > 1:
                 offsets = set(own.column("offset").to_pylist())
                 assert is_late
-                assert any(offsets <= set(chunk.column("offset").to_pylist()) for _, chunk in self.log.chunks)
+                assert any(offsets <= set(chunk.column("offset").to_pylist()) for _, chunk in self.logs.chunks)
 
     def memory_is_bounded(self) -> bool:
         """Return whether what is in memory is within its bound, but for what is in order and one message a chunk."""
         # No message has more.
-        least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.log.chunks)
+        least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.logs.chunks)
         bound: int = self.pending.max_bytes + self.pending._current.nbytes + least_bytes
         return self.pending.nbytes <= bound
 
     def commit(self) -> None:
         if self.planned:
             planned = self.planned.pop(0)
-            assert planned.position.taken_in >= self.committed.taken_in
-            assert planned.position.lowest >= self.committed.lowest
+            for log in Log:
+                own, before = planned.position.of(log), self.committed.of(log)
+                assert own.taken_in >= before.taken_in
+                assert own.lowest >= before.lowest
             assert (planned.position.below or OrderKey(-1, "", 0, 0)) >= (self.floor.below or OrderKey(-1, "", 0, 0))
             self.committed = self.floor = planned.position
             for batch in planned.messages.to_batches():
@@ -164,18 +181,18 @@ class _Release:
 @settings(max_examples=300, deadline=None)
 @given(chunks=_CHUNKS, steps=_STEPS, limits=_LIMITS)
 def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
-    chunks: list[tuple[list[tuple[int, str]], int]], steps: list[tuple[str, int, int]], limits: Limits
+    chunks: list[tuple[list[tuple[int, str]], Log, int]], steps: list[tuple[str, int, int]], limits: Limits
 ) -> None:
-    tables, offset, row = [], -1, 0
-    for places, gap in chunks:
-        offset += gap
+    tables, offsets, row = [], dict.fromkeys(Log, -1), 0
+    for places, log, gap in chunks:
+        offsets[log] += gap
         rows = [
             {"deliver_at_ms": due, "offset": row + at, "output_topic": topic} for at, (due, topic) in enumerate(places)
         ]
         row += len(places)
-        tables.append((offset, in_order(messages(rows))))
+        tables.append((Place(log, offsets[log]), in_order(messages(rows))))
     everything = sorted(key for _, table in tables for batch in table.to_batches() for key in keys_of(batch))
-    release = _Release(_Log(tables), limits)
+    release = _Release(_Logs(tables), limits)
     now_ms = 0
     for step, number, ms in steps:
         if step == "arrive":
@@ -188,7 +205,7 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
         elif step == "commit":
             release.commit()
         elif step == "crash":
-            release.open()
+            release.open(first=[*Log][number % 2])
         elif step == "set back":
             now_ms -= 2 * ms
             release.open(set_back=True)
@@ -200,12 +217,15 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
     release.arrive(len(tables))
     while release.plan(5_000, 0):
         pass
-    end = release.come_to_end()
+    ends = release.come_to_end()
     while release.planned:
         release.commit()
     assert sorted(release.seen) == everything
-    assert release.committed.lowest == release.committed.taken_in == end > offset
+    for log, end in ends.items():
+        own = release.committed.of(log)
+        assert own.lowest == own.taken_in == end > offsets[log]
     assert release.pending.position.released == len(everything)
+    assert release.pending.position.forwarded == sum(len(places) for places, log, _ in chunks if log is Log.NEAR)
     highest = OrderKey(-1, "", 0, 0)
     for number, key in enumerate(release.seen):
         if number in release.set_back_at:
@@ -218,8 +238,8 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
 
 
 def test_nothing_is_planned_before_it_is_nearly_due() -> None:
-    log = _Log([(0, messages([{"deliver_at_ms": 1_000}, {"deliver_at_ms": 1_015, "offset": 1}]))])
-    release = _Release(log, Limits(10, 1_000_000, 20))
+    logs = _Logs.of([(0, messages([{"deliver_at_ms": 1_000}, {"deliver_at_ms": 1_015, "offset": 1}]))])
+    release = _Release(logs, Limits(10, 1_000_000, 20))
     release.arrive(1)
     assert release.pending.next_due_ms == 0
     assert not release.plan(800, 100)
@@ -231,7 +251,7 @@ def test_nothing_is_planned_before_it_is_nearly_due() -> None:
 def test_a_transaction_has_no_more_for_a_topic_than_its_limit() -> None:
     topics = ["b", "a", "b", "a", "b", "a", "a", "b"]
     rows = [{"deliver_at_ms": 1, "offset": number, "output_topic": topic} for number, topic in enumerate(topics)]
-    release = _Release(_Log([(0, messages(rows))]), Limits(7, 1_000_000, 20, {"a": 2, "c": 1}))
+    release = _Release(_Logs.of([(0, messages(rows))]), Limits(7, 1_000_000, 20, {"a": 2, "c": 1}))
     release.arrive(1)
     while release.plan(10, 0):
         pass
@@ -251,22 +271,22 @@ def test_late_messages_go_together_as_far_as_the_limits_of_their_topics_allow_an
         messages({"deliver_at_ms": 1, "offset": 10 * n + at, "output_topic": "ab"[at % 2]} for at in range(6))
         for n in range(1, 6)
     ]
-    release = _Release(_Log(list(enumerate([first, *late]))), Limits(50, 1_000_000, 20, most))
+    release = _Release(_Logs.of(list(enumerate([first, *late]))), Limits(50, 1_000_000, 20, most))
     release.arrive(1)
     assert release.plan(1_000, 0)
     release.arrive(5)
     while release.plan(1_000, 0):
         pass
     assert [planned.messages.num_rows for planned in release.planned] == [1, *together]
-    assert [planned.position.taken_in for planned in release.planned][-1] == 6
+    assert release.planned[-1].position.ready.taken_in == 6
 
 
 def test_a_chunk_that_comes_again_is_ignored() -> None:
-    log = _Log([(3, messages([{"deliver_at_ms": 1}])), (5, messages([{"deliver_at_ms": 2, "offset": 1}]))])
-    release = _Release(log, Limits(10, 1_000_000, 20))
+    logs = _Logs.of([(3, messages([{"deliver_at_ms": 1}])), (5, messages([{"deliver_at_ms": 2, "offset": 1}]))])
+    release = _Release(logs, Limits(10, 1_000_000, 20))
     release.arrive(2)
     for offset in (3, 5):
-        release._add(offset)
+        release._add(Place(Log.READY, offset))
     assert release.plan(10, 0)
     assert release.planned[0].messages.num_rows == 2
     assert not release.plan(10, 0)
@@ -276,7 +296,7 @@ def test_a_chunk_that_comes_again_is_ignored() -> None:
 def test_after_a_crash_none_is_missing_of_messages_that_have_one_key(most: int) -> None:
     # The input topic was made anew, and its messages are due at the same instant as those before.
     rows = [{"deliver_at_ms": 1_000, "offset": offset} for offset in (0, 1, 1, 1, 2, 3, 3)]
-    release = _Release(_Log([(0, messages(rows))]), Limits(most, 1_000_000, 20))
+    release = _Release(_Logs.of([(0, messages(rows))]), Limits(most, 1_000_000, 20))
     release.arrive(1)
     while release.plan(1_000, 0):
         release.commit()
@@ -291,8 +311,8 @@ def test_it_tells_which_topics_its_messages_are_for_wherever_they_are() -> None:
     opened = messages(
         {"deliver_at_ms": due, "offset": 9, "output_topic": topic} for due, topic in ((1_100, "now"), (90_000, "open"))
     )
-    log = _Log([(0, opened), (1, to("now", 1_000, 1)), (2, to("later", 50_000, 2)), (3, to("next", 60_000, 3))])
-    release = _Release(log, Limits(1, 1_000_000, 20))
+    logs = _Logs.of([(0, opened), (1, to("now", 1_000, 1)), (2, to("later", 50_000, 2)), (3, to("next", 60_000, 3))])
+    release = _Release(logs, Limits(1, 1_000_000, 20))
     release.arrive(3)
     assert release.plan(1_050, 0)
     release.arrive(1)
@@ -307,7 +327,7 @@ def test_it_tells_which_topics_its_messages_are_for_wherever_they_are() -> None:
 def test_messages_with_one_key_are_released_though_memory_is_short(count: int, max_bytes: int) -> None:
     # The input topic was made anew, and its messages are due at the same instant as those before.
     rows = [{"deliver_at_ms": 1_000, "offset": at // 2, "value": bytes(500)} for at in range(2 * count)]
-    release = _Release(_Log([(0, messages(rows))]), Limits(1_000, 1_000_000, 20))
+    release = _Release(_Logs.of([(0, messages(rows))]), Limits(1_000, 1_000_000, 20))
     release.max_bytes = release.pending.max_bytes = max_bytes
     release.arrive(1)
     while release.plan(1_000, 0):
@@ -318,7 +338,7 @@ def test_messages_with_one_key_are_released_though_memory_is_short(count: int, m
 _SPREAD_CHUNKS, _SPREAD_MS = 50, 600_000
 
 
-def _spread_widely() -> _Log:
+def _spread_widely() -> _Logs:
     """Return a log of chunks of which each has messages of ten minutes: 100 of 1 kB."""
     chance, value = np.random.default_rng(1), bytes(1_000)
     dues = chance.integers(0, _SPREAD_MS, (_SPREAD_CHUNKS, 100))
@@ -326,16 +346,16 @@ def _spread_widely() -> _Log:
         [{"deliver_at_ms": due, "offset": 100 * offset + at, "value": value} for at, due in enumerate(own)]
         for offset, own in enumerate(dues.tolist())
     ]
-    return _Log([(offset, in_order(messages(own))) for offset, own in enumerate(rows)])
+    return _Logs.of((offset, in_order(messages(own))) for offset, own in enumerate(rows))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(restarts: bool) -> None:
     release = _Release(_spread_widely(), Limits(1_000, 1_000_000, 20))
-    largest = max(table.nbytes for _, table in release.log.chunks)
-    total = sum(table.nbytes for _, table in release.log.chunks)
+    largest = max(table.nbytes for _, table in release.logs.chunks)
+    total = sum(table.nbytes for _, table in release.logs.chunks)
     release.max_bytes = release.pending.max_bytes = 350_000
-    release.arrive(len(release.log.chunks))
+    release.arrive(len(release.logs.chunks))
     for now_ms in range(0, _SPREAD_MS + 2_000, 2_000):
         if restarts and now_ms % 100_000 == 0:
             release.open()

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from conf.errors import BrokerUnreachable
 from conf.load import load_settings
 from sinks.internal_topics import broker_retry
+from sinks.internal_topics.position import Log, Position
 from sinks.release import shard
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Pending
@@ -34,6 +35,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.is_away = True
+        self.ends = dict.fromkeys(Log, 0)
 
     def read(self, _: float) -> list[Any]:
         if self.is_away:
@@ -50,7 +52,7 @@ def test_an_idle_shard_waits_through_each_outage_for_as_long_as_the_limit_says(m
     def take(seconds: int) -> None:
         for _ in range(seconds):
             before_s = clock.now_s
-            release._take(cast(LogReader, reader), cast(Pending, None), 0)
+            release._take(cast(LogReader, reader), Pending(Position()), 0)
             clock.now_s = max(clock.now_s, before_s + 1)
 
     take(90)

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from conf.load import load_settings
 from sinks.internal_topics import broker_retry
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import chunk_record, summary_of
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.wall_clock import now_ms
@@ -38,24 +38,25 @@ class _Ring:
         pass
 
 
-class _Log:
-    """A ready log with three messages that are due in an hour, and an end that comes when `ends` is set."""
+class _Logs:
+    """Logs with three messages that are due in an hour, and an end that comes when `is_ended` is set."""
 
-    position = Position("id")
+    position = Position()
 
     def __init__(self) -> None:
         self.at_end = False
-        self.ends = threading.Event()
+        self.is_ended = threading.Event()
+        self.ends: dict[Log, int] = {}
         value, headers = chunk_record(messages({"offset": n, "deliver_at_ms": now_ms() + _HOUR_MS} for n in range(3)))
-        self._left = [(0, summary_of(headers, "log"), value)]
+        self._left = [(Place(Log.READY, 0), summary_of(headers, "log"), value)]
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, Any, bytes]]:
+    def read(self, timeout_s: float) -> Iterator[tuple[Place, Any, bytes]]:
         if self._left:
             yield self._left.pop()
-        elif self.ends.wait(min(timeout_s, 0.01)):
+        elif self.is_ended.wait(min(timeout_s, 0.01)):
             self.at_end = True
 
-    def __enter__(self) -> _Log:
+    def __enter__(self) -> _Logs:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +68,7 @@ class _Shard(ShardRelease):
 
     def __init__(self) -> None:
         super().__init__(ReleaseContext(load_settings(None, environ={}), "test"), 0)
-        self.ring, self.log = _Ring(), _Log()
+        self.ring, self.log = _Ring(), _Logs()
         # A new ring is there once brokers answer.
         self.answered = threading.Event()
         self.answered.set()
@@ -98,12 +99,12 @@ def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Shard]:
 def test_a_shard_counts_while_it_reads_its_log_and_releases_from_its_end_on(shard: _Shard) -> None:
     assert_eventually(lambda: shard.backlog.messages == 3)
     assert not shard.releasing
-    shard.log.ends.set()
+    shard.log.is_ended.set()
     assert_eventually(lambda: shard.releasing)
 
 
 def test_a_shard_that_waits_for_brokers_releases_nothing_until_they_are_back(shard: _Shard) -> None:
-    shard.log.ends.set()
+    shard.log.is_ended.set()
     assert_eventually(lambda: shard.releasing)
     shard.answered.clear()
     failed = shard.ring

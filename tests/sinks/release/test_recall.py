@@ -1,4 +1,7 @@
-"""Taking back what is handed over, in the core of the release stage: random logs, asks, crashes and memory."""
+"""Taking back what is handed over, in the core of the release stage: random logs, asks, crashes and memory.
+
+A message may lie in the near log, written before the ask for it, and be read after the ask.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.pending import PayloadMissing, Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
@@ -34,14 +37,16 @@ def _replaces(offset: int) -> bool:
 
 
 _START_MS = 1_000_000_000
-# A chunk of messages by their due times; or of asks for messages by their number, most of them earlier ones.
+# A chunk of messages by their due times, in either log; or of asks for messages by number, most of them earlier ones.
 _CHUNK = st.one_of(
-    st.lists(st.integers(0, 2_000), min_size=1, max_size=8).map(lambda dues: ("messages", dues)),
+    st.tuples(st.sampled_from(["messages", "near"]), st.lists(st.integers(0, 2_000), min_size=1, max_size=8)),
     st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda asked: ("asks", asked)),
 )
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", "plan", "plan", "plan", "commit", "crash", "shrink", "set back"]),
+        st.sampled_from(
+            ["arrive", "arrive", "read near", "plan", "plan", "plan", "commit", "crash", "shrink", "set back"]
+        ),
         st.integers(1, 3),
         st.integers(0, 500),
     ),
@@ -52,12 +57,16 @@ _LIMITS = st.builds(Limits, st.integers(1, 20), st.sampled_from([1, 3_000, 1_000
 
 @dataclass
 class _Shard:
-    """One of `shards` shards: its log, a release process that may die, and what is committed."""
+    """One of `shards` shards: its logs, a release process that may die, and what is committed.
+
+    The near log is read as far as `near_read`: an open transaction hides what follows.
+    """
 
     limits: Limits
     shards: int
-    log: list[tuple[bytes, RecordHeaders]] = field(default_factory=list)
-    committed: Position = field(default_factory=lambda: Position("id"))
+    logs: dict[Log, list[tuple[bytes, RecordHeaders]]] = field(default_factory=lambda: {log: [] for log in Log})
+    near_read: int = 0
+    committed: Position = field(default_factory=Position)
     now_ms: int = _START_MS
     max_bytes: int = sys.maxsize
     # How many released messages the process knows still.
@@ -85,15 +94,21 @@ class _Shard:
         self.pending = Pending(position, RESULTS, self.now_ms, self.recently.find)
         self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
-        for offset in range(self.committed.lowest, len(self.log)):
-            self._add(offset)
+        for log, end in ((Log.READY, len(self.logs[Log.READY])), (Log.NEAR, self.near_read)):
+            for offset in range(self.committed.of(log).lowest, end):
+                self._add(Place(log, offset))
 
-    def _add(self, offset: int) -> None:
-        value, headers = self.log[offset]
-        self.pending.add(offset, summary_of(headers, "log"), value)
+    def _add(self, place: Place) -> None:
+        value, headers = self.logs[place.log][place.offset]
+        self.pending.add(place, summary_of(headers, "log"), value)
+
+    def read_near(self, count: int) -> None:
+        for offset in range(self.near_read, min(self.near_read + count, len(self.logs[Log.NEAR]))):
+            self._add(Place(Log.NEAR, offset))
+            self.near_read = offset + 1
 
     def arrive(self, kind: str, numbers: list[int], asked_ms: int | None = None) -> None:
-        if kind == "messages":
+        if kind != "asks":
             rows: list[dict[str, Any]] = [
                 {"deliver_at_ms": _START_MS + due, "offset": self.messages + at} for at, due in enumerate(numbers)
             ]
@@ -113,11 +128,12 @@ class _Shard:
             ]  # fmt: skip
             self.asks += len(rows)
         if rows:
-            self.receive(in_order(messages(rows)))
+            self.receive(in_order(messages(rows)), Log.NEAR if kind == "near" else Log.READY)
 
-    def receive(self, chunk: pa.Table) -> None:
-        self.log.append(chunk_record(chunk, results=RESULTS))
-        self._add(len(self.log) - 1)
+    def receive(self, chunk: pa.Table, log: Log = Log.READY) -> None:
+        self.logs[log].append(chunk_record(chunk, results=RESULTS))
+        if log is Log.READY:
+            self._add(Place(log, len(self.logs[log]) - 1))
 
     def plan(self, lead_ms: int) -> bool:
         # Known ids come some at a time.
@@ -125,9 +141,12 @@ class _Shard:
             try:
                 planned = self.pending.plan(self.now_ms, self.now_ms + lead_ms, self.limits)
             except PayloadMissing as missing:
-                self.restored += len(missing.offsets)
-                for offset in missing.offsets:
-                    self.pending.restore(offset, self.log[offset][0])
+                self.restored += len(missing.places)
+                for place in missing.places:
+                    self.pending.restore(place, self.logs[place.log][place.offset][0])
+                continue
+            if planned is None and self.pending.needs_near_end:
+                self.pending.learn_near_end(len(self.logs[Log.NEAR]), self.pending.end(Log.READY))
                 continue
             if planned is not None:
                 self.planned.append(planned)
@@ -138,12 +157,15 @@ class _Shard:
         if not self.planned:
             return
         planned = self.planned.pop(0)
-        for name in ("taken_in", "lowest", "released"):
-            assert getattr(planned.position, name) >= getattr(self.committed, name)
-        assert planned.position.place != self.committed.place
+        for log in Log:
+            assert planned.position.of(log).taken_in >= self.committed.of(log).taken_in
+            assert planned.position.of(log).lowest >= self.committed.of(log).lowest
+        assert planned.position.released >= self.committed.released
+        assert planned.position.mark != self.committed.mark
         self.committed = planned.position
         if planned.messages.num_rows:
             self.recently.add(planned.messages, {}, {}, self.now_ms)
+        too_late = set()
         for row in planned.messages.to_pylist():
             if row["output_topic"] == RESULTS:
                 self.settled[row["offset"]] += 1
@@ -151,6 +173,8 @@ class _Shard:
                 asked = int(answer["id"].rsplit("/", 1)[1])
                 self.results.setdefault(asked, set()).add(answer["result"])
                 self.reasons[asked] = answer["reason"]
+                if answer["result"] == "too-late" and asked < self.messages:
+                    too_late.add(asked)
                 if "output" in answer:
                     self.outputs[asked] = answer["output"]
                     assert self.seen[asked] == 1
@@ -160,11 +184,13 @@ class _Shard:
                 assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
             else:
                 self.seen[row["offset"]] += 1
+        assert all(self.seen[asked] == 1 for asked in too_late)
         if planned.passed_on is not None:
             self.passed_on.append(planned.passed_on)
             self.settled.update(planned.passed_on.column("offset").to_pylist())
 
     def finish(self) -> None:
+        self.read_near(len(self.logs[Log.NEAR]))
         for _ in range(3):
             self.now_ms += 2 * REMEMBERED_MS
             self.settle()
@@ -186,11 +212,13 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     def arrive() -> None:
         kind, numbers = coming.pop(0)
         # An ask comes after its message.
-        shard.arrive(kind, [each if kind == "messages" or each < shard.messages else 500 + each for each in numbers])
+        shard.arrive(kind, [each if kind != "asks" or each < shard.messages else 500 + each for each in numbers])
 
     for step, number, ms in steps:
         if step == "arrive" and coming:
             arrive()
+        elif step == "read near":
+            shard.read_near(number)
         elif step == "plan":
             shard.now_ms += ms
             shard.plan(number * 25)
@@ -214,8 +242,9 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
     assert not any("too-late" in shard.results[each] for each in cancelled)
     assert shards == 2 or not shard.passed_on
-    # The log is done with, and all that was handed over counts as released.
-    assert shard.pending.position.lowest == shard.pending.position.taken_in == len(shard.log)
+    # The logs are done with, and all that was handed over counts as released.
+    for log, records in shard.logs.items():
+        assert shard.pending.position.of(log).lowest == shard.pending.position.of(log).taken_in == len(records)
     assert shard.pending.position.released == shard.messages + shard.asks
 
 
@@ -237,6 +266,30 @@ def test_an_ask_goes_on_to_the_shard_that_has_the_message_and_is_answered_there(
     assert second.seen == Counter([0])
     # Each ask counts where it was handed over.
     assert (first.committed.released, second.committed.released) == (1, 2)
+
+
+def test_asks_wait_for_what_the_near_log_had_when_they_were_read_and_no_other_message_does() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("near", [500])
+    shard.arrive("messages", [0])
+    shard.arrive("asks", [0])
+    shard.arrive("messages", [10])
+    shard.arrive("near", [600])
+    shard.settle()
+    assert (shard.seen, shard.results) == (Counter([1]), {})
+    # Nothing to plan, and not all is done.
+    assert shard.pending.next_due_ms is None
+    assert not shard.pending.is_empty
+    shard.read_near(1)
+    shard.settle()
+    assert not shard.results
+    shard.arrive("near", [1])
+    shard.read_near(1)
+    shard.settle()
+    assert shard.results == {0: {"cancelled"}}
+    shard.now_ms += 700
+    shard.settle()
+    assert shard.seen == Counter([1, 2, 3])
 
 
 def test_the_last_shard_answers_what_no_shard_has() -> None:
@@ -322,7 +375,7 @@ def test_what_is_left_in_a_log_does_not_count_asks_of_other_shards_and_those_tha
     first, second = _two_shards()
     first.arrive("asks", [7, 8])
     own = messages([{"offset": 3, "output_topic": RESULTS, "value": b'{"id": "in/0/2"}'}])
-    asks = decode_chunk(first.log[0][0])
+    asks = decode_chunk(first.logs[Log.READY][0][0])
     assert [uncounted(table, RESULTS, taken_in=False) for table in (asks, own)] == [0, 0]
     assert uncounted(asks, RESULTS, taken_in=True) == 2
     first.settle()

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from conf.load import load_settings
-from sinks.internal_topics.position import Position, position_key
+from sinks.internal_topics.position import Log, Position, position_key
 from sinks.release import shard as shard_module
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Pending, Planned
@@ -89,7 +89,7 @@ def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it
     assert bench.release(_due(bench, [1, 3, 5])) == 3
     position = bench.position
     assert position is not None
-    assert (position.taken_in, position.lowest, position.released, position.member) == (1, 1, 3, "test")
+    assert (position.ready.taken_in, position.ready.lowest, position.released, position.member) == (1, 1, 3, "test")
     assert position.below == OrderKey(5, "delayline-in", 0, 3)
     assert bench.release() == 0
     later = now_ms() + _HOUR_MS
@@ -102,7 +102,7 @@ def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it
     position = bench.position
     assert position is not None
     # Reading begins at the chunk that still has a message, and finds only that one.
-    assert (position.taken_in, position.lowest) == (3, 1)
+    assert (position.ready.taken_in, position.ready.lowest) == (3, 1)
     bench.hand_over(_due(bench, [11], first=30))
     release = bench.start()
     assert_eventually(lambda: bench.released == 6, 60)
@@ -192,7 +192,7 @@ def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
     bench.stop(release)
     position = bench.position
     assert position is not None
-    assert position.lowest == 0
+    assert position.ready.lowest == 0
     clock.ahead_ms = _HOUR_MS
     bench.wait(bench.start())
     assert sorted(_released(bench)) == [0, 1, 10, 11, 20, 21]
@@ -282,7 +282,7 @@ def test_what_became_a_dead_letter_while_it_was_written_costs_nothing_of_the_rat
     for replaced in ({}, {b"delayline-in/0/%d" % n: "expired" for n in range(3)}):
         release._ring = cast(Ring, _Ring(replaced))
         table = messages({"offset": n} for n in range(3))
-        release._write(topics, Planned(table, Position("id"), 100))
+        release._write(topics, Planned(table, Position(), 100))
     assert spent == [{None: 3}, {}]
 
 
@@ -443,13 +443,14 @@ def _another_topic(bench: ReleaseBench) -> None:
 
 def _gone_records(bench: ReleaseBench) -> None:
     bench.hand_over(_due(bench, [1], first=10), _due(bench, [1], first=11))
-    _delete(bench, bench.end - 1)
+    _delete(bench, bench.ends[Log.READY] - 1)
 
 
 def _gone_end(bench: ReleaseBench) -> None:
     position = bench.position
     assert position is not None
-    _produce(bench, bench.settings.position_topic, Position(position.topic_id, taken_in=100, lowest=1).to_bytes())
+    beyond = position.taken_in_to(Log.READY, 100)
+    _produce(bench, bench.settings.position_topic, beyond.to_bytes())
 
 
 def _foreign_record(bench: ReleaseBench) -> None:
@@ -475,7 +476,7 @@ def test_a_ready_log_that_does_not_fit_its_position_is_not_released(
 ) -> None:
     assert bench.release(_due(bench, [1])) == 1
     harm(bench)
-    bench.end = 100
+    bench.ends[Log.READY] = 100
     release = bench.start()
     assert release.ended.wait(60)
     assert isinstance(release.error, error)

@@ -77,7 +77,7 @@ def labels() -> dict[str, set[str]]:
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
-    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position("id", at_ms=1), releasing=True)
+    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position(at_ms=1), releasing=True)
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
     held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
     collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process))

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conf.settings import Settings
-from sinks.internal_topics.position import Position, position_key
+from sinks.internal_topics.position import Log, LogPosition, Position, position_key
 from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_shards
 from streaming.local.broker import EmbeddedBroker
@@ -85,7 +85,8 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
 def test_a_shard_whose_position_is_that_of_another_log_is_released_if_its_log_is_empty(prepared: Settings) -> None:
     ensure_shards(prepared, 4)
     producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
-    lost = Position("the-log-before", taken_in=9, lowest=9, released=9)
+    before = LogPosition("the-log-before", taken_in=9, lowest=9)
+    lost = Position(before, before, released=9)
     producer.produce(prepared.position_topic, lost.to_bytes(), position_key(3), 3)
     producer.flush(10)
     assert unreleased_shards(prepared) == []
@@ -97,12 +98,14 @@ def test_a_shard_beyond_those_of_the_position_topic_ends_no_process(
 ) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_partitions([NewPartitions(prepared.ready_topic, 4)])[prepared.ready_topic].result()
+    topic = prepared.ready_topic
+    assert_eventually(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == 4, 60)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(prepared.ready_topic, b"left by a rescale to fewer shards", partition=3)
     producer.flush(10)
     assert unreleased_shards(prepared) == []
     with _releasing(prepared) as process:
-        assert_eventually(lambda: process._surplus.keys() == {2, 3} and process._surplus[3] > 0, 60)
+        assert_eventually(lambda: process._surplus.keys() == {2, 3} and process._surplus[3].get(Log.READY, 0) > 0, 60)
         handed_over(1)
         assert_eventually(lambda: released() == [1], 60)
         assert process.assigned == {0, 1}
