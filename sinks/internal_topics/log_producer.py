@@ -119,7 +119,10 @@ class LogProducer:
 
         Raises KafkaException, RightMissing.
         """
-        init_transactions(self._producer, self._id, max(self._timeout_s, OPEN_TIMEOUT_S))
+        timeout_s = max(self._timeout_s, OPEN_TIMEOUT_S)
+        # A client that is not connected yet looks for its coordinator again only after half a second.
+        self._producer.list_topics(self._topics[0], timeout_s)
+        init_transactions(self._producer, self._id, timeout_s)
 
     def write(self, records: Iterable[LogRecord], before_commit: Callable[[], None] = lambda: None) -> None:
         """Write `records` in one transaction, and commit it.

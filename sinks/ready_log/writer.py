@@ -134,10 +134,11 @@ def fence_writers(settings: Settings, shards: int) -> None:
     Raises DeliveryFailed if that fails, RightMissing.
     """
     options, timeout_ms = librdkafka_options(settings.kafka), settings.release.transaction_timeout
+    topics = (settings.ready_topic, settings.progress_topic)
 
     def fence(shard: int) -> None:
         try:
-            LogProducer(options, {}, transactional_id(settings.application_id, shard), timeout_ms, ()).open()
+            LogProducer(options, {}, transactional_id(settings.application_id, shard), timeout_ms, topics).open()
         except KafkaException as problem:
             raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
 
