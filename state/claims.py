@@ -28,6 +28,8 @@ from state.checkpoint.stored_json import STORED, RecordFormat, Value
 
 # The partition of the claims topic that has the terms.
 TERMS_PARTITION = 0
+# The owner of a lane that the job itself has taken.
+JOB = "the job"
 # How many bytes an error shows of a value that is not a claim.
 _SHOWN_BYTES = 80
 
@@ -99,6 +101,21 @@ class Claim:
         if self.topic_ids.get(topic) != topic_id:
             return 0
         return self.positions.get(topic, {}).get(str(partition), 0)
+
+    def is_beyond(self, needed: Offsets, topic_ids: Mapping[str, str], epoch: int) -> bool:
+        """Return whether the lane has decided offsets at or above `needed`, by this claim or an earlier one.
+
+        Once it has in `epoch`, all of its later claims say so. `topic_ids` are the present ids of the topics that
+        matter. A later epoch is beyond anything.
+        """
+        if self.epoch != epoch:
+            return self.epoch > epoch
+        return any(
+            position > needed.get(topic, {}).get(partition, 0)
+            for topic, own in self.positions.items()
+            if topic_ids.get(topic) == self.topic_ids[topic]
+            for partition, position in own.items()
+        )
 
     def offsets_taken(self) -> dict[tuple[str, int], BitMap64]:
         """Return the offsets that this claim takes, by topic and partition."""
@@ -178,6 +195,37 @@ def partition_of_lane(lane: int) -> int:
     return lane + 1
 
 
+def first_claims(
+    terms: Terms, positions: Offsets, newest: Mapping[int, Claim], topic_ids: Mapping[str, str]
+) -> dict[int, Claim]:
+    """Return the claim with which each lane of `terms` begins. It takes nothing.
+
+    It says that all below `positions` is decided, and what `newest`, the newest claims by lane, say in the same epoch:
+    those of all lanes that there ever were, since a partition may have been in another lane. `topic_ids` are the
+    present ids of the input topics.
+    """
+    own = {lane: claim for lane, claim in newest.items() if claim.epoch == terms.epoch}
+    reached = {
+        (topic, int(partition)): offset
+        for topic, offsets in positions.items()
+        if topic in topic_ids
+        for partition, offset in offsets.items()
+    }
+    for claim in own.values():
+        for topic, offsets in claim.positions.items():
+            for number in map(int, offsets) if topic in topic_ids else ():
+                decided = claim.position(topic, number, topic_ids[topic])
+                reached[topic, number] = max(decided, reached.get((topic, number), 0))
+    due_before_ms = max((claim.due_before_ms for claim in newest.values()), default=0)
+
+    def first(lane: int) -> Claim:
+        of_lane = {source: offset for source, offset in reached.items() if lane_of(*source, terms.lanes) == lane}
+        # A lane's positions only grow, also those of partitions that have moved to another lane.
+        return own.get(lane, Claim(terms.epoch)).next(JOB, of_lane, {}, topic_ids, due_before_ms)
+
+    return {lane: first(lane) for lane in range(terms.lanes)}
+
+
 class Claims:
     """What claims have decided: how far in each partition, and which offsets are taken. Not safe between threads.
 
@@ -185,9 +233,10 @@ class Claims:
     that has its name now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 0) -> None:
+        """Claims of an epoch before `epoch` say nothing."""
         self.due_before_ms = 0
-        self._epoch = 0
+        self._epoch = epoch
         self._positions: dict[tuple[str, int], int] = {}
         self._taken: dict[tuple[str, int], BitMap64] = {}
 

@@ -33,7 +33,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int, after_f
     """
     deadline = time.monotonic() + _READ_TIMEOUT_S
     try:
-        with closing(Consumer(_reader_options(options, topic), logger=client_log(log))) as consumer:
+        with closing(Consumer(reader_options(options, topic), logger=client_log(log))) as consumer:
             low, high = bounds(consumer, TopicPartition(topic, partition), deadline)
             reach = 16
             while True:
@@ -52,7 +52,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int, after_f
         raise BrokerUnreachable(f"{topic}/{partition} cannot be read: {problem}") from problem
 
 
-def _reader_options(options: Mapping[str, str], topic: str) -> dict[str, str]:
+def reader_options(options: Mapping[str, str], topic: str) -> dict[str, str]:
     """Return the options of a consumer that reads the newest records of `topic`."""
     return {
         **options,

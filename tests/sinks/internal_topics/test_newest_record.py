@@ -104,4 +104,4 @@ def test_the_end_of_a_replica_that_lags_behind_is_not_the_end() -> None:
 
 
 def test_no_replica_is_asked_that_may_lag_behind() -> None:
-    assert newest_record._reader_options({"client.rack": "a"}, "lease")["client.rack"] == ""
+    assert newest_record.reader_options({"client.rack": "a"}, "lease")["client.rack"] == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.lanes.writer import LaneTaken, LaneWriter
-from sinks.topics.topics import ensure_topics
 from state.claims import Claim, partition_of_lane
 from state.message import decode_chunk
 from streaming.local.broker import EmbeddedBroker
@@ -21,24 +19,7 @@ from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.committed_records import committed
-
-Open = Callable[..., LaneWriter]
-_IDS = {"in": "A"}
-_FIRST = Claim(epoch=1)
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    """Settings of a new application with two shards whose topics exist."""
-    made = make_settings("bucket.shards=2")
-    ensure_topics(made, 1)
-    return made
-
-
-@pytest.fixture
-def open_writer(settings: Settings) -> Open:
-    """A function that opens a writer of a lane, by default of the first one."""
-    return lambda lane=0: LaneWriter(settings, librdkafka_options(settings.kafka), lane)
+from tests.sinks.lanes.conftest import Open, claim
 
 
 def near(broker: EmbeddedBroker, settings: Settings) -> dict[int, list[int]]:
@@ -52,10 +33,6 @@ def near(broker: EmbeddedBroker, settings: Settings) -> dict[int, list[int]]:
 
 def chunk(*dues: int) -> Any:
     return messages({"offset": due, "deliver_at_ms": due} for due in dues)
-
-
-def claim(before: Claim | None, position: int, *taken: int) -> Claim:
-    return (before or _FIRST).next("test", {("in", 0): position}, {("in", 0): taken}, _IDS)
 
 
 def test_messages_and_the_claim_on_them_are_committed_together(

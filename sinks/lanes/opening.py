@@ -1,0 +1,91 @@
+"""Opening the lanes for forwarders, and closing them, for the holder of the lease.
+
+Lanes are open if the newest terms have some. Terms without lanes are written before lanes are fenced, and terms with
+lanes after each lane has its first claim. So whichever step is the last before a crash, forwarders take nothing until
+the lanes are opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from confluent_kafka import KafkaException
+
+from conf.errors import DeliveryFailed
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.lanes.claims_search import count_lanes
+from sinks.lanes.terms import read_terms, write_terms
+from sinks.lanes.writer import LaneTaken, LaneWriter
+from state.checkpoint.origin import Offsets
+from state.claims import Claim, Terms, first_claims
+
+_OPENED_AT_A_TIME = 16
+
+
+def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int, Claim]:
+    """End the work of all forwarders, and return the newest claim of each lane that has one.
+
+    1. Write terms without lanes, if the newest have some. From then on, no forwarder that opens a lane takes anything.
+    2. Fence the owners of all lanes that there ever were, and read their newest claims.
+
+    `check_lease` raises if this process does not hold the lease any more. Raises DeliveryFailed, BrokerUnreachable,
+    TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
+    """
+    terms = read_terms(settings, librdkafka_options(settings.kafka))
+    if terms is None:
+        return {}
+    # 1. Write terms.
+    if terms.lanes:
+        write_terms(settings, replace(terms, lanes=0), check_lease)
+    # 2. Fence.
+    check_lease()
+    return {lane: writer.claim for lane, writer in _fence_all(settings).items() if writer.claim is not None}
+
+
+def open_lanes(
+    settings: Settings,
+    terms: Terms,
+    positions: Offsets,
+    topic_ids: Mapping[str, str],
+    check_lease: Callable[[], None],
+) -> None:
+    """Let forwarders begin by `terms`, in lanes that are closed or were never open.
+
+    1. Fence the earlier owners of all lanes that there ever were, and read their newest claims.
+    2. Write the first claim of each lane: see `first_claims`.
+    3. Write the terms.
+
+    `positions` has the offset below which batches have taken all, or will, and `topic_ids` are the present ids of the
+    input topics. Raises what `close_lanes` does.
+    """
+    writers = _fence_all(settings)
+    newest = {lane: writer.claim for lane, writer in writers.items() if writer.claim is not None}
+    # Only now: this process may have hung until here. Who takes the lease after this check finds the lanes closed, and
+    # fences these writers; or it finds the terms of step 3.
+    check_lease()
+    # 2. Write claims.
+    for lane, claim in first_claims(terms, positions, newest, topic_ids).items():
+        try:
+            writers[lane].write(claim)
+        except (KafkaException, LaneTaken) as problem:
+            raise DeliveryFailed(f"lane {lane} of forwarders could not be opened: {problem}") from problem
+    # 3. Write terms.
+    write_terms(settings, terms, check_lease)
+
+
+def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
+    """Return a new writer of each lane that there ever was."""
+    options = librdkafka_options(settings.kafka)
+
+    def fence(lane: int) -> LaneWriter:
+        return LaneWriter(settings, options, lane)
+
+    try:
+        lanes = count_lanes(settings, options)
+        with ThreadPoolExecutor(max_workers=_OPENED_AT_A_TIME) as threads:
+            return dict(enumerate(threads.map(fence, range(lanes))))
+    except KafkaException as problem:
+        raise DeliveryFailed(f"earlier owners of lanes could not be fenced: {problem}") from problem
