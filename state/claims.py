@@ -262,7 +262,12 @@ class Claims:
 
     def taken(self, topic_id: str, partition: int, start: int, end: int) -> BitMap64:
         """Return which offsets of [start, end) forwarders have taken."""
-        return self._of((topic_id, partition)) & _range(start, end)
+        found = self._of((topic_id, partition)).copy()
+        if found and end <= (last := found.max()):
+            # Not by `&` with a range: a bitmap of a long one takes much memory.
+            found.remove_range(max(0, end), last + 1)
+        found.remove_range(0, max(0, start))
+        return found
 
     def forget_below(self, topic_id: str, partition: int, offset: int) -> None:
         """Forget which offsets below `offset` are taken."""
@@ -271,13 +276,6 @@ class Claims:
 
     def _of(self, key: tuple[str, int]) -> BitMap64:
         return self._taken.get(key, BitMap64())
-
-
-def _range(start: int, end: int) -> BitMap64:
-    offsets = BitMap64()
-    if start < end:
-        offsets.add_range(start, end)
-    return offsets
 
 
 @dataclass(frozen=True)
