@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.settings import Settings
-from sinks.internal_topics.newest_record import reader_options
+from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.lanes.claims_search import first_offsets
 from state.checkpoint.origin import Offsets
 from state.claims import Claim, partition_of_lane
@@ -18,19 +21,23 @@ from state.claims import Claim, partition_of_lane
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 500
+_POLL_S = 0.1
+# For how long nothing may come before the first ends of the lanes.
+_TIMEOUT_S = 30.0
 
 
 class ClaimsReader:
     """Reads the claims that may decide what is `needed`, and what follows. A context manager. Not safe between threads.
 
-    It reads all lanes that there ever were: partitions may have been in other lanes. A lane that has claims begins with
-    one that decides nothing at or above `needed`, if it has one.
+    It reads all lanes that there ever were: partitions may have been in other lanes. So it has first read all claims
+    that are there in any lane, since those of a partition's former lane say more of what its present lane has decided.
+    A lane that has claims begins with one that decides nothing at or above `needed`, if it has one.
     """
 
     def __init__(
         self, settings: Settings, options: Mapping[str, str], needed: Offsets, topic_ids: Mapping[str, str], epoch: int
     ) -> None:
-        """Find where to begin in each lane.
+        """Find where to begin in each lane, and read all claims that are there: the next `read` returns them.
 
         `options` are librdkafka's, `needed` the offset of each partition from which on somebody needs what claims of
         `epoch` decide, and `topic_ids` the present ids of these topics. Raises TopicMissing, KafkaException,
@@ -38,6 +45,8 @@ class ClaimsReader:
         """
         topic = settings.claims_topic
         begin = first_offsets(settings, options, needed, topic_ids, epoch)
+        self._read: list[tuple[int, Claim]] = []
+        ends = self._read_there(options, topic, begin)
         own: dict[str, Any] = {
             "enable.partition.eof": False,
             "fetch.min.bytes": 1,
@@ -45,27 +54,60 @@ class ClaimsReader:
             "fetch.wait.max.ms": 500,
         }
         self._consumer = Consumer({**reader_options(options, topic), **own}, logger=client_log(log))
-        self._consumer.assign([TopicPartition(topic, partition_of_lane(lane), at) for lane, at in begin.items()])
+        self._consumer.assign(_places(topic, ends))
 
     def read(self, timeout_s: float) -> list[tuple[int, Claim]]:
         """Return the claims that have come, each with its lane, in order for each lane.
 
-        Waits for the first one up to `timeout_s`. Raises KafkaException, CheckpointMismatch, FormatMismatch; what has
-        come before an error comes with no later call.
+        Waits for the first one up to `timeout_s`. Raises KafkaException, and returns what has come with the next call;
+        CheckpointMismatch, FormatMismatch.
         """
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        found = []
-        for message in (first, *self._consumer.consume(_MOST_AT_ONCE, 0)):
-            error = message.error()
-            if error is None:
-                lane = (message.partition() or 0) - partition_of_lane(0)
-                found.append((lane, Claim.from_bytes(message.value() or b"")))
-            # The login needs no right to the group, which is neither joined nor written to.
-            elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise KafkaException(error)
+        if not self._read and (first := self._consumer.poll(timeout_s)) is not None:
+            failure: KafkaException | None = None
+            for message in (first, *self._consumer.consume(_MOST_AT_ONCE, 0)):
+                try:
+                    self._add(message)
+                except KafkaException as problem:
+                    failure = failure or problem
+            if failure is not None:
+                raise failure
+        found, self._read = self._read, []
         return found
+
+    def _read_there(self, options: Mapping[str, str], topic: str, begin: Mapping[int, int]) -> dict[int, int]:
+        """Read the claims that are there, and return by lane where they end."""
+        ends: dict[int, int] = {}
+        with closing(Consumer(reader_options(options, topic), logger=client_log(log))) as consumer:
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            least = {
+                lane: bounds(consumer, place, deadline_s)[1]
+                for lane, place in zip(begin, _places(topic, begin), strict=True)
+            }
+            consumer.assign(_places(topic, begin))
+            while len(ends) < len(begin):
+                message = consumer.poll(_POLL_S)
+                if message is None:
+                    if time.monotonic() > deadline_s:
+                        raise BrokerUnreachable(f"nothing of {topic} comes for {_TIMEOUT_S:g} s: brokers do not answer")
+                    continue
+                error, lane = message.error(), _lane(message)
+                if error is None or error.code() != KafkaError._PARTITION_EOF:
+                    # What comes behind the end of a lane, while others are read, is read again from there.
+                    if lane not in ends:
+                        self._add(message)
+                # The first end may lie below: a replica may lag behind.
+                elif (end := message.offset() or 0) >= least[lane]:
+                    ends.setdefault(lane, end)
+                deadline_s = time.monotonic() + _TIMEOUT_S
+        return ends
+
+    def _add(self, message: Message) -> None:
+        error = message.error()
+        if error is None:
+            self._read.append((_lane(message), Claim.from_bytes(message.value() or b"")))
+        # The login needs no right to the group, which is neither joined nor written to.
+        elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise KafkaException(error)
 
     def close(self) -> None:
         """Close the consumer."""
@@ -76,3 +118,11 @@ class ClaimsReader:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _lane(message: Message) -> int:
+    return (message.partition() or 0) - partition_of_lane(0)
+
+
+def _places(topic: str, offsets: Mapping[int, int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition_of_lane(lane), offset) for lane, offset in offsets.items()]

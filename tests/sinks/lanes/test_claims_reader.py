@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -91,6 +93,31 @@ def test_reading_begins_with_the_last_claim_that_does_not_matter(open_writer: Op
     matter = [each for each in written if each.position("in", 0, "A") > needed]
     before = [each for each in written if each.position("in", 0, "A") <= needed][-1:]
     assert found == before + matter
+
+
+def test_all_that_is_there_comes_first_in_all_lanes(settings: Settings, open_writer: Open) -> None:
+    writers = [open_writer(lane) for lane in range(2)]
+    expected = {0: write_all(writers[0], range(1, 200)), 1: write_all(writers[1], [4])}
+    # As soon as the last commit is visible.
+    assert open_writer(0).claim == expected[0][-1]
+    found: dict[int, list[Claim]] = {}
+    with ClaimsReader(settings, librdkafka_options(settings.kafka), {"in": {"0": 50}}, IDS, 1) as reader:
+        for lane, each in reader.read(0):
+            found.setdefault(lane, []).append(each)
+        assert found == {0: expected[0][49:], 1: expected[1]}
+        assert reader.read(0.2) == []
+
+
+def test_no_claim_is_lost_or_comes_twice_while_owners_write(settings: Settings, open_writer: Open) -> None:
+    writers = [open_writer(lane) for lane in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        written = [threads.submit(write_all, writer, range(1, 151)) for writer in writers]
+        time.sleep(0.3)
+        found: dict[int, list[Claim]] = {}
+        with ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1) as reader:
+            expected = {lane: each.result() for lane, each in enumerate(written)}
+            follow(reader, found, {lane: own[-1] for lane, own in expected.items()})
+    assert found == expected
 
 
 def test_claims_of_an_earlier_epoch_do_not_matter_however_far_they_were(open_writer: Open, read: Read) -> None:
