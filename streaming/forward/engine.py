@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 # How long to wait before looking again whether there is anything to do.
 _IDLE_S = 0.5
-# Not sooner after a transaction begins the next one: many small ones cost more than what is gained.
+# Transactions begin so far apart: many small ones cost more than what is gained.
 _PACE_S = 0.01
 # What is accepted at once, at most. A single call of the client may go over it.
 _MOST_RECORDS = 4_000
@@ -86,7 +86,7 @@ class LaneForwarder:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lane-{lane}", daemon=True)
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
-        # When a transaction ended last, by the monotonic clock.
+        # When a transaction began last, by the monotonic clock.
         self._written_s = 0.0
 
     @property
@@ -217,6 +217,7 @@ class LaneForwarder:
 
     def _write(self, lane: Lane, writer: LaneWriter, terms: Terms, taken: pa.Table, clock_ms: int) -> None:
         """Write the messages that the lane has taken, in one transaction with its next claim."""
+        self._written_s = time.monotonic()
         claim = lane.next_claim(self._context.member)
         chunks = {
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
@@ -225,7 +226,6 @@ class LaneForwarder:
         failpoint("near-claimed")
         lane.claimed(claim)
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
-        self._written_s = time.monotonic()
 
     def _consumer(self) -> Consumer:
         return Consumer(
