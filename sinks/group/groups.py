@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conf.settings import Settings
-from state.claims import partition_of_lane
 
 
 @dataclass(frozen=True)
 class Group:
-    """A consumer group between whose members Kafka divides the partitions of a topic, and with them the work.
+    """A consumer group between whose members Kafka divides the partitions of a topic: each is a part of the work.
 
-    - `first`: the partition of the part of number 0; those before it are nobody's work
     - `process`, `parts`: what a member and the parts of the work are called
     - `command`: starts a member on its own
     """
@@ -23,11 +20,6 @@ class Group:
     process: str
     parts: str
     command: str
-    first: int = 0
-
-    def numbers(self, partitions: Iterable[int]) -> list[int]:
-        """Return the numbers of the parts that the topic's `partitions` stand for, ascending."""
-        return sorted(partition - self.first for partition in partitions if partition >= self.first)
 
 
 def release_group(settings: Settings) -> Group:
@@ -38,12 +30,8 @@ def release_group(settings: Settings) -> Group:
 
 
 def forward_group(settings: Settings) -> Group:
-    """Return the group of the forwarders: each partition of the claims topic is a lane, but the one with the terms."""
-    return Group(
-        f"{settings.application_id}-forward",
-        settings.claims_topic,
-        "forwarder",
-        "lanes",
-        "delayline forward",
-        first=partition_of_lane(0),
-    )
+    """Return the group of the forwarders: each partition of the near topic, which has one for each shard, is a lane.
+
+    Not of the claims topic: its first partition is no lane, and one of two members might have that alone.
+    """
+    return Group(f"{settings.application_id}-forward", settings.near_topic, "forwarder", "lanes", "delayline forward")

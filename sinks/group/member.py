@@ -141,7 +141,7 @@ class GroupMember:
         self.refusals.joined()
         on_joined, self._on_joined = self._on_joined, lambda: None
         on_joined()
-        new = self._numbers_in(partitions)
+        new = _numbers(partitions)
         self.numbers |= new
         log.info("%s %s are given to %s", self._group.parts, sorted(self.numbers), self.name)
         self._on_assign(new)
@@ -151,16 +151,13 @@ class GroupMember:
         self._revoked(consumer, partitions)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_back(self._numbers_in(partitions))
+        self._give_back(_numbers(partitions))
         consumer.incremental_unassign(partitions)
 
     def _give_back(self, gone: Collection[int]) -> None:
         self.numbers.difference_update(gone)
         self._on_revoke(set(gone))
         log.info("%s %s are taken from %s", self._group.parts, sorted(gone), self.name)
-
-    def _numbers_in(self, partitions: list[TopicPartition]) -> set[int]:
-        return set(self._group.numbers(partition.partition for partition in partitions))
 
     def _look_for_strangers(self) -> None:
         """Look now and then whether Kafka has assigned parts to a consumer that is no process of ours, and warn."""
@@ -179,3 +176,7 @@ class GroupMember:
                 name, self._group.id, self._group.process, self._group.parts, found[name],
             )  # fmt: skip
         self.strangers = found
+
+
+def _numbers(partitions: list[TopicPartition]) -> set[int]:
+    return {partition.partition for partition in partitions}

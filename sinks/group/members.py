@@ -35,7 +35,7 @@ def members(options: Mapping[str, str], group: Group) -> list[Member]:
         Member(
             member.client_id,
             member.host.lstrip("/"),
-            group.numbers(partition.partition for partition in member.assignment.topic_partitions),
+            sorted(partition.partition for partition in member.assignment.topic_partitions),
             member.group_instance_id != member.client_id,
         )
         for member in described.members
