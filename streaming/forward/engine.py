@@ -137,7 +137,8 @@ class LaneForwarder:
         claim says where to go on; the errors of topics that need an operator.
         """
         watch = self._context.watch
-        if not watch.inputs.of_lane(self.lane):
+        # Looked up again before anything is fenced: that would disturb a job that has just closed the lanes.
+        if not watch.inputs.of_lane(self.lane) or not watch.look().of_lane(self.lane):
             self._stopping.wait(_IDLE_S)
             return
         # 1. Fence, and read the claim.
