@@ -1,0 +1,259 @@
+"""Forwarders with a real broker: what they take, and that they take each record once, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from conf.failpoints import FORWARD_POINTS
+from sinks.lanes.writer import LaneTaken
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import ensure_topics
+from state.claims import lane_of
+from state.order import ORDER
+from state.shards import shard_of
+from streaming.forward.lane import MOST_BEHIND
+from tests.eventually import assert_eventually
+from tests.streaming.forward.bench import LANES, ForwardBench, ids
+from tests.streaming.forward.conftest import MakeBench
+from tests.unreadable_headers import write_unreadable
+
+
+def test_what_is_due_soon_is_handed_over_with_a_claim_and_the_rest_is_left(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    with bench.forwarder():
+        bench.publish(3)
+        bench.publish(2, headers=[("deliver-after", b"50s")])
+        bench.publish(4, headers=[("deliver-after", b"2h")])
+        bench.publish(2, 1)
+        assert_eventually(lambda: bench.decided(p0=9, p1=2))
+        assert not any(claim.is_urgent for own in bench.claims().values() for claim in own)
+        bench.publish(1, 1, [("deliver-at", b"soon")])
+        bench.publish(1, 1, [("delayline-cancel", b"a/0/1")])
+        write_unreadable(bench.broker.bootstrap, bench.input, b"v", partition=1)
+        bench.publish(1, 1)
+        assert_eventually(lambda: bench.decided(p0=9, p1=6))
+    assert bench.forwarded() == ids(bench.input, {0: range(5), 1: [0, 1, 5]})
+    messages, claims = bench.messages(), bench.claims()
+    assert {row["output_topic"] for row in messages} == {bench.settings.topics.output}
+    assert any(claim.is_urgent for claim in claims[lane_of(bench.input, 1, LANES)])
+    newest_due_ms = max(row["deliver_at_ms"] for row in messages)
+    assert max(own[-1].due_before_ms for own in claims.values()) == newest_due_ms + 1
+    assert {claim.owner for own in claims.values() for claim in own[1:]} == {"north"}
+
+
+def test_chunks_are_in_the_partition_of_their_shard_in_delivery_order(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    for number in range(30):
+        bench.publish(1, number % 2, [("deliver-after", b"%ds" % (30 - number))])
+    with bench.forwarder():
+        assert_eventually(lambda: bench.decided(p0=15, p1=15))
+    messages = bench.messages()
+    assert len(messages) == 30
+    shards = [shard_of(row["output_topic"], row["output_partition"], LANES) for row in messages]
+    assert shards == sorted(shards)
+    for partition in (0, 1):
+        keys = [tuple(row[name] for name in ORDER) for row in messages if row["partition"] == partition]
+        assert len(keys) == 15
+        # All of a partition was read at once, so each shard's part of it is in one transaction.
+        assert sum(later < earlier for earlier, later in pairwise(keys)) <= LANES - 1
+
+
+@pytest.mark.parametrize("point", FORWARD_POINTS)
+def test_a_forwarder_that_is_killed_anywhere_leaves_its_successor_each_record_once(
+    bench: ForwardBench, point: str
+) -> None:
+    bench.open_lanes()
+    for _ in range(3):
+        bench.publish(5)
+        bench.publish(5, 1, [("deliver-after", b"1h")])
+    with bench.forwarder_process(failpoint=f"{point}=kill") as process:
+        if point == "lanes-revoked":
+            # A second member, to which one of its lanes goes.
+            assert process.stdout is not None
+            assert process.stdout.readline() == "joined\n"
+            with bench.forwarder("south"):
+                assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
+    bench.publish(5)
+    with bench.forwarder():
+        assert_eventually(lambda: bench.decided(p0=20, p1=15), 20)
+        bench.publish(2, 1)
+        assert_eventually(lambda: bench.decided(p0=20, p1=17), 20)
+    assert bench.forwarded() == ids(bench.input, {0: range(20), 1: [15, 16]})
+
+
+@pytest.mark.parametrize("point", ["lane-opened", "near-filled", "near-claimed"])
+def test_a_forwarder_that_was_paused_takes_nothing_that_the_next_owner_has(bench: ForwardBench, point: str) -> None:
+    bench.open_lanes()
+    bench.publish(5)
+    bench.publish(5, 1)
+    with bench.forwarder_process(failpoint=f"{point}=pause") as process:
+        assert_eventually(lambda: os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT), 30)
+        # The job takes the lanes, as it does from an owner that makes no progress.
+        writers = [bench.writer(lane) for lane in {lane_of(bench.input, number, LANES) for number in (0, 1)}]
+        for writer in writers:
+            assert writer.claim is not None
+            present = input_ids(bench.settings)
+            own = {(bench.input, each): 5 for each in (0, 1) if lane_of(bench.input, each, LANES) == writer.lane}
+            writer.write(writer.claim.next("job", own, {}, present))
+        before = bench.forwarded()
+        os.kill(process.pid, signal.SIGCONT)
+        bench.publish(5)
+        bench.publish(5, 1)
+        assert_eventually(lambda: bench.decided(p0=10, p1=10), 30)
+        assert bench.forwarded() == sorted([*before, *ids(bench.input, {0: range(5, 10), 1: range(5, 10)})])
+        for writer in writers:
+            assert writer.claim is not None
+            with pytest.raises(LaneTaken):
+                writer.write(writer.claim)
+
+
+def test_two_members_share_the_lanes_and_each_gets_what_the_other_leaves(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    with bench.forwarder() as north:
+        with bench.forwarder("south") as south:
+            assert_eventually(lambda: len(north.lanes) == len(south.lanes) == 1, 20)
+            bench.publish(5)
+            bench.publish(5, 1)
+            assert_eventually(lambda: bench.decided(p0=5, p1=5))
+        assert_eventually(lambda: len(north.lanes) == LANES, 20)
+        bench.publish(5)
+        bench.publish(5, 1)
+        assert_eventually(lambda: bench.decided(p0=10, p1=10))
+    assert bench.forwarded() == ids(bench.input, {0: range(10), 1: range(10)})
+
+
+def test_open_transactions_of_publishers_are_waited_for_and_aborted_ones_are_passed_over(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    producer = Producer({"bootstrap.servers": bench.broker.bootstrap, "transactional.id": bench.input})
+    producer.init_transactions()
+    with bench.forwarder():
+        for number in range(4):
+            producer.begin_transaction()
+            bench.publish(3, producer=producer)
+            if number % 2:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+        # Each has three records and a mark of its end.
+        assert_eventually(lambda: bench.decided(p0=16))
+        assert bench.forwarded() == ids(bench.input, {0: [0, 1, 2, 8, 9, 10]})
+        producer.begin_transaction()
+        bench.publish(2, producer=producer)
+        bench.publish(1)
+        bench.publish(1, 1)
+        assert_eventually(lambda: bench.decided(p1=1))
+        assert not bench.decided(p0=17)
+        producer.commit_transaction()
+        assert_eventually(lambda: bench.decided(p0=20))
+    assert bench.forwarded() == ids(bench.input, {0: [0, 1, 2, 8, 9, 10, 16, 17, 18], 1: [0]})
+
+
+def test_partitions_that_an_input_topic_gains_are_read_from_their_beginning(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    client = AdminClient({"bootstrap.servers": bench.broker.bootstrap})
+    with bench.forwarder():
+        bench.publish(2)
+        assert_eventually(lambda: bench.decided(p0=2))
+        client.create_partitions([NewPartitions(bench.input, 5)])[bench.input].result()
+        for number in range(5):
+            bench.publish(3, number)
+        assert_eventually(lambda: bench.decided(p0=5, p1=3, p2=3, p3=3, p4=3), 20)
+    assert bench.forwarded() == ids(bench.input, {0: range(5)} | {number: range(3) for number in range(1, 5)})
+
+
+def test_an_input_topic_that_was_created_again_is_not_read_until_the_terms_know_it(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    client = AdminClient({"bootstrap.servers": bench.broker.bootstrap})
+    with bench.forwarder() as forwarder:
+        bench.publish(5)
+        assert_eventually(lambda: bench.decided(p0=5))
+        client.delete_topics([bench.input])[bench.input].result()
+        assert_eventually(lambda: not any(lane.is_reading for lane in forwarder.lanes.values()), 20)
+    assert_eventually(lambda: bench.input not in client.list_topics(timeout=10).topics)
+    ensure_topics(bench.settings, 2)
+    bench.publish(3)
+    with bench.forwarder() as forwarder:
+        assert_eventually(lambda: len(forwarder.lanes) == LANES)
+        time.sleep(2)
+        assert not bench.decided(p0=1)
+        bench.write_terms(bench.terms())
+        assert_eventually(lambda: bench.decided(p0=3), 20)
+    assert len(bench.messages()) == 8
+
+
+def test_a_backlog_is_left_to_the_batches_and_what_is_fresh_is_taken(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    bench.publish(MOST_BEHIND + 5_000)
+    with bench.forwarder():
+        assert_eventually(lambda: bench.decided(p0=MOST_BEHIND + 5_000), 20)
+        bench.publish(5)
+        assert_eventually(lambda: bench.decided(p0=MOST_BEHIND + 5_005), 20)
+        bench.publish(5, 1)
+        assert_eventually(lambda: bench.decided(p1=5))
+    fresh = range(MOST_BEHIND + 5_000, MOST_BEHIND + 5_005)
+    assert bench.forwarded() == ids(bench.input, {0: fresh, 1: range(5)})
+    skipping, *_ = (claim for claim in bench.claims()[lane_of(bench.input, 0, LANES)] if claim.decided)
+    assert skipping.is_urgent
+
+
+def test_records_that_were_deleted_unread_leave_a_gap(bench: ForwardBench) -> None:
+    bench.open_lanes()
+    bench.publish(9)
+    client = AdminClient({"bootstrap.servers": bench.broker.bootstrap})
+    (deleted,) = client.delete_records([TopicPartition(bench.input, 0, 6)]).values()
+    deleted.result()
+    with bench.forwarder():
+        assert_eventually(lambda: bench.decided(p0=9))
+    assert bench.forwarded() == ids(bench.input, {0: range(6, 9)})
+
+
+def test_lanes_are_left_alone_until_they_are_open_and_after_they_are_closed(bench: ForwardBench) -> None:
+    bench.publish(3)
+    with bench.forwarder() as forwarder:
+        assert_eventually(lambda: len(forwarder.lanes) == LANES)
+        time.sleep(1)
+        assert bench.claims() == {}
+        terms = bench.terms()
+        # The terms of an epoch without claims of it.
+        bench.write_terms(terms)
+        time.sleep(3)
+        assert bench.claims() == {}
+        bench.open_lanes(terms)
+        assert_eventually(lambda: bench.decided(p0=3), 20)
+        # As at the start of a job: first the terms, then each lane is fenced.
+        bench.write_terms(replace(terms, lanes=0))
+        writers = [bench.writer(lane) for lane in range(LANES)]
+        before = bench.claims()
+        bench.publish(3)
+        time.sleep(4)
+        assert bench.claims() == before
+        for writer in writers:
+            assert writer.claim is not None
+            writer.write(replace(writer.claim, epoch=2, decided={}, taken={}))
+        bench.write_terms(replace(terms, epoch=2))
+        assert_eventually(lambda: bench.decided(p0=6), 20)
+    assert bench.forwarded() == ids(bench.input, {0: range(6)})
+
+
+def test_terms_with_other_settings_hold_from_then_on(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.open_lanes()
+    terms = bench.terms()
+    with bench.forwarder():
+        bench.publish(1)
+        assert_eventually(lambda: bench.decided(p0=1))
+        longer = replace(terms.settings, policy=replace(terms.settings.policy, fixed_ms=3_600_000))
+        bench.write_terms(replace(terms, settings=longer))
+        time.sleep(5)
+        bench.publish(1)
+        assert_eventually(lambda: bench.decided(p0=2))
+    assert bench.forwarded() == ids(bench.input, {0: [0]})
